@@ -1,0 +1,49 @@
+# Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
+# stamp files in it remember what was installed, so that a second run starts at once.
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench clean
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+demo: $(VENV)/.installed
+	$(BIN)/penstock demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.developed
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+
+bench: $(VENV)/.peers
+	$(BIN)/python -m bench.run $(BENCH)
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "penstock needs Python 3.11 or later, and $(PYTHON) is %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Editable, so that the sources are what runs. torch is not asked for: the demo shows it where it is there.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.developed: $(VENV)/.installed requirements-dev.txt
+	$(PIP) install --requirement requirements-dev.txt
+	@touch $@
+
+# One by one: a peer without a wheel for this machine must not keep the others out.
+$(VENV)/.peers: $(VENV)/.developed requirements-bench.txt
+	@grep -v '^#' requirements-bench.txt | while read -r peer; do \
+	  echo "install $$peer"; \
+	  $(PIP) install "$$peer" || echo "skipped: $$peer cannot be installed here"; \
+	done
+	@touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks of penstock beside its peers; `python -m bench.run` prints the table that the README quotes."""

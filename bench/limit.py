@@ -1,0 +1,78 @@
+"""The limit: the same fetches in bare forked processes that write into a private array and tell nobody.
+
+No loader that fetches in Python can be faster than this; penstock's share of it is what its machinery leaves.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bench.workloads import Workload
+
+
+def limit_rate(workload: Workload, folder: Path, seconds: float, lead: float) -> float:
+    """Batches a second of `workload.workers` processes together."""
+    dataset = workload.dataset(folder)
+    counts = np.frombuffer(mmap.mmap(-1, 8 * workload.workers), np.float64)
+    start = time.monotonic() + lead
+    children = []
+    for worker in range(workload.workers):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                counts[worker] = _fill_until(workload, dataset, worker, start, start + seconds)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(pid)
+    for pid in children:
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            raise RuntimeError(f"limit of {workload.name}: a process ended with status {status}")
+    return float(counts.sum())
+
+
+def _fill_until(workload: Workload, dataset: object, worker: int, start: float, end: float) -> float:
+    """The rate of one process between `start` and `end`; what it does before `start` warms it up."""
+    rng = np.random.default_rng(worker)
+    keys = rng.integers(0, len(dataset), (4096, workload.batch_size))  # type: ignore[arg-type]
+    out = workload.out()
+    filled, since, turn = 0, 0.0, 0
+    while True:
+        workload.fill(dataset, keys[turn & 4095], out)
+        turn += 1
+        now = time.monotonic()
+        if since:
+            filled += 1
+            if now >= end:
+                return filled / (now - since)
+        elif now >= start:
+            since = now
+
+
+def limit_first_batch(workload: Workload, folder: Path) -> float:
+    """Seconds until the first of the forked processes has filled a batch and said so with one byte."""
+    start = time.monotonic()
+    dataset = workload.dataset(folder)
+    receive, send = os.pipe()
+    children = []
+    for worker in range(workload.workers):
+        pid = os.fork()
+        if pid == 0:
+            keys = np.random.default_rng(worker).integers(0, len(dataset), workload.batch_size)
+            workload.fill(dataset, keys, workload.out())
+            os.write(send, b"!")
+            os._exit(0)
+        children.append(pid)
+    os.read(receive, 1)
+    took = time.monotonic() - start
+    for pid in children:
+        os.waitpid(pid, 0)
+    os.close(receive)
+    os.close(send)
+    return took

@@ -1,0 +1,183 @@
+"""Adapters: each opens one loader over a workload and gives an endless, shuffled stream of its batches.
+
+Settings are the best found for each peer on the machine of the first results file; where a peer has
+several modes the choice is beside it, with the reason. All have their workers up before the clock starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.workloads import Workload
+
+Stream = AbstractContextManager[Iterator[Any]]
+Open = Callable[[Workload, Any], Stream]
+
+GRAIN_THREADS = {"images", "dict20"}  # grain's threads beat its processes there by 3x and more
+SPDL_PROCESSES = {"python", "epoch_boundary"}
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+@contextmanager
+def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    import penstock
+
+    source = penstock.ArrayDataset(dataset.map) if workload.arrays else dataset
+    loader = penstock.DataLoader(
+        source,
+        batch_size=workload.batch_size,
+        shuffle=True,
+        seed=0,
+        drop_last=True,
+        num_workers=workload.workers,
+        backend="thread" if workload.threads else "process",
+    )
+    with loader, closing(endless(loader)) as stream:
+        # ArrayDataset samples are tuples of one array; the other workloads have no such wrapper.
+        yield (batch[0] for batch in stream) if workload.arrays else stream
+
+
+@contextmanager
+def torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    from torch.utils.data import DataLoader
+
+    with closing(endless(DataLoader(dataset, **_torch_options(workload)))) as stream:
+        yield stream
+
+
+@contextmanager
+def torch_own_collate_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """torch with a collate function that knows that `__getitems__` already returned the batch."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(dataset, collate_fn=torch.from_numpy, **_torch_options(workload))
+    with closing(endless(loader)) as stream:
+        yield stream
+
+
+@contextmanager
+def torchdata_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    # A snapshot every step is its default; every 1,000 is the kinder reading of its documentation.
+    loader = StatefulDataLoader(dataset, snapshot_every_n_steps=1000, **_torch_options(workload))
+    with closing(endless(loader)) as stream:
+        yield stream
+
+
+def _torch_options(workload: Workload) -> dict[str, Any]:
+    return {
+        "batch_size": workload.batch_size,
+        "shuffle": True,
+        "drop_last": True,
+        "num_workers": workload.workers,
+        "persistent_workers": True,
+        "prefetch_factor": 4,  # a few per cent better than its default of 2 on most rows
+    }
+
+
+class _Fetch:
+    """Keys to a stacked batch; grain and spdl take a function where torch takes a dataset."""
+
+    def __init__(self, workload: Workload, dataset: Any) -> None:
+        self.dataset, self.many, self.fields = dataset, workload.many, workload.fields
+
+    def __call__(self, keys: Any) -> Any:
+        if self.many:
+            return self.dataset.__getitems__(keys)
+        samples = [self.dataset[key] for key in keys.tolist()]
+        if self.fields:
+            return {name: np.stack([sample[name] for sample in samples]) for name in self.fields}
+        return np.stack(samples)
+
+
+@contextmanager
+def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    import grain
+
+    size = workload.batch_size
+    # A batch of keys mapped to a batch: several times faster than .source(dataset).batch(size), which
+    # passes each sample through grain's bookkeeping.
+    keys = grain.MapDataset.range(len(dataset)).seed(0).shuffle().repeat().batch(size, drop_remainder=True)
+    batches = keys.map(_Fetch(workload, dataset))
+    if workload.threads or workload.name in GRAIN_THREADS:
+        options = grain.ReadOptions(num_threads=workload.workers, prefetch_buffer_size=2 * workload.workers)
+        stream = iter(batches.to_iter_dataset(options))
+    else:
+        # No threads inside the processes: its documentation advises so for data in memory.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        workers = grain.MultiprocessingOptions(num_workers=workload.workers, per_worker_buffer_size=10)
+        stream = iter(batches.to_iter_dataset(options).mp_prefetch(workers))
+    with closing(stream):
+        yield stream
+
+
+@contextmanager
+def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    from spdl.pipeline import PipelineBuilder
+
+    # Threads are its way; a pool of processes pays only where Python holds the lock all the time.
+    # Batches come as they are completed, which is its default and faster than in order.
+    with ExitStack() as stack:
+        pool = None
+        if workload.name in SPDL_PROCESSES:
+            pool = stack.enter_context(ProcessPoolExecutor(workload.workers))
+        pipeline = (
+            PipelineBuilder()
+            .add_source(_shuffled_keys(len(dataset), workload.batch_size))
+            .pipe(_Fetch(workload, dataset), concurrency=(2 if pool else 1) * workload.workers, executor=pool)
+            .add_sink(2 * workload.workers)
+            .build(num_threads=workload.workers)
+        )
+        stack.enter_context(pipeline.auto_stop())
+        yield iter(pipeline)
+
+
+def _shuffled_keys(n: int, size: int) -> Iterator[np.ndarray]:
+    for epoch in itertools.count():
+        order = np.random.default_rng(epoch).permutation(n)
+        for start in range(0, n - size + 1, size):
+            yield order[start : start + size]
+
+
+ENGINES: dict[str, tuple[str, Open]] = {
+    "penstock": ("penstock", penstock_stream),
+    "torch": ("torch.utils.data", torch_stream),
+    "torch_own_collate": ("torch.utils.data", torch_own_collate_stream),
+    "torchdata": ("torchdata.stateful_dataloader", torchdata_stream),
+    "grain": ("grain", grain_stream),
+    "spdl": ("spdl.pipeline", spdl_stream),
+}
+
+
+def installed(engine: str) -> str | None:
+    """The version of the engine's distribution, or None where it is not installed."""
+    try:
+        return version(ENGINES[engine][0].partition(".")[0])
+    except PackageNotFoundError:
+        return None
+
+
+def import_engine(engine: str) -> None:
+    """Import what the adapter needs, for rows whose clock should not see imports."""
+    module = importlib.import_module(ENGINES[engine][0])
+    if engine == "penstock":
+        module.DataLoader  # noqa: B018 - the package may import its parts when they are first named
+
+
+def open_stream(engine: str, workload: Workload, folder: Path) -> Stream:
+    return ENGINES[engine][1](workload, workload.dataset(folder))

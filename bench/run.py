@@ -1,0 +1,293 @@
+"""Measures penstock and its peers in one run: `python -m bench.run [--only ints,rows] [--quick]`.
+
+The loaders of a row are all up before its first round, and their rounds alternate, so that a change in the
+machine's mood meets all of them. The table goes to the terminal and to bench/results/<date>.md and .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.limit import limit_first_batch, limit_rate
+from bench.peers import ENGINES, installed
+from bench.workloads import WORKLOADS, Workload, write_files
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0  # seconds that a loader may take to answer before it is left out of the row
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    seconds: float
+    lead: float
+    warm: float
+    epochs: int
+
+
+USUAL = Effort(rounds=5, seconds=1.0, lead=0.25, warm=1.0, epochs=6)
+QUICK = Effort(rounds=2, seconds=0.4, lead=0.15, warm=0.4, epochs=3)
+
+
+class Driver:
+    """A process that runs one loader (bench/driver.py) and answers one line for each order."""
+
+    def __init__(self, engine: str, workload: Workload, folder: Path) -> None:
+        self.engine = engine
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.driver", engine, workload.name, str(folder)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def order(self, **what: float) -> Any:
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            raise DriverFailed(f"{self.engine}: {self._why(bool(ready))}")
+        return json.loads(line)
+
+    def _why(self, ended: bool) -> str:
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return (lines[-1] if lines else "ended without a word") if ended else f"silent for {PATIENCE:g} s"
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+class DriverFailed(Exception):
+    """A loader could not run a row; the row goes on without it."""
+
+
+def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort) -> dict[str, list[float]]:
+    """Every round's figure for each engine, and for the limit under "limit"."""
+    if workload.kind == "first":
+        return measure_first(workload, engines, folder, effort)
+    drivers = {engine: Driver(engine, workload, folder) for engine in engines}
+    found: dict[str, list[float]] = {engine: [] for engine in ["limit", *engines]}
+    try:
+        for engine in engines:
+            _or_leave_out(drivers, engine, lambda driver: driver.answer())
+        if workload.kind == "rate":
+            for engine in list(drivers):
+                _or_leave_out(drivers, engine, lambda driver: driver.order(lead=0.0, seconds=effort.warm))
+        for _ in range(effort.rounds):
+            for engine in list(drivers):
+                found[engine] += _or_leave_out(drivers, engine, lambda driver: _round(driver, workload, effort))
+            if workload.kind == "rate":
+                found["limit"].append(limit_rate(workload, folder, effort.seconds, effort.lead))
+    finally:
+        for driver in drivers.values():
+            driver.close()
+    return {engine: figures for engine, figures in found.items() if figures}
+
+
+def _round(driver: Driver, workload: Workload, effort: Effort) -> list[float]:
+    if workload.kind == "boundary":
+        return [1e3 * wait for wait in driver.order(epochs=effort.epochs)["waits"]]
+    return [driver.order(lead=effort.lead, seconds=effort.seconds)["rate"]]
+
+
+def _or_leave_out(drivers: dict[str, Driver], engine: str, act: Any) -> Any:
+    try:
+        return act(drivers[engine])
+    except (DriverFailed, BrokenPipeError) as error:
+        print(f"  left out: {error}", flush=True)
+        drivers.pop(engine).close()
+        return []
+
+
+def measure_first(
+    workload: Workload, engines: list[str], folder: Path, effort: Effort
+) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {engine: [] for engine in ["limit", *engines]}
+    for _ in range(effort.rounds):
+        found["limit"].append(1e3 * limit_first_batch(workload, folder))
+        for engine in engines:
+            driver = Driver(engine, workload, folder)
+            try:
+                found[engine].append(1e3 * driver.answer()["seconds"])
+            except DriverFailed as error:
+                print(f"  left out: {error}", flush=True)
+            finally:
+                driver.close()
+    return {engine: figures for engine, figures in found.items() if figures}
+
+
+def machine() -> list[str]:
+    """What a reader must know to compare these figures with others."""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(
+        f"{engine} {installed(engine)}" for engine in ENGINES if engine != "torch_own_collate" and installed(engine)
+    )
+    import numpy
+
+    return [
+        f"machine: {model}, {cores} cores, {memory:.0f} GB, {platform.system()} {platform.release()}",
+        f"load: {os.getloadavg()[0]:.2f} at the start",
+        f"versions: Python {platform.python_version()}, numpy {numpy.__version__}, {versions}",
+        f"commit: {_commit()}",
+    ]
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def row(workload: Workload, found: dict[str, list[float]], engines: list[str]) -> list[str]:
+    """The cells of one row: ratios are penstock's rate over the peer's, or the peer's time over penstock's."""
+    medians = {engine: statistics.median(figures) for engine, figures in found.items()}
+    ours = medians.get("penstock")
+    cells = [workload.name, _figure(found.get("penstock"))]
+    for engine in engines:
+        if engine == "penstock":
+            continue
+        cells.append(f"{medians[engine]:,.4g}{_times(workload, ours, medians[engine])}" if engine in medians else "-")
+    limit = medians.get("limit")
+    share = f"{_ratio(workload, ours, limit):.2f}" if ours and limit else "-"
+    cells += [f"{limit:,.4g}" if limit else "-", share, _verdict(workload, medians, share)]
+    return cells
+
+
+def _figure(figures: list[float] | None) -> str:
+    if not figures:
+        return "-"
+    return f"{statistics.median(figures):,.4g} ({min(figures):,.4g}-{max(figures):,.4g})"
+
+
+def _ratio(workload: Workload, ours: float, other: float) -> float:
+    return ours / other if workload.kind == "rate" else other / ours
+
+
+def _times(workload: Workload, ours: float | None, other: float) -> str:
+    return f" ({_ratio(workload, ours, other):.3g}x)" if ours else ""
+
+
+def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
+    ours = medians.get("penstock")
+    if ours is None:
+        return "-"
+    missed = []
+    if workload.required and "torch" in medians:
+        reached = _ratio(workload, ours, medians["torch"])
+        if reached < workload.required:
+            missed.append(f"torch {reached:.3g}x of {workload.required:g}x")
+    missed += [
+        f"slower than {engine}"
+        for engine, median in medians.items()
+        if engine not in ("penstock", "limit") and _ratio(workload, ours, median) < 1.0
+        and not (engine == "torch" and workload.required)
+    ]
+    if workload.share and share != "-" and float(share) < workload.share:
+        missed.append(f"share under the aim of {workload.share:g}")
+    return "; ".join(missed) or "met"
+
+
+def table(rows: list[list[str]], engines: list[str]) -> str:
+    head = ["row", "penstock (min-max)", *(e for e in engines if e != "penstock"), "limit", "share", "required"]
+    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    options.add_argument("--only", metavar="ROWS", help=f"comma separated, of: {', '.join(WORKLOADS)}")
+    options.add_argument("--engines", metavar="NAMES", help=f"comma separated, of: {', '.join(ENGINES)}")
+    options.add_argument("--quick", action="store_true", help="under two minutes, and noisier")
+    options.add_argument("--data", type=Path, help="keep and reuse the 1.1 GB of files in this folder")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    args = options.parse_args()
+    chosen = [WORKLOADS[name] for name in (args.only.split(",") if args.only else WORKLOADS)]
+    wanted = args.engines.split(",") if args.engines else list(ENGINES)
+    effort = QUICK if args.quick else USUAL
+
+    header = machine()
+    print("\n".join(header), flush=True)
+    for engine in wanted:
+        if installed(engine) is None:
+            print(f"skipped: {engine} is not installed")
+    engines = [engine for engine in wanted if installed(engine)]
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
+        folder = args.data or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        write_files(folder, {workload.name for workload in chosen})
+        results: dict[str, dict[str, list[float]]] = {}
+        for workload in chosen:
+            print(f"{workload.name}: {workload.what}", flush=True)
+            able = [e for e in engines if e != "torch_own_collate" or workload.many]
+            results[workload.name] = measure(workload, able, folder, effort)
+            print("  " + ", ".join(f"{e} {_figure(f)}" for e, f in results[workload.name].items()), flush=True)
+
+    rows = [row(workload, results[workload.name], engines) for workload in chosen]
+    text = table(rows, engines)
+    print("\n" + text)
+    if not args.no_save:
+        save(header, chosen, text, results, effort)
+    return 0
+
+
+def save(
+    header: list[str], chosen: list[Workload], text: str, results: dict[str, Any], effort: Effort
+) -> None:
+    day = datetime.date.today().isoformat()
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    lines = [
+        f"# {day}",
+        "",
+        f"`python -m bench.run`: {effort.rounds} rounds of {effort.seconds:g} s for each loader, alternating.",
+        "Figures are medians of batches a second (the last two rows: milliseconds); penstock's ratio in brackets.",
+        "",
+        *(f"- {line}" for line in header),
+        *(f"- {workload.name}: batch {workload.batch_size}, {workload.workers} workers, {workload.what}"
+          for workload in chosen),
+        "",
+        text,
+        "",
+    ]
+    (folder / f"{day}.md").write_text("\n".join(lines))
+    (folder / f"{day}.json").write_text(json.dumps({"header": header, "results": results}, indent=1) + "\n")
+    print(f"\nwritten: {(folder / day).relative_to(ROOT)}.md and .json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""penstock: a dataset at one end, a training step at the other, and no pause between."""
+
+from penstock._work.collate import default_collate
+from penstock._work.info import WorkerInfo, get_worker_info
+from penstock.batch import Batch
+from penstock.errors import (
+    CollateError,
+    InternalError,
+    LoaderTimeout,
+    RemoteTraceback,
+    UnshippableDataset,
+    WorkerLost,
+)
+from penstock.loader import DataLoader
+from penstock.plan import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from penstock.source import (
+    ArrayDataset,
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    PackedList,
+    StackDataset,
+    Subset,
+    random_split,
+)
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "ArrayDataset",
+    "Batch",
+    "BatchSampler",
+    "ChainDataset",
+    "CollateError",
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "DistributedSampler",
+    "InternalError",
+    "IterableDataset",
+    "LoaderTimeout",
+    "PackedList",
+    "RandomSampler",
+    "RemoteTraceback",
+    "Sampler",
+    "SequentialSampler",
+    "StackDataset",
+    "Subset",
+    "SubsetRandomSampler",
+    "UnshippableDataset",
+    "WeightedRandomSampler",
+    "WorkerInfo",
+    "WorkerLost",
+    "default_collate",
+    "get_worker_info",
+    "random_split",
+]

@@ -1,0 +1,284 @@
+"""The one loop where the scheduler meets a backend.
+
+The scheduler says what to do, the engine does it: draws steps from the run, gives slabs memory,
+posts tasks, takes outcomes in, and hands a batch out. It runs only inside the caller's `next()`:
+there is no thread of ours, and workers find their next task on their own (see `backends/board.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._memory.lease import Leases
+from penstock._memory.pool import Pool
+from penstock._run import Run
+from penstock._schedule.commands import (
+    Cool,
+    Deliver,
+    DeliverLost,
+    Finish,
+    Hire,
+    Post,
+    Rescind,
+    Stop,
+)
+from penstock._schedule.events import (
+    Asked,
+    Bounded,
+    Cancelled,
+    Closed,
+    Event,
+    Exhausted,
+    Opened,
+    Rescinded,
+    SlabReturned,
+    StepEnded,
+    StepFilled,
+    WorkerLost,
+)
+from penstock._schedule.scheduler import Scheduler
+from penstock._work.task import Task, shorten
+from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.errors import InternalError, LoaderTimeout
+from penstock.errors import WorkerLost as WorkerLostError
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What `next` answers: a batch, or the error that stands in its place, or the end of the run."""
+
+    task: Task | None
+    data: Any = None
+    rows: int = 0
+    error: BaseException | None = None
+
+
+class Engine:
+    """A crew and its memory. One run at a time is read from it; the next may be prefetched."""
+
+    def __init__(
+        self, backend: Backend, *, window: int, workers: int, retries: int, in_order: bool, look_ahead: bool
+    ) -> None:
+        self.pid = os.getpid()
+        self.closed = False
+        self.ahead: Run | None = None
+        self._backend = backend
+        self._retries = retries
+        self._pool = Pool(backend.arena)
+        self._leases = Leases()
+        self._scheduler = Scheduler(window=window, workers=workers, retries=retries, in_order=in_order)
+        self._run: Run | None = None
+        self._look_ahead = look_ahead
+        self._tasks: dict[int, Task] = {}
+        self._outcomes: dict[int, Filled | Failed] = {}
+        self._losses: dict[int, Lost] = {}
+        self._events: deque[Event] = deque()
+        self._asking = False
+        self._answer: Delivery | None = None
+        self._perform: dict[type, Callable[[Any], None]] = {
+            Post: self._post,
+            Deliver: self._deliver,
+            DeliverLost: self._deliver_lost,
+            Finish: self._finish,
+            Hire: self._hire,
+            Rescind: self._rescind,
+            Cool: self._cool,
+            Stop: self._stop,
+        }
+        # For an engine that nobody closed, also at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, backend.close)
+
+    def open(self, run: Run) -> None:
+        """Begins a run: the one that is prefetched, or any other."""
+        if run is not self.ahead:
+            self.cancel()
+        self._run, self.ahead = run, None
+        self._carry_out(Opened())
+
+    def next(self, timeout: float | None) -> Delivery:
+        """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                f"This iterator was made in process {self.pid} and is used in {os.getpid()}: workers serve only "
+                "the process that started them. Call iter(loader) after the fork."
+            )
+        if self.closed:
+            raise RuntimeError("This iterator's loader was closed. Call iter(loader) for a new one.")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            for slab in self._leases.collect():
+                self._carry_out(SlabReturned(slab))
+            if not self._asking:
+                self._asking = True
+                self._carry_out(Asked())
+            while self._answer is None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                outcomes = self._backend.poll(left)
+                if not outcomes:
+                    break
+                for outcome in outcomes:
+                    self._take(outcome)
+        except BaseException:
+            # Ctrl-C in the middle of a list of commands: what is left of it cannot be trusted.
+            self.close()
+            raise
+        if self._answer is None:
+            raise self._timed_out(timeout)
+        answer, self._answer, self._asking = self._answer, None, False
+        return answer
+
+    def cancel(self) -> None:
+        """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void."""
+        if self.closed or os.getpid() != self.pid:
+            return
+        self._tasks.clear()
+        self._outcomes.clear()
+        self._run = self.ahead = self._answer = None
+        self._asking = False
+        self._carry_out(Cancelled())
+
+    def close(self) -> None:
+        """Ends the workers. Batches that were handed out stay valid."""
+        if not self.closed:
+            self.closed = True
+            self._finalizer()
+            self._scheduler.handle(Closed())
+
+    def _carry_out(self, event: Event) -> None:
+        self._events.append(event)
+        while self._events:
+            for command in self._scheduler.handle(self._events.popleft()):
+                self._perform[type(command)](command)
+
+    def _take(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Lost):
+            self._losses[outcome.worker] = outcome
+            self._carry_out(WorkerLost(outcome.worker, outcome.seq))
+            return
+        if isinstance(outcome, Ended):
+            self._tasks.pop(outcome.seq, None)
+            self._carry_out(StepEnded(outcome.seq, outcome.worker))
+            return
+        if isinstance(outcome, Filled):
+            self._pool.learn(outcome.nbytes)
+        if outcome.seq in self._tasks:  # else it was cancelled
+            self._outcomes[outcome.seq] = outcome
+        self._carry_out(StepFilled(outcome.seq, outcome.worker))
+
+    # What each command means.
+
+    def _hire(self, command: Hire) -> None:
+        self._backend.hire(command.worker, command.seat)
+
+    def _post(self, command: Post) -> None:
+        seq, slab = command.seq, command.slab
+        if command.attempt:
+            task = self._tasks[seq]
+            payload = self._backend.pack(task)
+        else:
+            drawn = self._draw(seq)
+            if drawn is None:
+                self._events.append(Exhausted(seq))
+                return
+            task, payload = drawn
+        self._tasks[seq] = task
+        size = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        self._backend.post(task, payload, self._pool.region(slab, size))
+
+    def _draw(self, seq: int) -> tuple[Task, Payload] | None:
+        """The next step of this run, or else of the one that may follow it."""
+        assert self._run is not None, "steps are posted only while a run is open"
+        if self.ahead is None:
+            drawn = self._draw_from(self._run, seq)
+            if drawn is not None:
+                return drawn
+            self._events.append(Bounded(seq))
+            if self._look_ahead and self._run.error is None:
+                self.ahead = self._run.follow()
+        return None if self.ahead is None else self._draw_from(self.ahead, seq)
+
+    def _draw_from(self, run: Run, seq: int) -> tuple[Task, Payload] | None:
+        task = run.draw(seq)
+        if task is None:
+            return None
+        try:
+            return task, self._backend.pack(task)
+        except Exception as error:
+            run.fail(error)
+            return None
+
+    def _deliver(self, command: Deliver) -> None:
+        seq, slab = command.seq, command.slab
+        task, outcome = self._tasks.pop(seq), self._outcomes.pop(seq)
+        error: BaseException
+        if isinstance(outcome, Filled):
+            try:
+                data, root = self._backend.open(outcome, self._pool.at(slab))
+            except Exception as trouble:
+                error = trouble
+            else:
+                self._leases.lend(slab, root)
+                self._answer = Delivery(task, data, outcome.rows)
+                return
+        else:
+            error = outcome.error
+        self._leases.give_back(slab)
+        self._answer = Delivery(task, error=error)
+
+    def _deliver_lost(self, command: DeliverLost) -> None:
+        task, loss = self._tasks.pop(command.seq), self._losses[command.worker]
+        self._answer = Delivery(task, error=lost_error(task, loss, self._retries))
+
+    def _finish(self, command: Finish) -> None:
+        assert self._run is not None
+        error, self._run.error = self._run.error, None
+        self._answer = Delivery(None, error=error)
+
+    def _rescind(self, command: Rescind) -> None:
+        if self._backend.rescind(command.seq):
+            self._events.append(Rescinded(command.seq))
+
+    def _cool(self, command: Cool) -> None:
+        self._pool.cool(command.slab)
+
+    def _stop(self, command: Stop) -> None:
+        raise InternalError("only close() stops an engine")
+
+    def _timed_out(self, timeout: float | None) -> LoaderTimeout:
+        task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
+        if task is None:
+            return LoaderTimeout(f"DataLoader timed out after {timeout} seconds.")
+        return LoaderTimeout(
+            f"DataLoader timed out after {timeout} seconds: step {task.step} of epoch {task.epoch} is not done; "
+            f"{self._backend.doing(task.seq)} has it.\n"
+            f"  Samples in the step: {shorten(task.keys)}.\n"
+            "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
+            "or look at these samples."
+        )
+
+
+def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
+    """The error for a step that cost too many workers their lives."""
+    tries = retries + 1
+    return WorkerLostError(
+        f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
+        f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
+        f"  Samples in the step: {shorten(task.keys)}. The step was tried {tries} time{'s' * (tries > 1)}; "
+        "raise retries= to try more."
+    )
+
+
+_LIKELY = {
+    "SIGKILL": "Most often this is the kernel's out-of-memory killer: use fewer workers, a smaller "
+    "prefetch_factor, or smaller batches.",
+    "SIGSEGV": "Native code that the dataset calls has crashed: run these samples with num_workers=0 under "
+    "python -X faulthandler.",
+    "SIGBUS": "Memory or a mapped file ended under the reader: a truncated file, or no memory left.",
+}
+_UNLIKELY = "The dataset, or a library that it calls, ended the process."

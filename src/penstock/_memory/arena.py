@@ -1,0 +1,78 @@
+"""The arena: all the memory that slabs are carved from.
+
+A crew of processes shares one file without a name (memfd). The file only ever grows, and is sparse:
+what nobody wrote to costs nothing. It is mapped in extents, each holding many small slabs or one
+large one, so the number of descriptors is one and the number of mappings stays small however many
+batches a caller keeps. The in-process backends use private memory, in the same extents.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE = mmap.PAGESIZE
+
+# Address space only: an extent takes pages when they are written to.
+EXTENT = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A piece of the arena: `capacity` bytes at `start` in the extent that begins at `extent`."""
+
+    extent: int
+    length: int
+    start: int
+    capacity: int
+
+
+class Arena:
+    """Slabs are carved out of it by its owner, and mapped from it by every process that has `fd`."""
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd = fd
+        self._end = 0
+        self._maps: dict[int, mmap.mmap] = {}
+        self._unused: dict[int, list[Region]] = {}
+
+    def carve(self, capacity: int) -> Region:
+        """A region of at least `capacity` bytes that was never carved before."""
+        capacity = max(PAGE, -(-capacity // PAGE) * PAGE)
+        unused = self._unused.setdefault(capacity, [])
+        if not unused:
+            count = max(1, EXTENT // capacity)
+            extent, length = self._end, count * capacity
+            self._end += length
+            if self.fd is not None:
+                os.ftruncate(self.fd, self._end)
+            starts = reversed(range(0, length, capacity))
+            unused.extend(Region(extent, length, start, capacity) for start in starts)
+        return unused.pop()
+
+    def map(self, region: Region) -> mmap.mmap:
+        """The mapping of the region's extent, made at its first use in this process."""
+        mapping = self._maps.get(region.extent)
+        if mapping is None:
+            if self.fd is None:
+                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                mapping = mmap.mmap(-1, region.length, flags=private)
+            else:
+                mapping = mmap.mmap(self.fd, region.length, offset=region.extent)
+            self._maps[region.extent] = mapping
+        return mapping
+
+    def root(self, region: Region) -> NDArray[np.uint8]:
+        """A fresh array over the whole region. Every view made from it keeps it alive."""
+        return np.frombuffer(self.map(region), np.uint8, region.capacity, region.start)
+
+    def discard(self, region: Region) -> None:
+        """Gives the region's pages back to the system. It stays mapped, and reads as zeros."""
+        mapping = self._maps.get(region.extent)
+        if mapping is not None:
+            advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
+            mapping.madvise(advice, region.start, region.capacity)

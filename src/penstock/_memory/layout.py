@@ -1,0 +1,89 @@
+"""The layout of a batch: which bytes of its slab are which array of which structure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.tree import Spec, flatten, unflatten
+
+# A cache line: arrays of one batch never share one, and every dtype is aligned.
+ALIGN = 64
+
+Place = tuple[int, np.dtype[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each leaf of a batch is: a place in the slab, or None for one that is not an array."""
+
+    spec: Spec
+    places: tuple[Place | None, ...]
+
+    def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
+        """The batch, its arrays being views of `root`, its other leaves taken from `rest`."""
+        others = iter(rest)
+        leaves = [
+            next(others) if place is None else np.ndarray(place[2], place[1], root, place[0])
+            for place in self.places
+        ]
+        return unflatten(self.spec, leaves)
+
+
+class Writer:
+    """Writes one batch into one slab: first an allocator for collate, then the batch's layout.
+
+    What does not fit is put in ordinary memory, and `overflow` says so.
+    """
+
+    __slots__ = ("_kept", "_starts", "overflow", "root", "used")
+
+    def __init__(self, root: NDArray[np.uint8], used: int = 0) -> None:
+        self.root = root
+        self.used = used
+        self.overflow = False
+        # By id, because arrays do not hash. _kept holds them so that no id is used again.
+        self._starts: dict[int, int] = {}
+        self._kept: list[NDArray[Any]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Like `np.empty`, in the slab."""
+        start = self.reserve(math.prod(shape) * dtype.itemsize)
+        if start is None or dtype.hasobject:
+            return np.empty(shape, dtype)
+        array: NDArray[Any] = np.ndarray(shape, dtype, self.root, start)
+        self._starts[id(array)] = start
+        self._kept.append(array)
+        return array
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Where the next `nbytes` bytes of the slab begin; None where they do not fit."""
+        start = (self.used + ALIGN - 1) & -ALIGN
+        self.used = start + nbytes
+        if self.used > self.root.nbytes:
+            self.overflow = True
+            return None
+        return start
+
+    def place(self, tree: object) -> tuple[Layout, list[object]]:
+        """The tree's layout, its arrays being in the slab afterwards, and its other leaves."""
+        leaves, spec = flatten(tree)
+        places: list[Place | None] = []
+        rest: list[object] = []
+        for leaf in leaves:
+            if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+                start = self._starts.get(id(leaf))
+                if start is None:
+                    copy = self.empty(leaf.shape, leaf.dtype)
+                    copy[...] = leaf
+                    start = self._starts.get(id(copy), -1)
+                places.append((start, leaf.dtype, leaf.shape))
+            else:
+                places.append(None)
+                rest.append(leaf)
+        return Layout(spec, tuple(places)), rest

@@ -1,0 +1,43 @@
+"""The pool: which region of the arena each slab has, and how large the next ones must be."""
+
+from __future__ import annotations
+
+from penstock._memory.arena import EXTENT, Arena, Region
+
+
+class Pool:
+    """Slabs by id. The scheduler decides which slab is used when; the pool gives it memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._regions: dict[int, Region] = {}
+        self._largest = 0
+
+    def region(self, slab: int, at_least: int) -> Region:
+        """The memory of a slab that nobody uses now: a larger one than before if it must be.
+
+        Before the first batch is known a slab is as large as an extent; its pages are taken only
+        as they are written, so a generous guess costs nothing.
+        """
+        wanted = max(self._largest, at_least)
+        region = self._regions.get(slab)
+        if region is not None and region.capacity >= wanted:
+            return region
+        if region is not None:
+            self.arena.discard(region)
+        capacity = wanted + wanted // 4 if self._largest else max(EXTENT, at_least)
+        region = self._regions[slab] = self.arena.carve(capacity)
+        return region
+
+    def at(self, slab: int) -> Region:
+        """The memory of a slab that is in use."""
+        return self._regions[slab]
+
+    def learn(self, nbytes: int) -> None:
+        """A batch took this many bytes: slabs handed out from now on hold at least as much."""
+        if nbytes > self._largest:
+            self._largest = nbytes
+
+    def cool(self, slab: int) -> None:
+        """The slab's pages go back to the system; the next use of it faults them in again."""
+        self.arena.discard(self._regions[slab])

@@ -1,0 +1,378 @@
+"""A nested structure is its leaves from left to right, and a Spec that says how they hang together.
+
+Containers are dict, list, tuple, namedtuple, dataclass instances, and the subclasses of Mapping, list
+and tuple whose constructor, given the items, makes the same object again (that is tried, not
+believed). Everything else is a leaf, and so is a container that could not be put together again: a
+leaf travels whole, so what arrives is what was sent.
+
+Specs are kept in a table, so a structure seen before costs one look-up and `==` compares two pointers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from itertools import islice
+from operator import is_
+from types import NoneType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MAX_DEPTH = 64
+"""Levels of containers in containers; more is taken for a structure that contains itself."""
+
+_TABLE_LIMIT = 4096  # structures or classes; a stream of ever new ones must not fill the memory
+
+
+class Spec:
+    """The structure of a tree without its leaves: hashable, picklable, and made by `flatten`."""
+
+    __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
+
+    kind: type | None
+    """The class of the container; None for a leaf."""
+    keys: Hashable
+    """What the form of `kind` needs beside the values: the keys, the names, or how many there are."""
+    children: tuple[Spec | None, ...] | None
+    """One for each value, None for a leaf; None altogether where every value is a leaf."""
+    count: int
+    """How many leaves there are."""
+    build: Callable[[Iterator[Any]], Any]
+    """Takes its leaves from an iterator and returns the tree."""
+
+    def __init__(
+        self, kind: type | None, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int
+    ) -> None:
+        self.kind = kind
+        self.keys = keys
+        self.children = children
+        if children is None:
+            self.count = size
+        else:
+            self.count = sum(1 if child is None else child.count for child in children)
+        self.build = next if kind is None else _builder(kind, keys, children, size)
+        self._hash = hash((kind, keys, children))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not Spec:
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.kind is other.kind
+            and self.keys == other.keys
+            and _alike(self.keys, other.keys)
+            and self.children == other.children
+        )
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self.kind is None:
+            return "LEAF"
+        size = self.count if self.children is None else len(self.children)
+        return _spec, (self.kind, self.keys, self.children, size)
+
+    def __repr__(self) -> str:
+        if self.kind is None:
+            return "*"
+        below = self.children or (None,) * self.count
+        values = ["*" if child is None else repr(child) for child in below]
+        if type(self.keys) is tuple:
+            keys = self.keys[len(self.keys) - len(values) :]  # a defaultdict's begin with its factory
+            values = [f"{key!r}: {value}" for key, value in zip(keys, values, strict=True)]
+        return f"{self.kind.__name__}({', '.join(values)})"
+
+
+def flatten(tree: object) -> tuple[list[object], Spec]:
+    """The leaves of `tree` from left to right, and its structure.
+
+    A structure that contains itself, or is nested deeper than MAX_DEPTH, is a ValueError.
+    """
+    if type(tree) in _LEAVES:
+        return [tree], LEAF
+    leaves: list[object] = []
+    try:
+        spec = _walk(tree, leaves, 0)
+    except _TooDeep as error:
+        raise ValueError(too_deep(error.trail)) from None
+    return leaves, LEAF if spec is None else spec
+
+
+def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
+    """The tree of this structure with these leaves: the inverse of `flatten`."""
+    if len(leaves) != spec.count:
+        raise ValueError(f"the structure {spec!r} has {spec.count} leaves, but {len(leaves)} were given")
+    return spec.build(iter(leaves))
+
+
+def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
+    """`kind(values)` where that holds exactly these values and is of that class, else None."""
+    constructor: Callable[[Any], Any] = kind
+    with suppress(Exception):  # it is a stranger's: whatever it raises, it does not take these values
+        made = constructor(values)
+        same = len(made) == len(values) and type(made) is kind
+        if isinstance(values, Mapping):
+            same = same and list(made) == list(values) and all(made[key] is values[key] for key in values)
+        else:
+            same = same and all(map(is_, made, values))
+        return made if same else None
+    return None
+
+
+def too_deep(trail: Sequence[object]) -> str:
+    """The message for containers nested too deep; `trail` is the way down, each inside the next."""
+    seen: dict[int, int] = {}
+    for at, node in enumerate(trail):
+        if id(node) in seen:
+            way = " in ".join(type(inner).__name__ for inner in trail[seen[id(node)] : at + 1])
+            return f"a structure contains itself ({way}); batches and samples must be trees"
+        seen[id(node)] = at
+    return f"containers are nested deeper than {MAX_DEPTH} levels; keep such a thing in an object of your own"
+
+
+class _TooDeep(Exception):
+    def __init__(self) -> None:
+        self.trail: list[object] = []
+
+
+def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
+    """Appends the leaves of `node`; its Spec, or None where it is itself a leaf."""
+    kind = type(node)
+    keys: Hashable
+    values: Any
+    if kind is dict:
+        keys, values = tuple(node), node.values()
+    elif kind is tuple or kind is list:
+        keys, values = len(node), node
+    else:
+        form = _FORMS.get(kind) or _form(kind)
+        opened = form and form.open(node)
+        if not opened:
+            leaves.append(node)
+            return None
+        keys, values = opened
+    children: tuple[Spec | None, ...] | None = None
+    if _LEAVES.issuperset(map(type, values)):
+        leaves += values
+    else:
+        if depth == MAX_DEPTH:
+            raise _TooDeep
+        below: list[Spec | None] = []
+        try:
+            for value in values:
+                if type(value) in _LEAVES:
+                    leaves.append(value)
+                    below.append(None)
+                else:
+                    below.append(_walk(value, leaves, depth + 1))
+        except _TooDeep as error:
+            error.trail.append(node)
+            raise
+        if any(below):
+            children = tuple(below)
+    return _spec(kind, keys, children, len(values))
+
+
+# ---- the table of structures ----------------------------------------------------------------------
+
+_SPECS: dict[tuple[Any, ...], Spec] = {}
+
+
+def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
+    """The one Spec of this structure. Two threads may make it twice: they are equal, only not identical."""
+    key = (kind, keys, children)
+    spec = _SPECS.get(key)
+    if spec is None or not _alike(spec.keys, keys):
+        if len(_SPECS) >= _TABLE_LIMIT:
+            _SPECS.clear()
+        spec = _SPECS[key] = Spec(kind, keys, children, size)
+    return spec
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether equal keys are of the same types as well: 1, 1.0 and True are equal, and different keys."""
+    if type(one) is not tuple:
+        return True
+    return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))
+
+
+def _builder(
+    kind: type, keys: Any, children: tuple[Spec | None, ...] | None, size: int
+) -> Callable[[Iterator[Any]], Any]:
+    if children is None:
+        if kind is dict:
+            return lambda leaves: dict(zip(keys, leaves))  # not strict: that would take one leaf too many
+        if kind is list:
+            return lambda leaves: list(islice(leaves, size))
+        if kind is tuple:
+            return lambda leaves: tuple(islice(leaves, size))
+        close = _closer(kind)
+        return lambda leaves: close(kind, keys, list(islice(leaves, size)))
+    builds = [next if child is None else child.build for child in children]
+    if kind is dict:
+        return lambda leaves: dict(zip(keys, [build(leaves) for build in builds]))
+    if kind is list:
+        return lambda leaves: [build(leaves) for build in builds]
+    if kind is tuple:
+        return lambda leaves: tuple([build(leaves) for build in builds])
+    close = _closer(kind)
+    return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
+
+
+def _closer(kind: type) -> Callable[[type, Any, list[Any]], Any]:
+    form = _FORMS.get(kind) or _form(kind)
+    if form is None:
+        raise TypeError(f"{kind.__qualname__} is a container where it came from, but not in this process")
+    return form.close
+
+
+# ---- the forms of containers ----------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """How the containers of one class are taken apart and put together."""
+
+    open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
+    """Keys and values; None where this one instance could not be made again from them."""
+    close: Callable[[type, Any, list[Any]], Any]
+
+
+def _state(node: object) -> dict[str, Any]:
+    """The attributes of an instance itself, from its `__dict__` and its slots."""
+    state = object.__getstate__(node)
+    if type(state) is tuple:
+        return {**(state[0] or {}), **state[1]}
+    return state or {}  # type: ignore[return-value]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two attributes hold the same; False where only a stranger's `==` could tell."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is dict:
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if kind is list or kind is tuple:
+        return len(one) == len(other) and all(map(_same, one, other))
+    return kind in _PLAIN and bool(one == other)
+
+
+def _faithful(made: object, node: object) -> bool:
+    return made is not None and _same(_state(made), _state(node))
+
+
+def _open_mapping(node: Mapping[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
+    with suppress(Exception):  # keys without a hash, values that cannot be read: such a one travels whole
+        items = {key: node[key] for key in node}
+        if len(items) == len(node) and _faithful(remake(type(node), items), node):
+            return tuple(items), list(items.values())
+    return None
+
+
+def _open_sequence(node: Sequence[Any]) -> tuple[Hashable, Sequence[Any]] | None:
+    values = list(node)
+    return (len(values), values) if _faithful(remake(type(node), values), node) else None
+
+
+def _open_ordered(node: OrderedDict[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
+    return None if _state(node) else (tuple(node), list(node.values()))
+
+
+def _open_default(node: defaultdict[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
+    factory = node.default_factory
+    return ((factory, *node), list(node.values())) if isinstance(factory, Hashable) else None
+
+
+def _open_named(node: tuple[Any, ...]) -> tuple[Hashable, Sequence[Any]] | None:
+    return None if _state(node) else (len(node), node)
+
+
+def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
+    state, fields = _state(node), type(node).__dataclass_fields__
+    names = [name for name in fields if name in state]  # a field without init may not have been set
+    names += [name for name in state if name not in fields]
+    return tuple(names), [state[name] for name in names]
+
+
+def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
+    """A namedtuple with these values; its own `__new__` is not called, as it may want other arguments."""
+    return tuple.__new__(kind, values)
+
+
+def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
+    """A dataclass instance with these attributes, made without `__init__`; frozen and slotted ones too."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values):
+        object.__setattr__(made, name, value)
+    return made
+
+
+_MAPPING = _Form(_open_mapping, lambda kind, keys, values: kind(dict(zip(keys, values, strict=True))))
+_SEQUENCE = _Form(_open_sequence, lambda kind, size, values: kind(values))
+_NAMED = _Form(_open_named, close_named)
+_DATACLASS = _Form(_open_dataclass, close_dataclass)
+_BUILT_IN: dict[type, _Form] = {
+    OrderedDict: _Form(_open_ordered, lambda kind, keys, values: OrderedDict(zip(keys, values, strict=True))),
+    defaultdict: _Form(
+        _open_default, lambda kind, keys, values: defaultdict(keys[0], zip(keys[1:], values, strict=True))
+    ),
+}
+_FORMS: dict[type, _Form] = dict(_BUILT_IN)
+
+_PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
+_LEAVES: set[type] = {*_PLAIN, np.ndarray, np.memmap}
+"""Classes known not to be containers. Classes are added as they are met."""
+
+
+def is_namedtuple(kind: type) -> bool:
+    """Whether a class is what `collections.namedtuple` or `typing.NamedTuple` makes, or derives from one."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+def is_dataclass(kind: type) -> bool:
+    """Whether instances of a class are dataclass instances that can be made without their `__init__`."""
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, Enum):
+        return False
+    try:
+        object.__new__(kind)
+    except TypeError:  # it also derives from a built-in class, such as Exception
+        return False
+    return True
+
+
+def _form(kind: type) -> _Form | None:
+    """The form of a class met for the first time; None for a leaf."""
+    form: _Form | None = None
+    if issubclass(kind, Enum):
+        form = None
+    elif is_namedtuple(kind):
+        form = _NAMED
+    elif issubclass(kind, (list, tuple)):
+        form = _SEQUENCE
+    elif issubclass(kind, Mapping):
+        form = _MAPPING
+    elif is_dataclass(kind):
+        form = _DATACLASS
+    if form is None:
+        if len(_LEAVES) >= _TABLE_LIMIT:
+            _LEAVES.intersection_update({*_PLAIN, np.ndarray, np.memmap})
+        _LEAVES.add(kind)
+    else:
+        if len(_FORMS) >= _TABLE_LIMIT:
+            _FORMS.clear()
+            _FORMS.update(_BUILT_IN)
+        _FORMS[kind] = form
+    return form
+
+
+LEAF = Spec(None, None, None, 1)
+"""The structure of a bare leaf."""

@@ -1,0 +1,63 @@
+"""A run: one epoch being read, its steps drawn from the plan one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from penstock._work.failure import annotate
+from penstock._work.randomness import READ, borrowed_generators
+from penstock._work.task import Kind, Task
+from penstock.plan import Plan
+
+
+class Run:
+    """The steps of one epoch, in order. Once one cannot be drawn there are no more."""
+
+    def __init__(
+        self, numbers: Iterator[int], epoch: int, kind: Kind, keys: Iterator[Any], plan: Plan | None, seed: int
+    ) -> None:
+        self.epoch = epoch
+        self.plan = plan
+        self.error: Exception | None = None
+        self._numbers = numbers
+        self._number = next(numbers)
+        self._kind = kind
+        self._keys = keys
+        self._seed = seed
+        self._step = 0
+
+    def follow(self) -> Run | None:
+        """The epoch after this one, where drawing it has no side effects."""
+        if self.plan is None or not self.plan.repeatable:
+            return None
+        epoch = self.epoch + 1
+        return Run(self._numbers, epoch, self._kind, self.plan.draw(epoch), self.plan, self._seed)
+
+    def draw(self, seq: int) -> Task | None:
+        """The next step as the task `seq`; None at the end, or where the user's code raised."""
+        if self.error is not None:
+            return None
+        reads = self._kind in (Kind.ITEMS, Kind.ITEM)
+        seeded = borrowed_generators(self._seed, self.epoch, self._step, READ) if reads else nullcontext()
+        try:
+            with seeded:
+                keys = next(self._keys, _END)
+        except Exception as error:
+            self.fail(error)
+            return None
+        if keys is _END:
+            return None
+        task = Task(seq, self._number, self.epoch, self._step, self._kind, keys)
+        self._step += 1
+        return task
+
+    def fail(self, error: Exception) -> None:
+        """The run ends with this error, after all that was drawn before it."""
+        what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
+        where = f"While {what} was asked for step {self._step} of epoch {self.epoch}, in the calling process."
+        self.error = annotate(error, where)
+
+
+_END: Any = object()

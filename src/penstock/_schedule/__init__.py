@@ -1,0 +1,7 @@
+"""Who does what next: events in, commands out, and nothing else (pure)."""
+
+from __future__ import annotations
+
+from penstock._schedule.scheduler import Scheduler
+
+__all__ = ["Scheduler"]

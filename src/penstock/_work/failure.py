@@ -1,0 +1,298 @@
+"""Exceptions as values that cross a process border, and come out with their own type.
+
+`Failure.capture` runs in the worker and gives bytes; `restore` runs in the parent and gives the
+exception back: same type, args, attributes and notes, a further note that says where it happened, and
+the remote traceback as its cause. Neither ever fails because of what the exception does.
+
+Types without an importable name (classes of `__main__`, classes made inside a function) travel by a tag
+that both processes know, so that `except MyError` works in the parent. Refused: cloudpickle's own class
+tracking, because on the way back it writes the worker's attributes and methods over the parent's class.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import traceback
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import RemoteTraceback
+
+_SHOWN = 200  # characters of a repr that a note may hold
+
+# Weak on both sides: a class made inside a function dies with the last thing that uses it.
+_tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+_class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
+
+
+def tag(cls: type) -> bytes:
+    """The tag under which this process and its workers know `cls`."""
+    known = _tag_of.get(cls)
+    if known is None:
+        known = os.urandom(8)  # random, not counted: tags made in two processes never collide
+        adopt({known: cls})
+    return known
+
+
+def adopt(tags: Mapping[bytes, type]) -> None:
+    """Learn the tags that came with a shipment."""
+    for known, cls in tags.items():
+        _tag_of[cls] = known
+        _class_of[known] = cls
+
+
+def tag_exceptions() -> None:
+    """Tag every exception type that has no importable name: called just before a fork."""
+    for cls in _subclasses(BaseException):
+        if cls.__module__ == "__main__" or not _importable(cls):
+            try:
+                tag(cls)
+            except TypeError:  # a metaclass may leave its classes without a hash
+                pass
+
+
+def _subclasses(root: type) -> Iterator[type]:
+    seen: dict[int, type] = {}
+    todo = [root]
+    while todo:
+        for cls in type.__subclasses__(todo.pop()):
+            if id(cls) not in seen:
+                seen[id(cls)] = cls
+                todo.append(cls)
+                yield cls
+
+
+def _importable(cls: type) -> bool:
+    found: object = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        # Not getattr: a module's own __getattr__ may import half a library.
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is cls
+
+
+def _tagged(known: bytes) -> type:
+    return _class_of[known]
+
+
+def _reduce_class(obj: Any) -> Any:
+    if isinstance(obj, type):
+        known = _tag_of.get(obj)
+        if known is not None:
+            return _tagged, (known,)
+    return NotImplemented
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return _reduce_class(obj)
+
+
+def _dumps(obj: object) -> bytes:
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, protocol=5).dump(obj)
+    except Exception:
+        import cloudpickle  # late: most exceptions do without, and it takes 25 ms to import
+
+        file = io.BytesIO()
+        pickler = cloudpickle.Pickler(file, protocol=5)
+        by_value = pickler.reducer_override
+
+        def reduce(part: Any) -> Any:
+            reduced = _reduce_class(part)
+            return by_value(part) if reduced is NotImplemented else reduced
+
+        pickler.reducer_override = reduce
+        pickler.dump(obj)
+    return file.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on its way from a worker to the parent: plain values, and itself pickled if it can be."""
+
+    name: str
+    message: str
+    where: str
+    traceback: str
+    notes: tuple[str, ...]
+    body: bytes
+
+    @classmethod
+    def capture(cls, exc: BaseException, *, where: str) -> bytes:
+        """The exception as bytes; `where` is added to its notes. Never raises."""
+        dropped: list[str] = []
+        try:
+            body = _body(exc, dropped)
+        except BaseException:  # its __reduce__ may do anything; SIGINT is ignored in a worker
+            body = b""
+        notes = (*_notes(exc), *dropped)
+        return pickle.dumps(cls(_type_name(exc), _str(exc), where, _text(exc), notes, body), protocol=5)
+
+    def exception(self) -> BaseException:
+        """The exception again, or a RuntimeError with its name and message."""
+        try:
+            exc = pickle.loads(self.body)
+            if not isinstance(exc, BaseException):
+                raise TypeError(f"{self.name} came back as {type(exc)}")
+        except Exception:  # a type that this process cannot build
+            exc = RuntimeError(f"{self.name}: {self.message}")
+        for note in (*self.notes, self.where):
+            annotate(exc, note)
+        exc.__cause__ = RemoteTraceback(self.traceback)
+        return exc
+
+
+def restore(data: bytes | bytearray | memoryview) -> BaseException:
+    """The exception that `Failure.capture` was given, ready to be raised."""
+    failure: Failure = pickle.loads(data)
+    return failure.exception()
+
+
+def annotate(exc: BaseException, where: str) -> BaseException:
+    """`exc` with the note `where`, once."""
+    try:
+        if where not in getattr(exc, "__notes__", ()):
+            exc.add_note(where)
+    except Exception:  # `__notes__` may have been set to something that is not a list
+        pass
+    return exc
+
+
+def _body(exc: BaseException, dropped: list[str]) -> bytes:
+    """`exc` pickled by its own means if that gives the same again, else taken apart."""
+    plain = _round_trip(exc)
+    if plain is not None and _alike(exc, plain[1]):
+        return plain[0]
+    return _dumps(_Parts(exc, dropped))
+
+
+def _round_trip(obj: object) -> tuple[bytes, object] | None:
+    try:
+        data = _dumps(obj)
+        return data, pickle.loads(data)
+    except BaseException:
+        return None
+
+
+def _alike(exc: BaseException, other: object) -> bool:
+    # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
+    return type(other) is type(exc) and _str(other) == _str(exc) and _repr(other) == _repr(exc)
+
+
+class _Parts:
+    """An exception taken apart; what is unpickled from it is the exception."""
+
+    def __init__(self, exc: BaseException, dropped: list[str]) -> None:
+        self.cls = type(exc)
+        self.args = tuple(_sendable(arg, dropped) for arg in exc.args)
+        self.attributes = _only_sendable(vars(exc), dropped)
+        self.slots = _only_sendable(_slots(exc), dropped)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.cls, self.args, self.attributes, self.slots)
+
+
+def _sendable(value: Any, dropped: list[str]) -> Any:
+    if _round_trip(value) is not None:
+        return value
+    if isinstance(value, BaseException):  # a member of an exception group
+        return _Parts(value, dropped)
+    if type(value) in (list, tuple):
+        return type(value)(_sendable(item, dropped) for item in value)
+    return _repr(value)
+
+
+def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
+    kept = {}
+    for name, value in values.items():
+        if _round_trip(value) is not None:
+            kept[name] = value
+        else:
+            dropped.append(f"its attribute {name!r} could not be sent: {_repr(value)[:_SHOWN]}")
+    return kept
+
+
+def _slots(exc: BaseException) -> dict[str, Any]:
+    """What `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
+    found = {}
+    for cls in type(exc).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType) and not name.startswith("__"):
+                try:
+                    found.setdefault(name, member.__get__(exc))
+                except AttributeError:  # a slot that was never set
+                    pass
+    return found
+
+
+def _rebuild(
+    cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
+) -> BaseException:
+    exc = _bare(cls, args)
+    exc.__dict__.update(attributes)
+    for name, value in slots.items():
+        try:
+            BaseException.__setattr__(exc, name, value)
+        except Exception:  # read-only, and so already set from args
+            pass
+    return exc
+
+
+def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance of `cls` made by the built-in type below it: the user's `__init__` is not called."""
+    for base in cls.__mro__:
+        if base.__module__ != "builtins" or not issubclass(base, BaseException):
+            continue
+        for given in (args, ()):
+            try:
+                exc = base.__new__(cls, *given)
+                base.__init__(exc, *given)
+                exc.args = args
+                return exc
+            except Exception:  # another base lays out the memory, or it wants other arguments
+                continue
+    raise TypeError(f"no built-in exception can make a {cls}")
+
+
+def _type_name(exc: BaseException) -> str:
+    cls = type(exc)
+    try:
+        return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    except BaseException:
+        return "an exception"
+
+
+def _notes(exc: BaseException) -> list[str]:
+    try:
+        return [_str(note) for note in exc.__notes__]
+    except BaseException:  # none, or `__notes__` is not a list
+        return []
+
+
+def _str(obj: object) -> str:
+    try:
+        return "".join((str(obj),))  # joined: __str__ may return a subclass of str
+    except BaseException as exc:
+        return f"<its __str__ raised {type(exc).__name__}>"
+
+
+def _repr(obj: object) -> str:
+    try:
+        return f"{obj.args!r}" if isinstance(obj, BaseException) else repr(obj)
+    except BaseException as exc:
+        return f"<{type(obj).__name__} whose __repr__ raised {type(exc).__name__}>"
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exc))
+    except BaseException:  # e.g. a __cause__ that is a property
+        frames = traceback.format_tb(exc.__traceback__)
+        return "Traceback (most recent call last):\n" + "".join(frames) + f"{_type_name(exc)}: {_str(exc)}\n"

@@ -1,0 +1,60 @@
+"""The one loop of a worker process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import socket
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock._memory.arena import Arena, Region
+from penstock._memory.layout import Writer
+from penstock._work.failure import Failure
+from penstock._work.randomness import seed_step
+from penstock._work.runner import Runner, StreamEnded
+from penstock._work.task import Job, Kind, Task
+from penstock.backends.board import TOKEN, Board, Record
+from penstock.backends.reply import Replier
+
+
+def main(worker: int, seat: int, payload: object, fds: Mapping[str, int]) -> None:
+    """Claims tasks, does them and reports, until the parent closes its end of the tokens."""
+    gc.freeze()  # what came from the parent is never collected here, so its pages stay shared
+    assert isinstance(payload, Job)
+    job, slots = payload, payload.slots
+    board = Board(fds["board"], slots)
+    arena = Arena(fds["arena"])
+    replier = Replier(worker, fds["replies"], socket.socket(fileno=fds["strays"]))
+    runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
+
+    seed_step(job.seed, -1, seat)
+    runner.begin(seat)
+    while token := os.read(fds["tokens"], TOKEN.size):
+        record = board.claim(*TOKEN.unpack(token), worker)
+        if record is not None:
+            _do(record, job, arena, runner, replier)
+
+
+def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier) -> None:
+    root = arena.root(Region(record.extent, record.length, record.start, record.capacity))
+    task = Task(record.seq, record.run, record.epoch, record.step, Kind(record.kind), _keys(record, root))
+    # Raw keys stay at the slab's beginning: they are the batch's index.
+    writer = Writer(root, used=max(0, record.payload))
+    try:
+        seed_step(job.seed, task.epoch, task.step)
+        tree = runner.run(task, writer)
+        replier.filled(task.seq, tree, runner.rows, writer)
+    except StreamEnded:
+        replier.ended(task.seq, writer)
+    except BaseException as error:
+        failure = Failure.capture(error, where=runner.where(task))
+        replier.failed(task.seq, failure, Writer(root, used=max(0, record.payload)))
+
+
+def _keys(record: Record, root: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> object:
+    if record.payload >= 0:
+        return root[: record.payload].view(np.int64)
+    return pickle.loads(root[: -record.payload])

@@ -1,0 +1,162 @@
+"""Runs tasks: the part of a worker that is the same inline, in a thread and in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock._memory.layout import Writer
+from penstock._work.collate import collate, convert
+from penstock._work.info import WorkerInfo, set_worker_info
+from penstock._work.task import BATCHED, Job, Kind, Task, shorten
+from penstock.errors import CollateError, WorkerLost
+
+
+class StreamEnded(Exception):
+    """There is nothing left for this step in the stream."""
+
+
+class Runner:
+    """Does one task after another with one dataset. `who` names the worker in errors.
+
+    After a task, `rows` is the number of samples that went into its batch.
+    """
+
+    def __init__(self, job: Job, who: str) -> None:
+        self._job = job
+        self._who = who
+        self._init_error: BaseException | None = None
+        self._stream: Iterator[Any] = iter(())
+        self._stream_run = -1
+        self._place = ""
+        self.rows = 0
+
+        dataset, custom = job.dataset, job.collate_fn
+        self._getitems: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
+        self._gather: Callable[[Any, Any], Any] | None = None
+        if custom is None:
+            self._gather = getattr(dataset, "gather", None)
+        self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
+
+    def begin(self, seat: int) -> None:
+        """What a worker does before its first task. An error in it is every task's error."""
+        job = self._job
+        set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset))
+        if job.worker_init_fn is not None:
+            try:
+                job.worker_init_fn(seat)
+            except Exception as error:
+                self._init_error = error
+
+    def run(self, task: Task, writer: Writer) -> object:
+        """The batch. Its arrays are in the writer's slab where collate is ours."""
+        self._place = ""
+        if self._init_error is not None:
+            self._place = "worker_init_fn, called before "
+            raise self._init_error
+        custom = self._job.collate_fn
+        if self._gather is not None and task.kind is Kind.KEYS:
+            self.rows = len(task.keys)
+            self._place = f"gather of samples {shorten(task.keys)}, "
+            return self._gather(np.asarray(task.keys), writer.empty)
+        samples = self._samples(task)
+        if task.kind not in BATCHED:
+            self.rows = 1
+            return convert(samples) if custom is None else custom(samples)
+        self.rows = len(samples)
+        self._place = "collate of "
+        if custom is not None:
+            return custom(samples)
+        try:
+            return collate(samples, writer.empty)
+        except CollateError as error:
+            _name_rows(error, task)
+            raise
+
+    def where(self, task: Task) -> str:
+        """Which sample of which step failed, and who was at it: for the error that just came out."""
+        return f"In {self._place}step {task.step} of epoch {task.epoch}, in {self._who}."
+
+    def _samples(self, task: Task) -> Any:
+        match task.kind:
+            case Kind.KEYS:
+                return self._fetch(task.keys)
+            case Kind.KEY:
+                return self._each(self._job.dataset.__getitem__, [task.keys])[0]
+            case Kind.ITEMS:
+                return self._each(self._loader(), task.keys)
+            case Kind.ITEM:
+                return self._each(self._loader(), [task.keys])[0]
+            case Kind.PULL:
+                return self._pull(task, task.keys)
+            case Kind.PULL_ONE:
+                return self._pull(task, 1)[0]
+
+    def _fetch(self, keys: Any) -> Sequence[Any]:
+        keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
+        if not self._getitems:
+            return self._each(self._job.dataset.__getitem__, keys)
+        self._place = f"__getitems__ of samples {shorten(keys)}, "
+        samples: Sequence[Any] = self._getitems(keys)
+        if len(samples) != len(keys):
+            raise ValueError(
+                f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+                "It must return one for each key, in the order of the keys."
+            )
+        return samples
+
+    def _each(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
+        # How much is left of the iterator tells which key failed, at no cost while none does.
+        left = iter(keys)
+        try:
+            return [get(key) for key in left]
+        except BaseException as error:
+            row = len(keys) - left.__length_hint__() - 1
+            self._place = f"sample {keys[row]!r} (row {row}), "
+            if isinstance(error, StopIteration):
+                raise RuntimeError(
+                    f"The dataset raised StopIteration for sample {keys[row]!r}. In a dataset with "
+                    "__getitem__ that is an error and does not end the epoch: raise IndexError for a "
+                    "missing sample, or derive from IterableDataset for a stream."
+                ) from error
+            raise
+
+    def _loader(self) -> Callable[[Any], Any]:
+        assert self._load is not None, "only streams that define load() have items"
+        return self._load
+
+    def _pull(self, task: Task, count: int) -> list[Any]:
+        if task.run != self._stream_run:
+            self._open_stream(task)
+        self._place = f"the stream's next {count} samples, "
+        samples = list(islice(self._stream, count))
+        if len(samples) < count:
+            self._stream = iter(())  # some iterators begin again when asked after their end
+            if not samples or self._job.drop_last:
+                raise StreamEnded
+        return samples
+
+    def _open_stream(self, task: Task) -> None:
+        self._stream_run = task.run
+        self._stream = iter(())
+        if task.step > 0:
+            raise WorkerLost(
+                f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
+                "stream's position died with it: the epoch ends here. The samples before this step were "
+                "delivered. A stream that hands out light items and defines load(item) is read in the calling "
+                "process instead, and loses nothing when a worker dies."
+            )
+        self._place = "iter(dataset), "
+        self._stream = iter(self._job.dataset)
+
+
+def _name_rows(error: CollateError, task: Task) -> None:
+    rows = getattr(error, "rows", ())
+    if rows and task.kind is Kind.KEYS:
+        keys = task.keys
+        named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
+        error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
+

@@ -1,0 +1,57 @@
+"""A task: one step of the plan, as it travels to whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """What `Task.keys` holds, and so what is to be done with it."""
+
+    KEYS = 0  # the keys of one batch
+    KEY = 1  # one key, not batched
+    ITEMS = 2  # the light items of one batch, which `load` makes into samples
+    ITEM = 3  # one light item, not batched
+    PULL = 4  # how many samples to take from the stream for one batch
+    PULL_ONE = 5  # one sample from the stream, not batched
+
+
+BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`."""
+
+    seq: int
+    run: int
+    epoch: int
+    step: int
+    kind: Kind
+    keys: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What each worker of a crew has from the beginning: all that does not change from step to step."""
+
+    dataset: Any
+    collate_fn: Any
+    worker_init_fn: Callable[[int], object] | None
+    num_workers: int
+    seed: int
+    drop_last: bool
+    slots: int
+
+
+def shorten(keys: Any) -> str:
+    """The keys of a step for a message: the first few, and how many there are."""
+    if not isinstance(keys, (list, np.ndarray)):
+        return repr(keys)
+    shown = ", ".join(repr(key) for key in (keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]))
+    return f"[{shown}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{shown}]"

@@ -1,0 +1,90 @@
+"""What a backend is to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.arena import Arena, Region
+from penstock._work.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The step's batch is in its slab. `held` is what the backend needs to open it."""
+
+    seq: int
+    worker: int
+    rows: int
+    nbytes: int
+    held: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The step ended in an exception of the user's code."""
+
+    seq: int
+    worker: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The stream had nothing left for the step."""
+
+    seq: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is dead; `seq` is the step that it had in its hands."""
+
+    worker: int
+    seq: int | None
+    who: str
+    how: str
+    signal: str
+
+
+# Raw int64 keys, or anything else pickled, or nothing where keys are handed over as they are.
+Payload = NDArray[np.int64] | bytes
+
+Outcome = Filled | Failed | Ended | Lost
+
+
+class Backend(Protocol):
+    """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it."""
+
+    arena: Arena
+    concurrent: bool
+    """Whether tasks are worked on while nobody polls."""
+
+    def hire(self, worker: int, seat: int) -> None:
+        """Starts a worker."""
+
+    def pack(self, task: Task) -> Payload:
+        """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""
+
+    def post(self, task: Task, payload: Payload, region: Region) -> None:
+        """Offers the task to whichever worker is free; its batch goes into `region`."""
+
+    def rescind(self, seq: int) -> bool:
+        """Takes back a task that no worker has begun; False if one has."""
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        """What happened since; waits for something to happen, at most `timeout` seconds."""
+
+    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+        """The batch, and the root that all its views of the slab keep alive."""
+
+    def doing(self, seq: int) -> str:
+        """Who has the step in hand, for a message: "worker 2 (pid 8127)", or "no worker yet"."""
+
+    def close(self) -> None:
+        """Ends the workers without waiting for what they do. Idempotent."""
+

@@ -1,0 +1,117 @@
+"""The board: tasks that worker processes take for themselves, in shared memory.
+
+A worker that is free must not have to wait for the parent, which may be busy with a training step;
+and a task must not wait behind a slow one in some worker's queue. So nobody assigns tasks: they
+stand on the board, and a free worker claims one.
+
+- Posting writes a record into a slot, marks the slot OPEN, and sends a token (the slot's number)
+  down a pipe that all workers read. Reading the token tells a worker where to look, and orders the
+  parent's writes before the worker's reads, on any processor.
+- The token is only a hint. What counts is the claim: OPEN becomes CLAIMED under a record lock on
+  one byte of the board's file. The kernel releases such a lock when its holder dies, so no lock
+  ever dies with a worker. Claiming never waits: if the byte is locked, somebody else has it.
+- When a worker is dead, the board says exactly which slot it had claimed, and tokens are sent again
+  for what is still open, in case it died with one in its hand.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+_FREE, _OPEN, _CLAIMED = 0, 1, 2
+
+_RECORD = struct.Struct("<10q")
+_WORKER = struct.Struct("<q")
+_STRIDE = 128  # two cache lines: neighbours do not share one
+_STATE = 0
+_CLAIMANT = 8
+_FIELDS = 16
+
+TOKEN = struct.Struct("<i")
+
+
+class Record(NamedTuple):
+    """A task as it stands on the board; its keys are at the beginning of its slab."""
+
+    seq: int
+    run: int
+    epoch: int
+    step: int
+    kind: int
+    payload: int  # bytes of the keys; negative: they are pickled
+    extent: int
+    length: int
+    start: int
+    capacity: int
+
+
+class Board:
+    """`slots` places for tasks. The parent posts, rescinds and clears; workers claim."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        self._fd = fd
+        self.slots = slots
+        size = slots * _STRIDE
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        self._memory = mmap.mmap(fd, size)
+
+    def post(self, slot: int, record: Record) -> None:
+        base = slot * _STRIDE
+        _RECORD.pack_into(self._memory, base + _FIELDS, *record)
+        self._memory[base + _STATE] = _OPEN
+
+    def claim(self, slot: int, worker: int) -> Record | None:
+        """The slot's task is this worker's from now on; None if it is not to be had."""
+        if not self._lock(slot):
+            return None
+        try:
+            base = slot * _STRIDE
+            if self._memory[base + _STATE] != _OPEN:
+                return None
+            _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
+            self._memory[base + _STATE] = _CLAIMED
+            return Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
+        finally:
+            self._unlock(slot)
+
+    def rescind(self, slot: int) -> bool:
+        """Takes an open task off the board. False if a worker has claimed it, or is about to."""
+        if not self._lock(slot):
+            return False
+        try:
+            if self._memory[slot * _STRIDE + _STATE] != _OPEN:
+                return False
+            self._memory[slot * _STRIDE + _STATE] = _FREE
+            return True
+        finally:
+            self._unlock(slot)
+
+    def clear(self, slot: int) -> None:
+        """The slot's task is done with."""
+        self._memory[slot * _STRIDE + _STATE] = _FREE
+
+    def claimant(self, slot: int) -> int | None:
+        """Which worker has claimed the slot."""
+        base = slot * _STRIDE
+        if self._memory[base + _STATE] != _CLAIMED:
+            return None
+        (worker,) = _WORKER.unpack_from(self._memory, base + _CLAIMANT)
+        return int(worker)
+
+    def is_open(self, slot: int) -> bool:
+        return self._memory[slot * _STRIDE + _STATE] == _OPEN
+
+    def _lock(self, slot: int) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, slot: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)

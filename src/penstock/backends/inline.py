@@ -1,0 +1,66 @@
+"""No workers: each task is done in `poll`, by the caller. This is what every backend must equal."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.arena import Arena, Region
+from penstock._memory.layout import Writer
+from penstock._work.failure import annotate
+from penstock._work.randomness import borrowed_generators
+from penstock._work.runner import Runner, StreamEnded
+from penstock._work.task import Job, Task
+from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
+
+
+class InlineBackend:
+    """A plain loop in the calling thread."""
+
+    concurrent = False
+
+    def __init__(self, job: Job) -> None:
+        self.arena = Arena(None)
+        self._seed = job.seed
+        self._runner = Runner(job, "the calling process")
+        self._posted: deque[tuple[Task, Region]] = deque()
+        self._worker = -1
+
+    def hire(self, worker: int, seat: int) -> None:
+        self._worker = worker
+
+    def pack(self, task: Task) -> Payload:
+        return b""
+
+    def post(self, task: Task, payload: Payload, region: Region) -> None:
+        self._posted.append((task, region))
+
+    def rescind(self, seq: int) -> bool:
+        self._posted = deque(entry for entry in self._posted if entry[0].seq != seq)
+        return True
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        if not self._posted:
+            return []
+        task, region = self._posted.popleft()
+        writer = Writer(self.arena.root(region))
+        try:
+            with borrowed_generators(self._seed, task.epoch, task.step):
+                tree = self._runner.run(task, writer)
+        except StreamEnded:
+            return [Ended(task.seq, self._worker)]
+        except Exception as error:
+            return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
+        return [Filled(task.seq, self._worker, self._runner.rows, writer.used, (tree, writer.root))]
+
+    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+        tree, root = outcome.held
+        return tree, root
+
+    def doing(self, seq: int) -> str:
+        return "the calling process"
+
+    def close(self) -> None:
+        self._posted.clear()

@@ -1,0 +1,249 @@
+"""Workers are processes: no GIL between them, and any of them may die at any instruction."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.arena import Arena, Region
+from penstock._memory.layout import Layout
+from penstock._work.failure import restore
+from penstock._work.loop import main
+from penstock._work.task import Job, Task
+from penstock.backends.base import Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends.board import TOKEN, Board, Record
+from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget
+from penstock.backends.reply import REPLY, STRAY, Reply, Trailer, Verdict, dumps
+
+# A worker that is idle ends within a millisecond or two of close(). One that is in the middle of a
+# step is not waited for longer than this.
+_GRACE = 0.1
+
+_MOST_REPLIES = 1024
+
+
+class ProcessBackend:
+    """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew."""
+
+    concurrent = True
+
+    def __init__(self, job: Job, method: str) -> None:
+        arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
+        board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
+        tokens_out, self._tokens = os.pipe()
+        self._replies, replies_in = os.pipe()
+        self._strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Of the pipes' two ends only ours may not wait: a full pipe of tokens has hints enough.
+        os.set_blocking(self._tokens, False)
+        os.set_blocking(self._replies, False)
+        theirs = {
+            "arena": arena,
+            "board": board,
+            "tokens": tokens_out,
+            "replies": replies_in,
+            "strays": strays_in.detach(),
+        }
+        self._fds = [*theirs.values(), self._replies]
+        self._pid = os.getpid()
+        self._closed = False
+        for fd in (self._tokens, self._replies, self._strays.fileno()):
+            close_in_child(fd)
+
+        self.arena = Arena(arena)
+        self._board = Board(board, job.slots)
+        self._launcher = Launcher(method, main, job, theirs)
+        self._workers: dict[int, WorkerProcess] = {}
+        self._seats: dict[int, int] = {}
+        self._poller = select.poll()
+        self._poller.register(self._replies, select.POLLIN)
+
+        self._free = list(range(job.slots))
+        self._posted: dict[int, tuple[int, Region]] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._unclaimed_strays: dict[tuple[int, int], int] = {}
+
+    def hire(self, worker: int, seat: int) -> None:
+        process = self._launcher.start(worker, seat)
+        self._workers[worker] = process
+        self._seats[worker] = seat
+        self._poller.register(process.fileno(), select.POLLIN)
+
+    def pack(self, task: Task) -> Payload:
+        keys = task.keys
+        if isinstance(keys, np.ndarray):
+            return keys
+        if type(keys) is list and set(map(type, keys)) == {int}:
+            try:
+                return np.array(keys, np.int64)
+            except OverflowError:
+                pass
+        return dumps(keys)
+
+    def post(self, task: Task, payload: Payload, region: Region) -> None:
+        slot = self._free.pop()
+        size = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        raw = np.frombuffer(payload, np.uint8)
+        np.frombuffer(self.arena.map(region), np.uint8, size, region.start)[:] = raw
+        record = Record(
+            task.seq,
+            task.run,
+            task.epoch,
+            task.step,
+            task.kind,
+            -size if isinstance(payload, bytes) else size,
+            region.extent,
+            region.length,
+            region.start,
+            region.capacity,
+        )
+        self._posted[task.seq] = slot, region
+        self._board.post(slot, record)
+        self._send_token(slot)
+
+    def rescind(self, seq: int) -> bool:
+        slot, _ = self._posted[seq]
+        if not self._board.rescind(slot):
+            return False
+        self._forget(seq)
+        return True
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        replies = self._read()
+        if replies:
+            return replies
+        ready = self._poller.poll(None if timeout is None else timeout * 1000)
+        dead = [fd for fd, _ in ready if fd != self._replies]
+        # A worker that is dead has sent all that it ever will: its replies come before its loss.
+        outcomes = self._read(everything=bool(dead))
+        return outcomes + [self._bury(fd) for fd in dead]
+
+    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+        layout, trailer, stray = outcome.held
+        root = self.arena.root(region) if stray is None else stray
+        rest = ()
+        if trailer is not None and trailer.rest is not None:
+            views = [root[start : start + length] for start, length in trailer.buffers]
+            rest = pickle.loads(trailer.rest, buffers=views)
+        return layout.open(root, rest), root
+
+    def doing(self, seq: int) -> str:
+        entry = self._posted.get(seq)
+        worker = None if entry is None else self._board.claimant(entry[0])
+        if worker not in self._workers:
+            return "no worker yet"
+        return self._who(worker)
+
+    def close(self) -> None:
+        # A child that the user forked has this object too, and must leave the workers alone.
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        os.close(self._tokens)
+        deadline = time.monotonic() + _GRACE
+        for process in self._workers.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in self._workers.values():
+            process.kill()
+            process.join()
+            process.close()
+        self._launcher.close()
+        for fd in (self._tokens, self._replies, self._strays.fileno()):
+            forget(fd)
+        self._strays.close()
+        for fd in (*self._fds, *self._unclaimed_strays.values()):
+            os.close(fd)
+
+    def _who(self, worker: int) -> str:
+        return f"worker {self._seats[worker]} (pid {self._workers[worker].pid})"
+
+    def _send_token(self, slot: int) -> None:
+        try:
+            os.write(self._tokens, TOKEN.pack(slot))
+        except BlockingIOError:
+            pass
+
+    def _forget(self, seq: int) -> Region:
+        slot, region = self._posted.pop(seq)
+        self._board.clear(slot)
+        self._free.append(slot)
+        return region
+
+    def _read(self, everything: bool = False) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        while True:
+            try:
+                data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
+            except BlockingIOError:
+                return outcomes
+            outcomes += [self._understand(Reply._make(fields)) for fields in REPLY.iter_unpack(data)]
+            if not everything:
+                return outcomes
+
+    def _understand(self, reply: Reply) -> Outcome:
+        region = self._forget(reply.seq)
+        if reply.verdict == Verdict.ENDED:
+            return Ended(reply.seq, reply.worker)
+        stray = self._take_stray(reply) if reply.stray else None
+        data: Any = b""
+        if reply.length:
+            root = self.arena.root(region) if stray is None else stray
+            data = root[reply.trailer : reply.trailer + reply.length].tobytes()
+        if reply.verdict == Verdict.FAILED:
+            return Failed(reply.seq, reply.worker, restore(data))
+        trailer: Trailer | None = pickle.loads(data) if data else None
+        number = reply.worker, reply.layout
+        if trailer is None or trailer.layout is None:
+            layout = self._layouts[number]
+        else:
+            layout = trailer.layout
+            if reply.layout >= 0:
+                self._layouts[number] = layout
+        return Filled(reply.seq, reply.worker, reply.rows, reply.nbytes, (layout, trailer, stray))
+
+    def _take_stray(self, reply: Reply) -> NDArray[np.uint8]:
+        """Maps the memfd that came with the reply; it is unmapped with the batch."""
+        wanted = reply.seq, reply.worker
+        while wanted not in self._unclaimed_strays:
+            data, fds, _, _ = socket.recv_fds(self._strays, STRAY.size, 1)
+            self._unclaimed_strays[STRAY.unpack(data)] = fds[0]
+        fd = self._unclaimed_strays.pop(wanted)
+        mapping = mmap.mmap(fd, reply.stray)
+        os.close(fd)
+        return np.frombuffer(mapping, np.uint8)
+
+    def _bury(self, pidfd: int) -> Lost:
+        worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)
+        process, who = self._workers[worker], self._who(worker)
+        self._poller.unregister(pidfd)
+        process.join()
+        how, name = _fate(process.exitcode)
+        process.close()
+        del self._workers[worker]
+        lost = None
+        for seq, (slot, _) in list(self._posted.items()):
+            if self._board.claimant(slot) == worker:
+                lost = seq
+                self._forget(seq)
+            elif self._board.is_open(slot):
+                self._send_token(slot)  # it may have died with the token in its hand
+        return Lost(worker, lost, who, how, name)
+
+
+def _fate(exitcode: int | None) -> tuple[str, str]:
+    """How a process ended, in words, and the name of the signal that ended it."""
+    if exitcode is None or exitcode >= 0:
+        return f"exited with code {exitcode}", ""
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-exitcode} ({name})", name

@@ -1,0 +1,112 @@
+"""Workers are threads of this process: nothing is sent, and one dataset object serves all.
+
+For datasets whose work releases the GIL (decoding, reading, waiting) or must not be copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from queue import Empty, SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.arena import Arena, Region
+from penstock._memory.layout import Writer
+from penstock._work.failure import annotate
+from penstock._work.runner import Runner, StreamEnded
+from penstock._work.task import Job, Task
+from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
+
+# How long close() waits for threads that are in the middle of a step: they cannot be ended, and
+# finish what they are at in the background.
+_GRACE = 0.05
+
+
+class ThreadBackend:
+    """Tasks wait in a deque; a queue of permits wakes one thread for each."""
+
+    concurrent = True
+
+    def __init__(self, job: Job) -> None:
+        self.arena = Arena(None)
+        self._job = job
+        # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
+        self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
+        self._permits: SimpleQueue[bool] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._doing: dict[int, str] = {}
+        self._threads: list[threading.Thread] = []
+
+    def hire(self, worker: int, seat: int) -> None:
+        thread = threading.Thread(
+            target=self._work, args=(worker, seat), name=f"penstock-{seat}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def pack(self, task: Task) -> Payload:
+        return b""
+
+    def post(self, task: Task, payload: Payload, region: Region) -> None:
+        self._posted.append((task, self.arena.root(region)))
+        self._permits.put(True)
+
+    def rescind(self, seq: int) -> bool:
+        for entry in tuple(self._posted):
+            if entry[0].seq == seq:
+                try:
+                    self._posted.remove(entry)
+                except ValueError:
+                    return False
+                return True
+        return False
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        try:
+            outcomes.append(self._outcomes.get(timeout=timeout))
+            while True:
+                outcomes.append(self._outcomes.get_nowait())
+        except Empty:
+            return outcomes
+
+    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+        tree, root = outcome.held
+        return tree, root
+
+    def doing(self, seq: int) -> str:
+        return self._doing.get(seq, "no worker yet")
+
+    def close(self) -> None:
+        self._posted.clear()
+        for _ in self._threads:
+            self._permits.put(False)
+        for thread in self._threads:
+            thread.join(_GRACE / len(self._threads))
+        self._threads.clear()
+
+    def _work(self, worker: int, seat: int) -> None:
+        who = f"worker {seat} (thread)"
+        runner = Runner(self._job, who)
+        runner.begin(seat)
+        while self._permits.get():
+            try:
+                task, root = self._posted.popleft()
+            except IndexError:
+                continue  # it was rescinded
+            self._doing[task.seq] = who
+            outcome = self._run(runner, worker, task, Writer(root))
+            del self._doing[task.seq], root
+            self._outcomes.put(outcome)
+            del outcome, task
+
+    def _run(self, runner: Runner, worker: int, task: Task, writer: Writer) -> Outcome:
+        try:
+            tree = runner.run(task, writer)
+        except StreamEnded:
+            return Ended(task.seq, worker)
+        except BaseException as error:
+            return Failed(task.seq, worker, annotate(error, runner.where(task)))
+        return Filled(task.seq, worker, runner.rows, writer.used, (tree, writer.root))

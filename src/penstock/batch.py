@@ -1,0 +1,28 @@
+"""A batch, with what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """What `DataLoader.batches()` yields: the batch, and which samples it holds.
+
+    `data` is what plain iteration yields. `index` has one sample key for each row, where keys are
+    integers (for a stream: the positions in it), else None. `pad` is how many rows at the end are
+    only there to fill it up, `extra` is whatever the source sent along.
+    """
+
+    data: T
+    index: NDArray[np.uint64] | None
+    epoch: int
+    step: int
+    pad: int = 0
+    extra: object = None

@@ -1,0 +1,190 @@
+"""Every setting of a loader, validated before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+
+# Steps that each worker may be ahead of the caller.
+DEFAULT_PREFETCH_FACTOR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `DataLoader` besides the dataset, with their defaults resolved."""
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Any
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: str | BaseContext | None
+    generator: np.random.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    backend: str
+    seed: int | None
+    retries: int
+
+    @classmethod
+    def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
+        """The options for what the caller gave, or an error that says what is allowed."""
+        _check_workers(given)
+        _check_values(given)
+        _check_order(is_stream, batch_sampler, given)
+        if batch_sampler is not None:
+            given["batch_size"] = None
+        if given["prefetch_factor"] is None and given["num_workers"] > 0:
+            given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
+        given["shuffle"] = bool(given["shuffle"])
+        given["persistent_workers"] = given["num_workers"] > 0 and given["persistent_workers"] is not False
+        given["backend"] = (given["backend"] or "process") if given["num_workers"] else "inline"
+        if given["seed"] is not None:
+            given["seed"] = int(given["seed"])
+        _check_platform(given["backend"])
+        _warn(given)
+        return cls(batch_sampler=batch_sampler, **given)
+
+
+def _check_workers(given: dict[str, Any]) -> None:
+    workers, factor = given["num_workers"], given["prefetch_factor"]
+    if not _is_int(workers) or workers < 0:
+        raise ValueError(
+            f"num_workers must be an integer of at least 0, got {workers!r}. Use num_workers=0 to load in the "
+            "calling process."
+        )
+    timeout = given["timeout"]
+    if not _is_number(timeout) or not timeout >= 0:
+        raise ValueError(
+            f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
+        )
+    backend = given["backend"]
+    if backend not in (None, "process", "thread"):
+        raise ValueError(f'backend must be None, "process" or "thread", got {backend!r}.')
+    if factor is not None and (not _is_int(factor) or factor < 1):
+        raise ValueError(
+            f"prefetch_factor must be an integer of at least 1: how many steps each worker may be ahead. "
+            f"Got {factor!r}."
+        )
+    if not _is_int(given["retries"]) or given["retries"] < 0:
+        raise ValueError(f"retries must be an integer of at least 0, got {given['retries']!r}.")
+    if workers == 0:
+        for name, unset in _NEED_WORKERS.items():
+            if given[name] not in unset:
+                raise ValueError(f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out.")
+    context = given["multiprocessing_context"]
+    if context is None:
+        return
+    if backend == "thread":
+        raise ValueError('multiprocessing_context has no meaning with backend="thread": leave one of them out.')
+    # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
+    from penstock.backends.launch import choose_method
+
+    choose_method(context)
+
+
+# What only workers give a meaning to, and the values that say nothing.
+_NEED_WORKERS: dict[str, tuple[Any, ...]] = {
+    "prefetch_factor": (None,),
+    "timeout": (0, 0.0),
+    "persistent_workers": (None, False),
+    "multiprocessing_context": (None,),
+}
+
+
+def _check_values(given: dict[str, Any]) -> None:
+    for name in ("pin_memory", "drop_last", "in_order"):
+        if not isinstance(given[name], (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
+    if given["shuffle"] not in (None, True, False):
+        raise ValueError(f"shuffle must be True, False or None, got {given['shuffle']!r}.")
+    if given["persistent_workers"] not in (None, True, False):
+        raise ValueError(f"persistent_workers must be True, False or None, got {given['persistent_workers']!r}.")
+    size = given["batch_size"]
+    if size is not None and (not _is_int(size) or size < 1):
+        raise ValueError(
+            f"batch_size must be an integer of at least 1, or None for samples that are not batched. Got {size!r}."
+        )
+    for name in ("collate_fn", "worker_init_fn"):
+        if given[name] is not None and not callable(given[name]):
+            raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
+    generator = given["generator"]
+    if generator is not None and not isinstance(generator, np.random.Generator):
+        raise TypeError(
+            f"generator must be a numpy.random.Generator, got {type(generator).__name__}. "
+            "(torch generators belong to penstock.torch.)"
+        )
+    seed = given["seed"]
+    if seed is not None and (not _is_int(seed) or seed < 0):
+        raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}.")
+
+
+def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:
+    sampler, shuffle = given["sampler"], given["shuffle"]
+    if is_stream:
+        for name, value in (("shuffle", shuffle or None), ("sampler", sampler), ("batch_sampler", batch_sampler)):
+            if value is not None:
+                raise ValueError(
+                    f"A stream (IterableDataset) decides its own order, so {name} cannot be given with it. "
+                    "Shuffle inside its __iter__."
+                )
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle are mutually exclusive: the sampler is the order.")
+    if batch_sampler is not None:
+        clashes = {
+            "batch_size": given["batch_size"] != 1,
+            "shuffle": bool(shuffle),
+            "sampler": sampler is not None,
+            "drop_last": bool(given["drop_last"]),
+        }
+        names = [name for name, clash in clashes.items() if clash]
+        if names:
+            raise ValueError(f"batch_sampler is mutually exclusive with {', '.join(names)}: it yields whole batches.")
+    elif given["batch_size"] is None and given["drop_last"]:
+        raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
+
+
+def _check_platform(backend: str) -> None:
+    if backend == "process" and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+        raise RuntimeError(
+            f"Worker processes need Linux (memfd and pidfd), and this is {sys.platform}. "
+            'Use backend="thread", or num_workers=0.'
+        )
+
+
+def _warn(given: dict[str, Any]) -> None:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if given["backend"] == "process" and given["num_workers"] > usable:
+        warnings.warn(
+            f"num_workers={given['num_workers']} is more than the {usable} CPUs that this process may use. That "
+            'helps only where samples wait for something; backend="thread" waits as well with less memory.',
+            stacklevel=4,
+        )
+    if given["pin_memory"]:
+        warnings.warn(
+            "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
+            stacklevel=4,
+        )
+    if given["pin_memory_device"]:
+        warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=4)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

@@ -1,0 +1,65 @@
+"""Seeds are integers made from integers: pure 64-bit mixing, the same on every machine.
+
+Whatever is random in penstock asks here for a number that belongs to (seed, epoch, step, ...), so that
+it does not matter who computes it, or how often.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+# The odd constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+
+
+def mix(*parts: int) -> int:
+    """One 64-bit integer that depends on every bit of every part, and on their order.
+
+    Parts may be negative or of any size. About 1 µs for three parts of at most 64 bits.
+
+    >>> mix(0, 1) != mix(1, 0) and mix(0) != mix(0, 0) and mix(-1) != mix(MASK)
+    True
+    """
+    state = len(parts) * GAMMA & MASK
+    for part in parts:
+        word = part if type(part) is int else int(part)
+        if word >> 64:
+            word = _fold(word)
+        # Each line is a bijection of the state, so two lists that differ in one part never meet.
+        state = (state ^ word) * FIRST & MASK
+        state ^= state >> 32
+    state = state * SECOND & MASK
+    state = (state ^ state >> 29) * FIRST & MASK
+    return state ^ state >> 32
+
+
+def _fold(number: int) -> int:
+    """A number outside of 0..2**64-1 as 64 bits, its sign included."""
+    words = [1 if number < 0 else 0]
+    number = abs(number)
+    while number:
+        words.append(number & MASK)
+        number >>= 64
+    return mix(*words)
+
+
+def draw_key(generator: np.random.Generator | None) -> int:
+    """A new key from the generator, which it advances; from numpy's global state where there is none."""
+    if generator is None:
+        return int(np.random.randint(0, 1 << 63, dtype=np.uint64))
+    return int(generator.integers(0, 1 << 63, dtype=np.uint64))
+
+
+def check_generator(generator: object) -> None:
+    """Anything but None and a numpy Generator is a TypeError that says where the others belong."""
+    if generator is None or isinstance(generator, np.random.Generator):
+        return
+    kind = type(generator)
+    raise TypeError(
+        "generator must be a numpy.random.Generator or None, but it is a "
+        f"{kind.__module__}.{kind.__qualname__}. Make one with numpy.random.default_rng(seed); "
+        "a torch.Generator belongs to the classes of penstock.torch."
+    )

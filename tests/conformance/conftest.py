@@ -1,0 +1,51 @@
+"""One suite for every backend and start method: whatever it says of one, it says of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock import DataLoader
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "inline": {"num_workers": 0},
+    "thread-2": {"num_workers": 2, "backend": "thread"},
+    "fork-1": {"num_workers": 1, "multiprocessing_context": "fork"},
+    "fork-2": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawn-2": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "forkserver-2": {"num_workers": 2, "multiprocessing_context": "forkserver"},
+}
+
+Make = Callable[..., DataLoader[Any]]
+
+
+def _maker(settings: dict[str, Any]) -> Iterator[Make]:
+    made: list[DataLoader[Any]] = []
+
+    def make(dataset: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        made.append(DataLoader(dataset, *args, **{**settings, **kwargs}))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+@pytest.fixture(params=SETTINGS)
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes loaders of one backend, and closes them."""
+    yield from _maker(SETTINGS[request.param])
+
+
+@pytest.fixture(params=[name for name in SETTINGS if name != "inline"])
+def make_concurrent(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """The same for backends that have workers."""
+    yield from _maker(SETTINGS[request.param])
+
+
+@pytest.fixture(params=[name for name in SETTINGS if name not in ("inline", "thread-2")])
+def make_processes(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """The same for backends whose workers are processes."""
+    yield from _maker(SETTINGS[request.param])

@@ -1,0 +1,119 @@
+"""Law 1: every backend gives the batches that the plain loop gives, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import sources
+from same import same
+
+from penstock import ArrayDataset, ConcatDataset, DataLoader, Subset
+
+rng = np.random.default_rng(0)
+ROWS = rng.integers(0, 1 << 30, (23, 5)).astype(np.int32)
+
+
+def inline(dataset: Any, **kwargs: Any) -> list[Any]:
+    with DataLoader(dataset, **kwargs) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kwargs"),
+    [
+        (sources.Squares(10), {}),
+        (sources.Squares(10), {"batch_size": 4}),
+        (sources.Squares(10), {"batch_size": 4, "drop_last": True}),
+        (sources.Squares(3), {"batch_size": 7}),
+        (sources.Squares(0), {"batch_size": 2}),
+        (sources.Squares(10), {"batch_size": None}),
+        (sources.Squares(10), {"batch_size": 3, "shuffle": True, "seed": 5}),
+        (sources.Squares(10), {"batch_size": 3, "sampler": [5, 1, 1, 8]}),
+        (sources.Squares(10), {"batch_sampler": [[1], [2, 3], (4, 5, 6)]}),
+        (sources.Squares(10), {"batch_size": None, "sampler": [3, 1]}),
+        (sources.Rich(), {"batch_size": 4}),
+        (sources.Rich(), {"batch_size": None}),
+        (sources.Batched(list(ROWS)), {"batch_size": 4}),
+        (sources.Gathered(ROWS), {"batch_size": 4}),
+        (ArrayDataset(ROWS), {"batch_size": 4, "shuffle": True, "seed": 1}),
+        (ArrayDataset(x=ROWS, y=np.arange(23)), {"batch_size": 4}),
+        (ConcatDataset([Subset(sources.Squares(9), [4, 2]), sources.Squares(3)]), {"batch_size": 2}),
+        (["a", "bc", "def"], {"batch_size": 2}),
+        ({"x": 1.5, "y": 2.5}, {"batch_size": 2, "sampler": ["y", "x", "y"]}),
+        (ROWS, {"batch_size": 6}),
+        (sources.Squares(10), {"batch_size": 4, "collate_fn": sources.total}),
+        (sources.Countdown(10), {"batch_size": 4}),
+        (sources.Countdown(10), {"batch_size": 4, "drop_last": True}),
+        (sources.Countdown(5), {"batch_size": None}),
+        (sources.Countdown(0), {"batch_size": 2}),
+        (sources.Light(10), {"batch_size": 4}),
+        (sources.Light(10), {"batch_size": 4, "drop_last": True}),
+        (sources.Light(5), {"batch_size": None}),
+        (sources.Shuffling(), {"batch_size": 3, "seed": 3}),
+        (sources.Noisy(), {"batch_size": 3, "seed": 3, "shuffle": True}),
+        (sources.Growing([1, 5, 100, 1000, 10, 3]), {}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else ",".join(map(str, value)),
+)
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_a_backend_gives_what_the_plain_loop_gives(make: Any, dataset: Any, kwargs: dict[str, Any]) -> None:
+    if make(dataset, **kwargs).backend == "thread" and isinstance(dataset, (sources.Noisy, sources.Shuffling)):
+        pytest.skip("threads share the global generators: only penstock.rng() is theirs")
+    expected = inline(dataset, **kwargs)
+    loader = make(dataset, **kwargs)
+    assert same(list(loader), expected)
+    if kwargs.get("shuffle") is None and "seed" not in kwargs:
+        assert same(list(loader), expected), "and again in the second epoch"
+
+
+def test_batches_say_which_samples_they_hold(make: Any) -> None:
+    loader = make(sources.Squares(10), batch_size=4, shuffle=True, seed=7)
+    for epoch in range(2):
+        for step, batch in enumerate(loader.batches()):
+            assert (batch.epoch, batch.step, batch.pad, batch.extra) == (epoch, step, 0, None)
+            assert batch.index.dtype == np.uint64
+            assert (batch.index**2).tolist() == batch.data.tolist()
+
+
+@pytest.mark.parametrize("stream", [sources.Countdown(5), sources.Light(5)])
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_rows_of_a_stream_are_numbered_by_position(make: Any, stream: Any) -> None:
+    loader = make(stream, batch_size=2)
+    assert [batch.index.tolist() for batch in loader.batches()] == [[0, 1], [2, 3], [4]]
+
+
+def test_keys_that_are_not_integers_give_no_index(make: Any) -> None:
+    loader = make({"x": 1, "y": 2}, sampler=["x", "y"])
+    assert [batch.index for batch in loader.batches()] == [None, None]
+
+
+def test_large_batches_among_small_ones_arrive_whole(make: Any) -> None:
+    sizes = [10, 20_000_000, 3, 10, 25_000_000, 5, 10]  # 160 and 200 MB: more than a slab's first guess
+    loader = make(sources.Growing(sizes))
+    assert [batch.shape[1] for batch in loader] == sizes
+
+
+def test_a_lambda_and_a_local_class_can_be_sent(make: Any) -> None:
+    class Local(sources.Squares):
+        def __getitem__(self, key: int) -> Any:
+            return -key
+
+    loader = make(Local(5), batch_size=2, collate_fn=lambda samples: sum(samples))
+    assert list(loader) == [-1, -5, -4]
+
+
+def test_arrays_of_a_batch_can_be_written_to(make: Any) -> None:
+    for batch in make(sources.Rich(), batch_size=4):
+        batch["array"] += 1
+        batch["pair"].image[:] = 0
+
+
+def test_results_that_pickle_only_by_value_arrive(make: Any) -> None:
+    class Point:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    loader = make(sources.Squares(3), collate_fn=lambda samples: Point(np.array(samples)))
+    assert [batch.x.tolist() for batch in loader] == [[0], [1], [4]]

@@ -1,0 +1,225 @@
+"""Epochs follow each other, iterators are independent, and an abandoned one is not waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import sources
+
+from penstock import DataLoader, RandomSampler
+
+
+def values(loader: Any) -> list[int]:
+    return [int(value) for batch in loader for value in np.atleast_1d(batch)]
+
+
+def test_each_epoch_has_its_own_order_and_every_sample(make: Any) -> None:
+    loader = make(range(20), batch_size=3, shuffle=True, seed=1)
+    epochs = [values(loader) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(make: Any) -> None:
+    first = make(range(20), shuffle=True, seed=1)
+    epochs = [values(first) for _ in range(3)]
+    second = make(range(20), shuffle=True, seed=1)
+    second.set_epoch(2)
+    assert values(second) == epochs[2]
+    second.set_epoch(0)
+    assert values(second) == epochs[0]
+    assert values(second) == epochs[1]
+    assert values(make(range(20), shuffle=True, seed=2)) != epochs[0]
+
+
+def test_the_loader_counts_epochs(make: Any) -> None:
+    loader = make(range(4))
+    assert loader.epoch == 0
+    for epoch in range(3):
+        for _ in loader:
+            assert loader.epoch == epoch
+        assert loader.epoch == epoch
+    loader.set_epoch(9)
+    assert loader.epoch == 9
+    assert [batch.epoch for batch in loader.batches()] == [9] * 4
+
+
+def test_a_second_live_iterator_is_independent(make: Any) -> None:
+    loader = make(range(12), batch_size=2, shuffle=True, seed=3)
+    with DataLoader(range(12), batch_size=2, shuffle=True, seed=3) as other:
+        expected = [values(other), values(other)]
+    one, two = iter(loader), iter(loader)
+    streams: list[list[int]] = [[], []]
+    for _ in range(6):
+        streams[0] += next(one).tolist()
+        streams[1] += next(two).tolist()
+    assert streams == expected
+    assert next(one, None) is next(two, None) is None
+
+
+def test_an_abandoned_epoch_leaves_no_trace_in_the_next(make: Any) -> None:
+    loader = make(range(30), batch_size=2, shuffle=True, seed=4)
+    with DataLoader(range(30), batch_size=2, shuffle=True, seed=4) as other:
+        expected = [values(other) for _ in range(4)]
+    for _ in range(3):
+        for _ in loader:
+            break
+    assert values(loader) == expected[3]
+
+
+def test_an_iterator_that_has_ended_stays_ended(make: Any) -> None:
+    batches = iter(make(range(2)))
+    assert len(list(batches)) == 2
+    assert list(batches) == [] and next(batches, None) is None
+
+
+def test_an_iterator_outlives_its_loader(make: Any) -> None:
+    batches = iter(DataLoader(range(5), num_workers=make([]).num_workers, backend=_backend(make)))
+    assert [batch.item() for batch in batches] == [0, 1, 2, 3, 4]
+
+
+def _backend(make: Any) -> str | None:
+    backend: str = make([]).backend
+    return None if backend == "inline" else backend
+
+
+def test_len_follows_a_growing_dataset(make: Any) -> None:
+    data = [0, 1, 2]
+    loader = make(data, batch_size=2)
+    assert len(loader) == 2
+    values(loader)
+    data += [3, 4]
+    assert len(loader) == len(iter(loader)) == 3
+
+
+def test_a_growing_list_is_seen_where_it_is_shared(make: Any) -> None:
+    data = [0, 1, 2]
+    loader = make(data)
+    values(loader)
+    data.append(3)
+    if loader.backend == "process":
+        pytest.skip("workers have their own copy of the dataset")
+    assert values(loader) == [0, 1, 2, 3]
+
+
+def test_a_foreign_sampler_is_asked_once_an_epoch_and_no_more_than_the_window(make: Any) -> None:
+    class Sampler:
+        begun = 0
+        drawn = 0
+
+        def __iter__(self) -> Any:
+            self.begun += 1
+            for key in range(100):
+                self.drawn += 1
+                yield key
+
+    sampler = Sampler()
+    loader = make(range(100), sampler=sampler)
+    batches = iter(loader)
+    next(batches)
+    assert sampler.begun == 1
+    assert sampler.drawn <= 2 + loader.num_workers * 2
+    list(batches)
+    values(loader)
+    assert sampler.begun == 2 and sampler.drawn == 200
+
+
+def test_samplers_of_the_users_choice_are_honoured(make: Any) -> None:
+    sampler = RandomSampler(range(10), generator=np.random.default_rng(0))
+    again = RandomSampler(range(10), generator=np.random.default_rng(0))
+    loader = make(range(10), batch_size=4, sampler=sampler)
+    assert [values(loader), values(loader)] == [list(again), list(again)]
+
+
+def test_a_generator_seeds_the_order(make: Any) -> None:
+    def order() -> list[int]:
+        return values(make(range(50), shuffle=True, generator=np.random.default_rng(3)))
+
+    assert order() == order()
+
+
+def test_numpys_global_seed_seeds_the_order(make: Any) -> None:
+    def order() -> list[int]:
+        np.random.seed(11)
+        return values(make(range(50), shuffle=True))
+
+    state = np.random.get_state()
+    try:
+        assert order() == order()
+    finally:
+        np.random.set_state(state)
+
+
+def test_the_callers_generators_are_left_alone(make: Any) -> None:
+    import random
+
+    loader = make(sources.Noisy(), seed=1)
+    random.seed(5)
+    np.random.seed(5)
+    expected = random.random(), np.random.random()
+    random.seed(5)
+    np.random.seed(5)
+    if loader.backend == "thread":
+        pytest.skip("threads draw from the caller's generators")
+    list(loader)
+    assert (random.random(), np.random.random()) == expected
+
+
+def test_worker_info_says_who_and_how_many(make: Any) -> None:
+    from penstock import get_worker_info
+
+    loader = make(sources.Whereabouts(), collate_fn=lambda samples: samples[0])
+    places = list(loader)
+    workers = loader.num_workers
+    if workers == 0:
+        assert {place[0] for place in places} == {-1}
+    else:
+        assert {place[0] for place in places} <= set(range(workers))
+        assert {place[1] for place in places} == {workers}
+    assert get_worker_info() is None
+
+
+def test_worker_init_fn_may_be_a_bound_method_of_the_dataset(make_processes: Any) -> None:
+    dataset = sources.Marked()
+    loader = make_processes(dataset, worker_init_fn=dataset.set_mark)
+    marks = {batch.item() for batch in loader}
+    assert marks and marks <= {100 + worker for worker in range(loader.num_workers)}
+    assert dataset.mark == -1
+
+
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_a_stream_without_duplicates_in_every_epoch(make: Any) -> None:
+    loader = make(sources.Countdown(9), batch_size=2)
+    for _ in range(3):
+        assert values(loader) == list(range(9, 0, -1))
+
+
+def test_out_of_order_gives_every_batch_once(make: Any) -> None:
+    loader = make(range(40), batch_size=3, shuffle=True, seed=2, in_order=False)
+    for _ in range(2):
+        seen = [(batch.step, batch.data.tolist()) for batch in loader.batches()]
+        assert sorted(step for step, _ in seen) == list(range(14))
+        assert sorted(value for _, rows in seen for value in rows) == list(range(40))
+
+
+def test_a_slow_sample_holds_back_nobody_else(make_concurrent: Any) -> None:
+    """With the first step held up, everything else in the window is still done by the other worker."""
+    loader = make_concurrent(sources.Slow(40, {0: 1.0}), in_order=False, prefetch_factor=8)
+    if loader.num_workers < 2:
+        pytest.skip("there is nobody else")
+    batches = iter(loader)
+    before = [next(batches).item() for _ in range(12)]
+    assert 0 not in before
+
+
+def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
+    loader = make_concurrent(sources.Slow(50, {key: 5.0 for key in range(1, 50)}))
+    batches = iter(loader)
+    next(batches)
+    begun = time.monotonic()
+    del batches
+    loader.close()
+    assert time.monotonic() - begun < 0.5  # 0.2 is promised; a loaded machine is given some room

@@ -1,0 +1,53 @@
+"""What every test is held to: nothing is left behind (law 6)."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def descriptors() -> Counter[str]:
+    """What this process has open that a loader might have opened, by kind."""
+    found: Counter[str] = Counter()
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except FileNotFoundError:
+            continue
+        kind = target.split(":")[0]
+        if kind in ("pipe", "socket", "anon_inode") or "memfd" in target:
+            found["memfd" if "memfd" in target else target if kind == "anon_inode" else kind] += 1
+    return found
+
+
+def children() -> list[str]:
+    """The child processes of this one, zombies included."""
+    pids: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids += (task / "children").read_text().split()
+        except FileNotFoundError:
+            continue
+    return pids
+
+
+def mappings() -> int:
+    """How many pieces of penstock's shared memory are mapped here."""
+    return Path("/proc/self/maps").read_text().count("memfd:penstock")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = descriptors(), children(), mappings(), set(os.listdir("/dev/shm"))
+    yield
+    gc.collect()
+    after = descriptors(), children(), mappings(), set(os.listdir("/dev/shm"))
+    assert not after[0] - before[0], "open file descriptors"
+    assert not set(after[1]) - set(before[1]), "child processes"
+    assert after[2] <= before[2], "mapped shared memory"
+    assert not after[3] - before[3], "names in /dev/shm"
