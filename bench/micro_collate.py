@@ -134,8 +134,10 @@ def collates() -> None:
 if __name__ == "__main__":
     versions = [f"numpy {np.__version__}"]
     versions += [f"{peer.__name__} {peer.__version__}" for peer in (optree, torch) if peer is not None]
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-          f"Python {sys.version.split()[0]}, {', '.join(versions)}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"Python {sys.version.split()[0]}, {', '.join(versions)}"
+    )
     print(f"{'microseconds':34} {'aim':>9} {'best':>9} {'median':>9}   peers: best median (ratio to ours)")
     trees()
     collates()

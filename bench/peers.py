@@ -46,8 +46,7 @@ def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]
         backend="thread" if workload.threads else "process",
     )
     with loader, closing(endless(loader)) as stream:
-        # ArrayDataset samples are tuples of one array; the other workloads have no such wrapper.
-        yield (batch[0] for batch in stream) if workload.arrays else stream
+        yield stream
 
 
 @contextmanager
@@ -166,6 +165,10 @@ ENGINES: dict[str, tuple[str, Open]] = {
 
 def installed(engine: str) -> str | None:
     """The version of the engine's distribution, or None where it is not installed."""
+    if engine == "penstock":  # may run from its sources, without a distribution
+        from penstock import __version__
+
+        return __version__
     try:
         return version(ENGINES[engine][0].partition(".")[0])
     except PackageNotFoundError:

@@ -104,7 +104,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
                 _or_leave_out(drivers, engine, lambda driver: driver.order(lead=0.0, seconds=effort.warm))
         for _ in range(effort.rounds):
             for engine in list(drivers):
-                found[engine] += _or_leave_out(drivers, engine, lambda driver: _round(driver, workload, effort))
+                found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
             if workload.kind == "rate":
                 found["limit"].append(limit_rate(workload, folder, effort.seconds, effort.lead))
     finally:
@@ -148,12 +148,12 @@ def measure_first(
 def machine() -> list[str]:
     """What a reader must know to compare these figures with others."""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?")
+    models = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line]
+    model = models[0] if models else platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = ", ".join(
-        f"{engine} {installed(engine)}" for engine in ENGINES if engine != "torch_own_collate" and installed(engine)
-    )
+    peers = [engine for engine in ENGINES if engine != "torch_own_collate" and installed(engine)]
+    versions = ", ".join(f"{engine} {installed(engine)}" for engine in peers)
     import numpy
 
     return [
@@ -172,14 +172,15 @@ def _commit() -> str:
 
 
 def row(workload: Workload, found: dict[str, list[float]], engines: list[str]) -> list[str]:
-    """The cells of one row: ratios are penstock's rate over the peer's, or the peer's time over penstock's."""
+    """The cells of one row; a ratio above 1 always means that penstock is the faster."""
     medians = {engine: statistics.median(figures) for engine, figures in found.items()}
     ours = medians.get("penstock")
     cells = [workload.name, _figure(found.get("penstock"))]
     for engine in engines:
         if engine == "penstock":
             continue
-        cells.append(f"{medians[engine]:,.4g}{_times(workload, ours, medians[engine])}" if engine in medians else "-")
+        median = medians.get(engine)
+        cells.append(f"{median:,.4g}{_times(workload, ours, median)}" if median else "-")
     limit = medians.get("limit")
     share = f"{_ratio(workload, ours, limit):.2f}" if ours and limit else "-"
     cells += [f"{limit:,.4g}" if limit else "-", share, _verdict(workload, medians, share)]
@@ -212,7 +213,8 @@ def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
     missed += [
         f"slower than {engine}"
         for engine, median in medians.items()
-        if engine not in ("penstock", "limit") and _ratio(workload, ours, median) < 1.0
+        if engine not in ("penstock", "limit")
+        and _ratio(workload, ours, median) < 1.0
         and not (engine == "torch" and workload.required)
     ]
     if workload.share and share != "-" and float(share) < workload.share:
@@ -221,10 +223,12 @@ def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
 
 
 def table(rows: list[list[str]], engines: list[str]) -> str:
-    head = ["row", "penstock (min-max)", *(e for e in engines if e != "penstock"), "limit", "share", "required"]
+    peers = [engine for engine in engines if engine != "penstock"]
+    head = ["row", "penstock (min-max)", *peers, "limit", "share", "required"]
     widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def main() -> int:
@@ -255,7 +259,8 @@ def main() -> int:
             print(f"{workload.name}: {workload.what}", flush=True)
             able = [e for e in engines if e != "torch_own_collate" or workload.many]
             results[workload.name] = measure(workload, able, folder, effort)
-            print("  " + ", ".join(f"{e} {_figure(f)}" for e, f in results[workload.name].items()), flush=True)
+            figures = [f"{engine} {_figure(found)}" for engine, found in results[workload.name].items()]
+            print("  " + ", ".join(figures), flush=True)
 
     rows = [row(workload, results[workload.name], engines) for workload in chosen]
     text = table(rows, engines)
@@ -274,12 +279,15 @@ def save(
     lines = [
         f"# {day}",
         "",
-        f"`python -m bench.run`: {effort.rounds} rounds of {effort.seconds:g} s for each loader, alternating.",
-        "Figures are medians of batches a second (the last two rows: milliseconds); penstock's ratio in brackets.",
+        f"`python -m bench.run`: {effort.rounds} rounds of {effort.seconds:g} s for each loader, in turn.",
+        "Figures are medians of batches a second (first_batch, epoch_boundary: ms); in brackets: how",
+        "many times faster penstock is.",
         "",
         *(f"- {line}" for line in header),
-        *(f"- {workload.name}: batch {workload.batch_size}, {workload.workers} workers, {workload.what}"
-          for workload in chosen),
+        *(
+            f"- {workload.name}: batch {workload.batch_size}, {workload.workers} workers, {workload.what}"
+            for workload in chosen
+        ),
         "",
         text,
         "",

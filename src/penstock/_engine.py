@@ -11,7 +11,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,8 @@ class Engine:
         if run is not self.ahead:
             self.cancel()
         self._run, self.ahead = run, None
-        self._carry_out(Opened())
+        with self._closed_on_error():
+            self._carry_out(Opened())
 
     def next(self, timeout: float | None) -> Delivery:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
@@ -111,7 +113,7 @@ class Engine:
         if self.closed:
             raise RuntimeError("This iterator's loader was closed. Call iter(loader) for a new one.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
+        with self._closed_on_error():
             for slab in self._leases.collect():
                 self._carry_out(SlabReturned(slab))
             if not self._asking:
@@ -119,15 +121,8 @@ class Engine:
                 self._carry_out(Asked())
             while self._answer is None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                outcomes = self._backend.poll(left)
-                if not outcomes:
+                if not self._take_in(left):
                     break
-                for outcome in outcomes:
-                    self._take(outcome)
-        except BaseException:
-            # Ctrl-C in the middle of a list of commands: what is left of it cannot be trusted.
-            self.close()
-            raise
         if self._answer is None:
             raise self._timed_out(timeout)
         answer, self._answer, self._asking = self._answer, None, False
@@ -141,7 +136,11 @@ class Engine:
         self._outcomes.clear()
         self._run = self.ahead = self._answer = None
         self._asking = False
-        self._carry_out(Cancelled())
+        with self._closed_on_error():
+            self._carry_out(Cancelled())
+            # What was done before it could be rescinded. Without this, its places on the board would be
+            # missing when the next run is posted; what is left after it is in the hands of a worker each.
+            self._take_in(0)
 
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid."""
@@ -155,6 +154,21 @@ class Engine:
         while self._events:
             for command in self._scheduler.handle(self._events.popleft()):
                 self._perform[type(command)](command)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """Ctrl-C may come in the middle of a list of commands: what is left of it cannot be trusted."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_in(self, timeout: float | None) -> bool:
+        outcomes = self._backend.poll(timeout)
+        for outcome in outcomes:
+            self._take(outcome)
+        return bool(outcomes)
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Lost):

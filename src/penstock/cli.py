@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Sequence
-from importlib.metadata import version
+
+from penstock import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -13,13 +14,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="penstock", description="A data loader: a dataset at one end, a training step at the other."
     )
-    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     commands.add_parser(
         "demo",
         help="stream a small dataset for two epochs with two workers, and check it (under 30 s)",
-        description="Write a small image-like dataset to a temporary folder, stream it for two epochs with two "
-        "workers, check that the stream equals the inline one, and show what it took. Exits with 1 if not.",
+        description="Write a small image-like dataset to a temporary folder, stream it for two epochs with "
+        "two workers, check that the stream equals the inline one, and show what it took. Exits with 1 if "
+        "anything shown is not true.",
     )
     parser.parse_args(arguments)
 

@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class Pictures:
         return len(self.labels)
 
     def __getitem__(self, key: int) -> Sample:
-        # penstock seeds numpy's global generator for each sample, so the crop does not depend on the worker.
+        # penstock seeds numpy's global generator for each step, so the crop does not depend on the worker.
         top, left = np.random.randint(0, SIDE - CROP + 1, 2)
         crop = self.pixels[key, top : top + CROP, left : left + CROP].astype(np.float32)
         if np.random.random() < 0.5:
@@ -97,7 +97,7 @@ def _write_pictures(folder: Path) -> None:
     np.save(folder / "labels.npy", rng.integers(0, 10, SAMPLES))
 
 
-def _loader(dataset: Pictures, workers: int) -> DataLoader:
+def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, seed=SEED)
 
 
@@ -114,7 +114,7 @@ def _stream(console: Console, name: str, loader: Iterable[Any]) -> Tally:
             while batch is not None:
                 for leaf in batch:
                     array = np.asarray(leaf)
-                    hashed.update(array)
+                    hashed.update(array.data)
                     tally.delivered += array.nbytes
                 tally.batches += 1
                 bar.advance(task)
@@ -126,7 +126,7 @@ def _stream(console: Console, name: str, loader: Iterable[Any]) -> Tally:
     return tally
 
 
-def _epochs(loader: Iterable[Any]) -> Iterator[Any]:
+def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
     for _ in range(EPOCHS):
         yield from loader
 
@@ -145,30 +145,33 @@ def _torch_tally(console: Console, dataset: Pictures) -> Tally:
     """The one place where penstock's demo meets torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
-    loader = TorchLoader(
-        dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
+    pictures: Any = dataset  # torch's annotation asks for its own Dataset class; its code does not
+    loader: TorchLoader[Any] = TorchLoader(
+        pictures, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
     )
     return _stream(console, f"torch DataLoader, {WORKERS} workers", loader)
 
 
 def _report(console: Console, piped: Tally, inline: Tally, tallies: dict[str, Tally]) -> int:
-    table = Table("", *("batches/s", "waited s", "delivered MB", "batches"))
+    table = Table("", "batches/s", "waited s", "delivered MB", "batches")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, tally in tallies.items():
-        cells = (f"{tally.rate:,.0f}", f"{tally.waited:.2f}", f"{tally.delivered / 1e6:,.1f}", str(tally.batches))
-        table.add_row(name, *cells)
+        megabytes = f"{tally.delivered / 1e6:,.1f}"
+        table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
 
     wrong = _untrue(piped, inline, tallies)
     for line in wrong:
         console.print(f"[bold red]not true:[/] {line}", highlight=False)
     if not wrong:
-        console.print(f"every byte of the {piped.batches} batches equals the inline stream: {piped.digest[:16]}")
+        console.print(
+            f"all {piped.batches} batches equal the inline ones, byte for byte: {piped.digest[:16]}"
+        )
     return 1 if wrong else 0
 
 
-def _untrue(piped: Tally, inline: Tally, tallies: dict[str, Tally]) -> Iterator[str] | list[str]:
+def _untrue(piped: Tally, inline: Tally, tallies: dict[str, Tally]) -> list[str]:
     """What the table claims and the run does not bear out."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     if piped.digest != inline.digest:

@@ -131,6 +131,16 @@ class Odd(Exception):
         self.second = second
 
 
+class Oddly(Squares):
+    """Raises an exception with an odd constructor."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def __getitem__(self, key: int) -> Any:
+        raise Odd(3, second="four")
+
+
 class Whereabouts(Dataset[Any]):
     """Says in which worker a sample was fetched."""
 

@@ -48,7 +48,7 @@ def test_iteration_goes_on_after_an_error(make: Any) -> None:
 
 
 def test_an_exception_with_an_odd_constructor_keeps_type_and_attributes(make: Any) -> None:
-    loader = make(sources.Failing(2, {1: sources.Odd(3, second="four")}))
+    loader = make(sources.Oddly())
     with pytest.raises(sources.Odd, match="3 and four") as caught:
         list(loader)
     assert (caught.value.first, caught.value.second) == (3, "four")

@@ -140,7 +140,7 @@ class TestSamplerPlan:
             (SamplerPlan(Counting(5), 2, False), None),
         ],
     )
-    def test_the_number_of_steps_comes_from_the_samplers_length(self, plan: SamplerPlan, steps: int | None) -> None:
+    def test_the_samplers_length_gives_the_number_of_steps(self, plan: SamplerPlan, steps: int | None) -> None:
         assert plan.steps(0) == steps
 
     def test_a_length_that_the_inner_sampler_lacks_is_unknown(self) -> None:
@@ -186,7 +186,9 @@ class TestSamplerPlan:
             next(draw)
 
 
-@pytest.mark.parametrize("make", [lambda *a: OrderPlan(Sequential(5), *a), lambda *a: SamplerPlan(range(5), *a)])
+@pytest.mark.parametrize(
+    "make", [lambda *a: OrderPlan(Sequential(5), *a), lambda *a: SamplerPlan(range(5), *a)]
+)
 class TestBothPlansRefuse:
     @pytest.mark.parametrize("batch_size", [0, -1, True, 2.0, "2"])
     def test_wrong_batch_sizes(self, make: Any, batch_size: object) -> None:

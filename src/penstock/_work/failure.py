@@ -9,6 +9,8 @@ that both processes know, so that `except MyError` works in the parent. Refused:
 tracking, because on the way back it writes the worker's attributes and methods over the parent's class.
 """
 
+# ruff: noqa: BLE001  (whatever the exception's own methods raise is caught: that is the purpose)
+
 from __future__ import annotations
 
 import io
@@ -19,6 +21,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +54,15 @@ def tag_exceptions() -> None:
     """Tag every exception type that has no importable name: called just before a fork."""
     for cls in _subclasses(BaseException):
         if cls.__module__ == "__main__" or not _importable(cls):
-            try:
+            with suppress(TypeError):  # a metaclass may leave its classes without a hash
                 tag(cls)
-            except TypeError:  # a metaclass may leave its classes without a hash
-                pass
 
 
 def _subclasses(root: type) -> Iterator[type]:
     seen: dict[int, type] = {}
     todo = [root]
     while todo:
+        cls: type
         for cls in type.__subclasses__(todo.pop()):
             if id(cls) not in seen:
                 seen[id(cls)] = cls
@@ -98,7 +100,7 @@ def _dumps(obj: object) -> bytes:
     try:
         _PlainPickler(file, protocol=5).dump(obj)
     except Exception:
-        import cloudpickle  # late: most exceptions do without, and it takes 25 ms to import
+        import cloudpickle  # type: ignore[import-untyped]  # late: 25 ms that most exceptions do without
 
         file = io.BytesIO()
         pickler = cloudpickle.Pickler(file, protocol=5)
@@ -138,7 +140,7 @@ class Failure:
     def exception(self) -> BaseException:
         """The exception again, or a RuntimeError with its name and message."""
         try:
-            exc = pickle.loads(self.body)
+            exc: BaseException = pickle.loads(self.body)
             if not isinstance(exc, BaseException):
                 raise TypeError(f"{self.name} came back as {type(exc)}")
         except Exception:  # a type that this process cannot build
@@ -157,11 +159,9 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
 
 def annotate(exc: BaseException, where: str) -> BaseException:
     """`exc` with the note `where`, once."""
-    try:
+    with suppress(Exception):  # `__notes__` may have been set to something that is not a list
         if where not in getattr(exc, "__notes__", ()):
             exc.add_note(where)
-    except Exception:  # `__notes__` may have been set to something that is not a list
-        pass
     return exc
 
 
@@ -221,14 +221,12 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 def _slots(exc: BaseException) -> dict[str, Any]:
     """What `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
-    found = {}
+    found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType) and not name.startswith("__"):
-                try:
+                with suppress(AttributeError):  # a slot that was never set
                     found.setdefault(name, member.__get__(exc))
-                except AttributeError:  # a slot that was never set
-                    pass
     return found
 
 
@@ -238,10 +236,8 @@ def _rebuild(
     exc = _bare(cls, args)
     exc.__dict__.update(attributes)
     for name, value in slots.items():
-        try:
+        with suppress(Exception):  # read-only, and so already set from args
             BaseException.__setattr__(exc, name, value)
-        except Exception:  # read-only, and so already set from args
-            pass
     return exc
 
 
@@ -251,13 +247,11 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
         for given in (args, ()):
-            try:
+            with suppress(Exception):  # another base lays out the memory, or it wants other arguments
                 exc = base.__new__(cls, *given)
                 base.__init__(exc, *given)
                 exc.args = args
                 return exc
-            except Exception:  # another base lays out the memory, or it wants other arguments
-                continue
     raise TypeError(f"no built-in exception can make a {cls}")
 
 

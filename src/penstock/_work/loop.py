@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import socket
@@ -20,12 +19,15 @@ from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.reply import Replier
 
 
-def main(worker: int, seat: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Claims tasks, does them and reports, until the parent closes its end of the tokens."""
-    gc.freeze()  # what came from the parent is never collected here, so its pages stay shared
+def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
+    """Claims tasks, does them and reports, until the parent closes its end of the tokens.
+
+    `number` is unique to this worker, and tells its seat too.
+    """
     assert isinstance(payload, Job)
-    job, slots = payload, payload.slots
-    board = Board(fds["board"], slots)
+    job = payload
+    worker, seat = divmod(number, job.num_workers)
+    board = Board(fds["board"], job.slots)
     arena = Arena(fds["arena"])
     replier = Replier(worker, fds["replies"], socket.socket(fileno=fds["strays"]))
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")

@@ -60,9 +60,10 @@ class ProcessBackend:
 
         self.arena = Arena(arena)
         self._board = Board(board, job.slots)
+        self._seats = job.num_workers
         self._launcher = Launcher(method, main, job, theirs)
         self._workers: dict[int, WorkerProcess] = {}
-        self._seats: dict[int, int] = {}
+        self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
 
@@ -72,9 +73,9 @@ class ProcessBackend:
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
 
     def hire(self, worker: int, seat: int) -> None:
-        process = self._launcher.start(worker, seat)
+        process = self._launcher.start(worker * self._seats + seat)
         self._workers[worker] = process
-        self._seats[worker] = seat
+        self._seat_of[worker] = seat
         self._poller.register(process.fileno(), select.POLLIN)
 
     def pack(self, task: Task) -> Payload:
@@ -110,8 +111,9 @@ class ProcessBackend:
         self._send_token(slot)
 
     def rescind(self, seq: int) -> bool:
-        slot, _ = self._posted[seq]
-        if not self._board.rescind(slot):
+        entry = self._posted.get(seq)
+        # Without an entry its reply has been read, and its outcome is on its way to the scheduler.
+        if entry is None or not self._board.rescind(entry[0]):
             return False
         self._forget(seq)
         return True
@@ -163,7 +165,7 @@ class ProcessBackend:
             os.close(fd)
 
     def _who(self, worker: int) -> str:
-        return f"worker {self._seats[worker]} (pid {self._workers[worker].pid})"
+        return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"
 
     def _send_token(self, slot: int) -> None:
         try:

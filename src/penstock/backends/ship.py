@@ -11,6 +11,7 @@ name of their file.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import mmap
 import os
@@ -81,7 +82,7 @@ def _write(fd: int, payload: object) -> int:
             if culprit is None:  # it fails only as a whole, or not a second time
                 raise
             raise _unshippable(*culprit) from exc
-        end = file.tell()
+        end = length = file.tell()
     table = bytearray()
     for buffer in buffers:
         raw = buffer.raw()
@@ -90,7 +91,7 @@ def _write(fd: int, payload: object) -> int:
         table += _ENTRY.pack(start, raw.nbytes)
         end = start + raw.nbytes
     _write_at(fd, memoryview(table), end)
-    head = _HEAD.pack(os.lseek(fd, 0, os.SEEK_CUR) - _HEAD.size, end, len(buffers))
+    head = _HEAD.pack(length - _HEAD.size, end, len(buffers))
     _write_at(fd, memoryview(head), 0)
     return end + len(table)
 
@@ -112,7 +113,7 @@ class _Tags:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
-    import cloudpickle  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
+    import cloudpickle  # type: ignore[import-untyped]  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
 
     def set_aside(buffer: pickle.PickleBuffer) -> bool:
         in_band = buffer.raw().nbytes < _IN_BAND
@@ -161,12 +162,15 @@ class _ArrayReducer:
             if file is not None:
                 shape = (type(array), array.dtype, array.shape, array.strides)
                 return _view, (file, file.offset_of(array), *shape, array.flags.writeable)
-        if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject:
+        if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject or not array.dtype.itemsize:
             return NotImplemented
         if type(array) is np.ndarray and array.flags.forc and array.dtype.kind not in "mM":
             return NotImplemented  # numpy's own reduction sends these out of band
-        # Strided arrays are packed first: a second copy, for as long as the pickling takes.
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        axes = np.argsort([-step for step in array.strides], kind="stable")
+        if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
+            return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
+        # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
+        flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         flat.flags.writeable = array.flags.writeable
         return _array, (pickle.PickleBuffer(flat), array.dtype, array.shape)
 
@@ -187,7 +191,7 @@ class _MappedFile:
         self._address = address
 
     @classmethod
-    def of(cls, root: np.memmap[Any, Any]) -> _MappedFile | None:
+    def of(cls, root: Any) -> _MappedFile | None:
         """None where the file may not hold what the array shows: then the data travels."""
         if root.filename is None or root.mode not in ("r", "r+", "w+"):
             return None
@@ -207,11 +211,11 @@ class _MappedFile:
         return _map_file, self._where
 
 
-def _memmap_below(array: np.ndarray[Any, Any]) -> np.memmap[Any, Any] | None:
-    """The memmap that `array` is or looks into."""
-    below: object = array
+def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
+    """The memmap that `array` is or looks into, if any."""
+    below: Any = array
     while isinstance(below, np.ndarray):
-        if isinstance(below, np.memmap) and isinstance(below._mmap, mmap.mmap):
+        if isinstance(getattr(below, "_mmap", None), mmap.mmap):
             return below
         below = below.base
     return None
@@ -299,7 +303,7 @@ def _unshippable(path: str, culprit: object, reason: Exception) -> UnshippableDa
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return UnshippableDataset(
-        f"{path or 'the payload'} is a {name}, which cannot be sent to a worker process "
+        f"{path.lstrip('.') or 'the payload'} is a {name}, which cannot be sent to a worker process "
         f"({type(reason).__name__}: {reason}).\n"
         "  Workers started by spawn or forkserver get the dataset pickled, once, before any of them starts.\n"
         "  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__;\n"
@@ -345,7 +349,7 @@ class _Void:
 def _refusal(obj: object) -> Exception | None:
     try:
         _dump(obj, _Void(), [], _Tags())
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001  (pickling runs the user's code)
         return exc
     return None
 
@@ -369,6 +373,9 @@ def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
         yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
     elif isinstance(obj, type):
         yield from _attributes(dict(vars(obj)))
+    elif dataclasses.is_dataclass(obj):
+        yield from _attributes({f.name: getattr(obj, f.name, None) for f in dataclasses.fields(obj)})
+        yield from _reduced_parts(obj)
     else:
         yield from _reduced_parts(obj)
 
@@ -388,11 +395,12 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 def _reduced_parts(obj: Any) -> Iterator[tuple[str, object]]:
     try:
         reduced = obj.__reduce_ex__(5)
-    except Exception:
+    except Exception:  # noqa: BLE001  (it is the user's code)
         return
     if not isinstance(reduced, tuple):
         return
-    _, args, state, items, pairs, *_ = (*reduced, None, None, None, None)
+    padded: tuple[Any, ...] = (*reduced, None, None, None, None)
+    _, args, state, items, pairs, *_ = padded
     states = state if isinstance(state, tuple) else (state,)  # with __slots__: (__dict__, slots)
     for each in states:
         if isinstance(each, Mapping):

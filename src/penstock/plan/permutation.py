@@ -102,7 +102,7 @@ class Permutation:
             # turned = (turned + hashed) % size: below zero wraps to something huge, so the smaller is right
             np.add(turned, hashed, turned)
             np.subtract(turned, size, spare)
-            np.minimum(turned, spare, turned)
+            np.minimum(turned, spare, out=turned)
             turned, size, other, other_size = other, other_size, turned, size
         np.multiply(row, columns, cells)
         np.add(cells, column, cells)

@@ -54,7 +54,7 @@ class ArrayDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         try:
             return self._sample([_item(view, index) for view in self._views])
-        except IndexError as error:
+        except (IndexError, OverflowError) as error:
             raise IndexError(f"key {index} of a dataset with {len(self)} rows: {error}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
@@ -83,10 +83,11 @@ class ArrayDataset(Dataset[Any]):
         n = len(self)
         # A negative key is huge without its sign, so one comparison sees both ends.
         if checked.size and checked.view(np.uint64).max() >= n:
-            outside = np.flatnonzero((checked < -n) | (checked >= n))
+            wrapped = (checked < 0) & (found > 0)  # beyond int64
+            outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
             if outside.size:
                 row = outside[0]
-                raise IndexError(f"key {checked[row]} (row {row} of the step) of a dataset with {n} rows.")
+                raise IndexError(f"key {found[row]} (row {row} of the step) of a dataset with {n} rows.")
             checked = np.where(checked < 0, checked + n, checked)
         return checked
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import bisect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,14 @@ def _home(cls: type, name: str) -> int:
     """How far up the bases of a class the name is defined; the last of them, `object`, where it is not."""
     found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
     return next(found, len(cls.__mro__) - 1)
+
+
+class Keyed(Protocol[T_co]):
+    """Anything that may be a part of a dataset: it has a length, and a sample for each key."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> T_co: ...
 
 
 class Dataset(Generic[T_co]):
@@ -68,8 +76,8 @@ class Dataset(Generic[T_co]):
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__: the sample of a key.")
 
-    def __add__(self, other: Any) -> ConcatDataset[T_co]:
-        return ConcatDataset([self, other])
+    def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
+        return ConcatDataset([cast("Keyed[Any]", self), other])
 
 
 class IterableDataset(Dataset[T_co]):
@@ -85,7 +93,7 @@ class IterableDataset(Dataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__: the samples in order.")
 
-    def __add__(self, other: Any) -> ChainDataset[T_co]:  # type: ignore[override]
+    def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
         return ChainDataset([self, other])
 
 
@@ -97,8 +105,8 @@ class ConcatDataset(Dataset[T_co]):
     (5, 'c', 1, 2)
     """
 
-    def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets: list[Any] = list(datasets)
+    def __init__(self, datasets: Iterable[Keyed[T_co]]) -> None:
+        self.datasets: list[Keyed[T_co]] = list(datasets)
         if not self.datasets:
             raise ValueError("ConcatDataset needs at least one dataset, but got none.")
         for position, dataset in enumerate(self.datasets):
@@ -114,7 +122,7 @@ class ConcatDataset(Dataset[T_co]):
 
     def __getitem__(self, index: int) -> T_co:
         part, key = self._locate(index)
-        return cast(T_co, self.datasets[part][key])
+        return self.datasets[part][key]
 
     def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
         rows: dict[int, list[int]] = {}
@@ -159,8 +167,8 @@ class ChainDataset(IterableDataset[T_co]):
     ['a', 'b', 0, 1]
     """
 
-    def __init__(self, datasets: Iterable[Any]) -> None:
-        self.datasets: list[Any] = list(datasets)
+    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
+        self.datasets: list[Iterable[T_co]] = list(datasets)
         for position, dataset in enumerate(self.datasets):
             if not hasattr(dataset, "__iter__"):
                 raise TypeError(
@@ -187,7 +195,7 @@ class ChainDataset(IterableDataset[T_co]):
         return link.item if load is None else load(link.item)
 
     def __len__(self) -> int:
-        return sum(map(len, self.datasets))
+        return sum(map(len, cast("list[Sized]", self.datasets)))
 
 
 class Subset(Dataset[T_co]):
@@ -199,7 +207,7 @@ class Subset(Dataset[T_co]):
     ['e', 'a', 'e']
     """
 
-    def __init__(self, dataset: Any, indices: Sequence[Any] | NDArray[Any]) -> None:
+    def __init__(self, dataset: Keyed[T_co], indices: Sequence[Any] | NDArray[Any]) -> None:
         self.dataset = dataset
         self.indices = indices
 
@@ -208,9 +216,9 @@ class Subset(Dataset[T_co]):
 
     def __getitem__(self, index: Any) -> T_co:
         if isinstance(index, list):
-            return cast(T_co, self.dataset[self._outer(index)])
+            return self.dataset[self._outer(index)]
         key = self.indices[index]
-        return cast(T_co, self.dataset[key.item() if isinstance(key, np.integer) else key])
+        return self.dataset[key.item() if isinstance(key, np.integer) else key]
 
     def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
         return fetch(self.dataset, self._outer(keys))
@@ -230,7 +238,7 @@ class Subset(Dataset[T_co]):
         return [self.indices[key] for key in keys]
 
 
-class StackDataset(Dataset[T_co]):
+class StackDataset(Dataset[Any]):
     """Several datasets side by side: a sample is a tuple of theirs, or a dict where they have names.
 
     >>> StackDataset(image="ab", label=[0, 1])[1]
@@ -254,10 +262,10 @@ class StackDataset(Dataset[T_co]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> T_co:
+    def __getitem__(self, index: Any) -> Any:
         return self._sample([dataset[index] for dataset in self._parts()])
 
-    def __getitems__(self, keys: Sequence[Any]) -> list[T_co]:
+    def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
         keys = _plain(keys)
         columns = [fetch(dataset, keys) for dataset in self._parts()]
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
@@ -265,15 +273,13 @@ class StackDataset(Dataset[T_co]):
     def _parts(self) -> list[Any]:
         return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
 
-    def _sample(self, parts: Iterable[Any]) -> T_co:
-        if isinstance(self.datasets, dict):
-            return cast(T_co, dict(zip(self.datasets, parts, strict=True)))
-        return cast(T_co, tuple(parts))
+    def _sample(self, parts: Iterable[Any]) -> Any:
+        return dict(zip(self.datasets, parts, strict=True)) if isinstance(self.datasets, dict) else tuple(parts)
 
 
 def random_split(
-    dataset: Any, lengths: Sequence[float], generator: np.random.Generator | None = None
-) -> list[Subset[Any]]:
+    dataset: Keyed[T], lengths: Sequence[float], generator: np.random.Generator | None = None
+) -> list[Subset[T]]:
     """Cuts a dataset into parts of the given lengths, each sample in one part, drawn at random.
 
     Fractions are floats that sum to 1; what rounding leaves over goes to the first parts, one each.

@@ -1,0 +1,142 @@
+"""Law 4: memory is lent. A batch is intact while anything looks into it, and its slab is used again after."""
+
+from __future__ import annotations
+
+import gc
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import DataLoader, Dataset
+
+
+class Filled(Dataset[Any]):
+    """Sample i is an array full of i."""
+
+    def __init__(self, n: int, size: int) -> None:
+        self.n = n
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> Any:
+        return np.full(self.size, key, np.int64)
+
+
+def address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_every_batch_may_be_kept(make: Any) -> None:
+    kept = list(make(Filled(200, 100), batch_size=2))
+    assert [batch[:, 0].tolist() for batch in kept] == np.arange(200).reshape(100, 2).tolist()
+    assert all((batch == batch[:, :1]).all() for batch in kept)
+
+
+def test_dropped_batches_are_used_again(make: Any) -> None:
+    loader = make(Filled(200, 1000), batch_size=2)
+    seen = set()
+    for batch in loader:
+        seen.add(address(batch))
+    assert len(seen) <= 2 * loader.num_workers + 4
+
+
+def test_a_small_view_keeps_its_batch(make: Any) -> None:
+    views = []
+    for epoch in range(2):
+        for step, batch in enumerate(make(Filled(100, 50), batch_size=2)):
+            if step % 7 == 0:
+                views.append((2 * step, batch[0, 3:9:2][::-1]))
+    for value, view in views:
+        assert (view == value).all()
+
+
+def test_a_tensor_made_of_a_batch_keeps_it(make: Any) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = []
+    for step, batch in enumerate(make(Filled(60, 50))):
+        tensors.append((step, torch.from_numpy(batch)[0, 5:]))
+        del batch
+    for step, tensor in tensors:
+        assert (tensor == step).all()
+
+
+def test_batches_are_valid_after_the_loader_is_gone(make: Any) -> None:
+    loader = make(Filled(8, 10))
+    kept = list(loader)
+    loader.close()
+    del loader
+    gc.collect()
+    for value, batch in enumerate(kept):
+        assert (batch == value).all()
+        batch += 1
+
+
+def test_what_the_caller_writes_is_not_seen_by_later_batches(make: Any) -> None:
+    loader = make(Filled(50, 20))
+    for _ in range(2):
+        for value, batch in enumerate(loader):
+            assert (batch == value).all()
+            batch[:] = -1
+
+
+def test_the_steady_state_maps_nothing_and_faults_nothing(make: Any) -> None:
+    loader = make(Filled(400, 40_000), batch_size=2)  # 640 KB a batch: 160 pages
+    for _ in range(2):
+        for batch in loader:
+            batch.sum()
+    batches = iter(loader)
+    for _ in range(50):
+        next(batches).sum()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, _maps()
+    for _ in range(100):
+        next(batches).sum()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, _maps()
+    assert after[1] == before[1]
+    # A fault for every page would be 16,000. The interpreter itself has a few.
+    assert after[0] - before[0] < 400
+
+
+def _maps() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:penstock")
+
+
+def test_pages_of_dropped_batches_go_back_to_the_system() -> None:
+    with DataLoader(Filled(200, 100_000), num_workers=2, multiprocessing_context="fork") as loader:
+        kept = list(loader)
+        most = _shared_kilobytes()
+        assert most > 150_000  # 200 batches of 800 KB
+        kept.clear()
+        for _ in loader:
+            pass
+        assert _shared_kilobytes() < most / 4
+
+
+def _shared_kilobytes() -> int:
+    text = Path("/proc/self/smaps").read_text()
+    entries = re.findall(r"memfd:penstock-slabs.*?\nRss: +(\d+) kB", text, re.DOTALL)
+    return sum(map(int, entries))
+
+
+def test_ten_thousand_batches_can_be_kept_with_few_descriptors() -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+import numpy as np
+from penstock import DataLoader
+with DataLoader(np.arange(20_000), batch_size=2, num_workers=2) as loader:
+    kept = list(loader)
+assert len(kept) == 10_000
+assert all((batch == [2 * step, 2 * step + 1]).all() for step, batch in enumerate(kept))
+print(open("/proc/self/maps").read().count("memfd:penstock"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 100

@@ -1,0 +1,251 @@
+"""Law 6: nothing is left behind, however it ends. Real scripts, real signals."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import DataLoader, Dataset
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+PREAMBLE = """
+import os, sys, time
+import numpy as np
+from penstock import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, key):
+        if key > 20:
+            time.sleep(30)
+        return np.array([os.getpid(), key])
+"""
+
+
+def script(tmp_path: Path, body: str) -> list[str]:
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE + textwrap.dedent(body))
+    return [sys.executable, "-W", "error", str(path)]
+
+
+def wait_until_gone(pidfds: list[int], seconds: float) -> bool:
+    """Whether all these processes ended in time."""
+    deadline = time.monotonic() + seconds
+    for pidfd in pidfds:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if not poller.poll(max(0, deadline - time.monotonic()) * 1000):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_when_the_parent_is_killed_the_workers_die_at_once(tmp_path: Path, method: str) -> None:
+    process = subprocess.Popen(
+        script(
+            tmp_path,
+            f"""
+            loader = DataLoader(Data(), num_workers=2, multiprocessing_context={method!r})
+            batches = iter(loader)
+            pids = set()
+            while len(pids) < 2:
+                pids.add(int(next(batches)[0, 0]))
+            print(*pids, flush=True)
+            time.sleep(60)
+            """,
+        ),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+    process.kill()
+    process.wait()
+    assert wait_until_gone(pidfds, 2)
+    for pidfd in pidfds:
+        os.close(pidfd)
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_gives_one_clean_keyboard_interrupt(tmp_path: Path, method: str) -> None:
+    process = subprocess.Popen(
+        script(
+            tmp_path,
+            f"""
+            loader = DataLoader(Data(), num_workers=2, multiprocessing_context={method!r})
+            batches = iter(loader)
+            next(batches)
+            print("ready", flush=True)
+            try:
+                for batch in batches:
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+                os.write(1, str(len(os.listdir("/proc/self/fd"))).encode())
+            """,
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert out.startswith("interrupted") and err == "" and process.returncode == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "list(zip(range(5), loader))",
+        "batches = iter(loader); next(batches)",
+        "batches = iter(loader); next(batches); sys.exit(0)",
+        "batches = iter(loader); next(batches); loader.close()",
+        "batches = iter(loader); next(batches); del loader, batches",
+        "kept = [batch for _, batch in zip(range(5), loader)]",
+        "a, b = iter(loader), iter(loader); next(a), next(b)",
+    ],
+)
+def test_a_script_ends_quickly_and_silently(tmp_path: Path, method: str, ending: str) -> None:
+    command = script(
+        tmp_path,
+        f"""
+        loader = DataLoader(Data(), num_workers=2, multiprocessing_context={method!r})
+        {ending}
+        """,
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_unguarded_script_with_its_own_classes_works(tmp_path: Path) -> None:
+    for method in METHODS:
+        command = script(
+            tmp_path,
+            f"""
+            class Mine(Exception):
+                pass
+            class Bad(Data):
+                def __getitem__(self, key):
+                    if key == 3:
+                        raise Mine(key)
+                    return key
+            loader = DataLoader(Bad(), num_workers=2, multiprocessing_context={method!r}, collate_fn=lambda x: x)
+            batches = iter(loader)
+            print([next(batches) for _ in range(3)])
+            try:
+                next(batches)
+            except Mine as error:
+                print("caught", error)
+            """,
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[[0], [1], [2]]\ncaught 3\n", "")
+
+
+def test_a_forked_child_leaves_the_parents_workers_alone(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        """
+        loader = DataLoader(range(10), num_workers=2, batch_size=2)
+        batches = iter(loader)
+        first = next(batches).tolist()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                next(batches)
+            except RuntimeError as error:
+                print("iter(loader) after the fork" in str(error), flush=True)
+            print([batch.tolist() for batch in loader], flush=True)
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print([first, *(batch.tolist() for batch in batches)])
+        """,
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    whole = "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]\n"
+    assert (done.stderr, done.stdout) == ("", "True\n" + whole + whole)
+
+
+def test_a_loader_in_a_thread_that_ends_goes_on_elsewhere() -> None:
+    from threading import Thread
+
+    loader = DataLoader(range(10), num_workers=2)
+    found: list[Any] = []
+    for _ in range(2):
+        thread = Thread(target=lambda: found.append([batch.item() for batch in loader]))
+        thread.start()
+        thread.join()
+    loader.close()
+    assert found == [list(range(10))] * 2
+
+
+class Numbers(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> Any:
+        return key
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_many_iterators_leave_nothing_behind(backend: str) -> None:
+    loader = DataLoader(Numbers(), num_workers=1, backend=backend)
+
+    def once() -> None:
+        for batch in loader:
+            if batch.item() == 1:
+                break
+
+    once()
+    before = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+    for _ in range(300):
+        once()
+    gc.collect()
+    after = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+    loader.close()
+    assert after[0] == before[0] and after[1] <= before[1] + 3
+
+
+def test_many_loaders_leave_nothing_behind() -> None:
+    def once() -> None:
+        for batch in DataLoader(Numbers(), num_workers=1, persistent_workers=False):
+            if batch.item() == 1:
+                break
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(30):
+        once()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_dropping_a_loader_needs_no_garbage_collector() -> None:
+    gc.disable()
+    try:
+        loader = DataLoader(Numbers(), num_workers=1)
+        batches = iter(loader)
+        next(batches)
+        before = len(os.listdir("/proc/self/fd"))
+        del loader, batches
+        assert len(os.listdir("/proc/self/fd")) < before
+    finally:
+        gc.enable()

@@ -1,0 +1,162 @@
+"""Law 5: a worker may be killed at any moment, and nobody notices; or else the error says who and what."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import DataLoader, Dataset, IterableDataset, WorkerLost
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+class Deadly(Dataset[Any]):
+    """The process dies at one key, as long as there is a life left to lose in the folder."""
+
+    def __init__(self, n: int, deadly: int, lives: Path, how: str = "kill") -> None:
+        self.n = n
+        self.deadly = deadly
+        self.lives = lives
+        self.how = how
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> Any:
+        if key == self.deadly:
+            for life in sorted(self.lives.iterdir()):
+                life.unlink()
+                if self.how == "exit":
+                    os._exit(7)
+                os.kill(os.getpid(), signal.SIGKILL if self.how == "kill" else signal.SIGSEGV)
+        return np.full(4, key)
+
+
+def give_lives(folder: Path, count: int) -> Path:
+    for life in range(count):
+        (folder / str(life)).touch()
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["kill", "exit", "segv"])
+def test_a_step_whose_worker_died_is_done_again(tmp_path: Path, method: str, how: str) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 2), how)
+    with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method) as loader:
+        for _ in range(2):
+            assert [batch[:, 0].tolist() for batch in loader] == np.arange(40).reshape(10, 4).tolist()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_that_kills_every_worker_is_reported_once_and_the_rest_arrives(tmp_path: Path, method: str) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 3))
+    with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method) as loader:
+        batches = iter(loader)
+        rows = [next(batches)[:, 0].tolist() for _ in range(3)]
+        with pytest.raises(WorkerLost, match=r"worker \d \(pid \d+\) died while filling step 3 of epoch 0") as caught:
+            next(batches)
+        text = str(caught.value)
+        for part in ("signal 9 (SIGKILL)", "[12, 13, 14, 15]", "tried 3 times", "out-of-memory"):
+            assert part in text
+        rows += [batch[:, 0].tolist() for batch in batches]
+    assert rows == [row for row in np.arange(40).reshape(10, 4).tolist() if 13 not in row]
+
+
+def test_no_retries_means_the_first_death_is_reported(tmp_path: Path) -> None:
+    dataset = Deadly(8, 2, give_lives(tmp_path, 1), "exit")
+    with DataLoader(dataset, num_workers=1, retries=0) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        with pytest.raises(WorkerLost, match="exited with code 7") as caught:
+            next(batches)
+        assert "tried 1 time;" in str(caught.value)
+        assert len(list(batches)) == 5
+
+
+def dies_at_birth(worker: int) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: str) -> None:
+    with DataLoader(range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method) as loader:
+        with pytest.raises(WorkerLost, match="exited with code 3"):
+            next(iter(loader))
+
+
+class Pids(Dataset[Any]):
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, key: int) -> Any:
+        return os.getpid(), key
+
+
+def pairs(samples: Any) -> Any:
+    return samples
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_idle_workers_killed_between_steps_are_replaced(method: str) -> None:
+    keys = []
+    with DataLoader(Pids(), num_workers=2, collate_fn=pairs, multiprocessing_context=method) as loader:
+        for batch in loader:
+            ((pid, key),) = batch
+            keys.append(key)
+            if key in (5, 6, 50, 120):
+                # It may be dead already, killed for an earlier key.
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+    assert keys == list(range(200))
+
+
+class DyingStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from range(4)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_stream_that_dies_with_its_reader_is_an_error_and_never_begins_again() -> None:
+    with DataLoader(DyingStream(), batch_size=2, num_workers=1) as loader:
+        batches = iter(loader)
+        seen = []
+        errors = 0
+        while True:
+            try:
+                seen += next(batches).tolist()
+            except WorkerLost:
+                errors += 1
+            except StopIteration:
+                break
+        assert seen == [0, 1, 2, 3]
+        assert errors >= 1
+
+
+class SelfishStream(IterableDataset[Any]):
+    """Tells its reader's pid, so that it can be killed while idle."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(100):
+            yield os.getpid(), item
+
+
+def test_a_stream_whose_reader_dies_idle_is_an_error_too() -> None:
+    with DataLoader(SelfishStream(), batch_size=1, num_workers=1, collate_fn=pairs) as loader:
+        batches = iter(loader)
+        ((pid, item),) = next(batches)
+        assert item == 0
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.close(process)
+        with pytest.raises(WorkerLost):
+            seen = [batch[0][1] for batch in batches]
+            assert seen == []  # unreachable: the stream may not end silently

@@ -1,0 +1,101 @@
+"""The command line: what it prints, what it returns, and that the demo holds itself to the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import cli, demo
+
+COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
+
+
+def test_help_names_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--help"])
+    assert exit_.value.code == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([])
+    assert exit_.value.code == 2
+    assert "command" in capsys.readouterr().err
+
+
+def test_the_demo_without_a_terminal_succeeds_within_30_seconds_and_leaves_no_folder(tmp_path: Path) -> None:
+    start = time.monotonic()
+    ran = _run_demo(tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert time.monotonic() - start < 30
+    assert "byte for byte" in ran.stdout
+    assert ran.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_fails_if_the_streams_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = demo._stream
+
+    def forged(console: Any, name: str, loader: Any) -> demo.Tally:
+        tally = honest(console, name, loader)
+        return dataclasses.replace(tally, digest="0" * 64) if "inline" in name else tally
+
+    monkeypatch.setattr(demo, "SAMPLES", 500)
+    monkeypatch.setattr(demo, "_stream", forged)
+    monkeypatch.setattr(
+        demo, "_torch_tally", lambda console, dataset: honest(console, "torch", _inline(dataset))
+    )
+    assert cli.main(["demo"]) == 1
+    assert "not true" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_demo_is_quiet_and_leaves_no_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "demo"],
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the dataset is written and the workers are about to start
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def _inline(dataset: Any) -> Any:
+    return demo._loader(dataset, 0)
+
+
+def _run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "demo"],
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
