@@ -119,7 +119,7 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     else:
         # No threads inside the processes: its documentation advises so for data in memory.
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        workers = grain.MultiprocessingOptions(num_workers=workload.workers, per_worker_buffer_size=10)
+        workers = grain.MultiprocessingOptions(num_workers=workload.workers, per_worker_buffer_size=4)
         stream = iter(batches.to_iter_dataset(options).mp_prefetch(workers))
     with closing(stream):
         yield stream

@@ -82,16 +82,6 @@ class Engine:
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
-        self._perform: dict[type, Callable[[Any], None]] = {
-            Post: self._post,
-            Deliver: self._deliver,
-            DeliverLost: self._deliver_lost,
-            Finish: self._finish,
-            Hire: self._hire,
-            Rescind: self._rescind,
-            Cool: self._cool,
-            Stop: self._stop,
-        }
         # For an engine that nobody closed, also at the interpreter's exit.
         self._finalizer = weakref.finalize(self, backend.close)
 
@@ -153,7 +143,7 @@ class Engine:
         self._events.append(event)
         while self._events:
             for command in self._scheduler.handle(self._events.popleft()):
-                self._perform[type(command)](command)
+                _PERFORM[type(command)](self, command)
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -275,6 +265,18 @@ class Engine:
             "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
             "or look at these samples."
         )
+
+
+_PERFORM: dict[type, Callable[[Engine, Any], None]] = {
+    Post: Engine._post,
+    Deliver: Engine._deliver,
+    DeliverLost: Engine._deliver_lost,
+    Finish: Engine._finish,
+    Hire: Engine._hire,
+    Rescind: Engine._rescind,
+    Cool: Engine._cool,
+    Stop: Engine._stop,
+}
 
 
 def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:

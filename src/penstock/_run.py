@@ -57,7 +57,8 @@ class Run:
         """The run ends with this error, after all that was drawn before it."""
         what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
         where = f"While {what} was asked for step {self._step} of epoch {self.epoch}, in the calling process."
-        self.error = annotate(error, where)
+        annotate(error, where)
+        self.error = error
 
 
 _END: Any = object()

@@ -30,7 +30,7 @@ Sample = tuple[np.ndarray[Any, np.dtype[np.float32]], np.int64]
 
 
 class Pictures:
-    """Pictures in a memory-mapped file and their labels: a random crop of each, normalised to about -1..1."""
+    """Memory-mapped pictures and their labels: a random crop of each, at times mirrored, from -1 to 1."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -42,11 +42,13 @@ class Pictures:
     def __getitem__(self, key: int) -> Sample:
         # penstock seeds numpy's global generator for each step, so the crop does not depend on the worker.
         top, left = np.random.randint(0, SIDE - CROP + 1, 2)
-        crop = self.pixels[key, top : top + CROP, left : left + CROP].astype(np.float32)
+        crop = self.pixels[key, top : top + CROP, left : left + CROP]
         if np.random.random() < 0.5:
             crop = crop[:, ::-1]
-        crop = (crop - crop.mean((0, 1))) / (crop.std((0, 1)) + 1.0)
-        return np.ascontiguousarray(crop.transpose(2, 0, 1)), self.labels[key]
+        scaled = crop.transpose(2, 0, 1).astype(np.float32, order="C")
+        scaled /= 127.5
+        scaled -= 1
+        return scaled, self.labels[key]
 
 
 @dataclass(slots=True)

@@ -45,8 +45,10 @@ for _ in workers:
 @contextmanager
 def program(path: Path, text: str, *args: str) -> Iterator[subprocess.Popen[str]]:
     path.write_text(PREAMBLE + text)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, str(path), *args],
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -185,33 +187,29 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> None:
-    # The first Ctrl-C comes while interpreters start, the second while workers work.
+    # One Ctrl-C while a template starts, one while a worker starts, one while workers work.
     text = """
+    from penstock.backends.launch import close_in_child, forget
     def main(worker, payload, fds):
         os.write(fds["out"], b"x")
         os.read(fds["tokens"], 1)
+    def interrupt():
+        try:
+            os.killpg(0, signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            return 1
     r, w = os.pipe()
     tokens, end = os.pipe()
-    from penstock.backends.launch import close_in_child, forget
     close_in_child(end)
     launcher = Launcher(method, main, None, {"out": w, "tokens": tokens})
-    workers = []
-    heard = 0
-    while len(workers) < 2:
-        try:
-            if not heard:
-                os.killpg(0, signal.SIGINT)
-                time.sleep(1)
-            workers.append(launcher.start(len(workers)))
-        except KeyboardInterrupt:
-            heard += 1
+    heard = interrupt()
+    workers = [launcher.start(0)]
+    heard += interrupt()
+    workers.append(launcher.start(1))
     for _ in workers:
         os.read(r, 1)
-    try:
-        os.killpg(0, signal.SIGINT)
-        time.sleep(1)
-    except KeyboardInterrupt:
-        heard += 1
+    heard += interrupt()
     forget(end)
     os.close(end)
     for worker in workers:
@@ -223,7 +221,7 @@ def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> Non
     """.replace("\n    ", "\n")
     with program(tmp_path / "interrupted.py", text, method) as parent:
         out, err = parent.communicate(timeout=60)
-    assert (out.splitlines(), err) == (["2 [0, 0]", "atexit"], "")
+    assert (out.splitlines(), err) == (["3 [0, 0]", "atexit"], "")
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

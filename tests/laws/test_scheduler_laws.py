@@ -126,7 +126,7 @@ class ARandomWalk(RuleBasedStateMachine):
 
 TestARandomWalk = ARandomWalk.TestCase
 TestARandomWalk.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

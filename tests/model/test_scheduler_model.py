@@ -24,11 +24,11 @@ WORLDS = {
     "nothing prefetched": Setting(runs=(2, 2), course="found", crashes=1, ahead=False, unread=0),
     "empty runs": Setting(runs=(1, 0, 1, 0), course="found", crashes=1, cancels=1),
     "cancel and open again": Setting(runs=(3, 2), cancels=1, unread=0),
-    "cancel and crash": Setting(runs=(2, 2), window=2, cancels=1, crashes=1),
-    "as they come": Setting(runs=(3, 2), in_order=False, crashes=1, unread=0),
-    "as they come, cancel": Setting(runs=(2, 2), in_order=False, cancels=1),
-    "stream": Setting(runs=(2, 1), course="stream"),
-    "stream, crash": Setting(runs=(2, 1), course="stream", window=2, crashes=1),
+    "cancel and crash": Setting(runs=(2, 1), window=2, cancels=1, crashes=1),
+    "as they come": Setting(runs=(3, 1), in_order=False, crashes=1, unread=0),
+    "as they come, cancel": Setting(runs=(2, 2), in_order=False, cancels=1, unread=0),
+    "stream": Setting(runs=(1, 1), course="stream"),
+    "stream, crash": Setting(runs=(2, 1), course="stream", window=2, crashes=1, unread=0),
     "stream, crash, wide window": Setting(runs=(1, 1), course="stream", crashes=1, unread=0),
     "stream, crash, no retries": Setting(runs=(1, 1), course="stream", retries=0, crashes=1, unread=0),
     "stream, cancel": Setting(runs=(0, 1, 1), course="stream", window=2, cancels=1),
@@ -112,7 +112,8 @@ class FreesTheSlabOfACancelledStepAtOnce(Scheduler):
 
 class LeavesCancelledStepsOnTheBoard(Scheduler):
     def _abandon(self, seqs: list[int], out: list[Command]) -> None:
-        super()._abandon(seqs, unsaid := [])
+        unsaid: list[Command] = []
+        super()._abandon(seqs, unsaid)
         out.extend(command for command in unsaid if not isinstance(command, Rescind))
 
 
@@ -207,7 +208,8 @@ class GivesUpOnceTooEarly(Scheduler):
 
 class LeavesStepsOfADryStreamOnTheBoard(Scheduler):
     def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
-        super()._step_ended(event, unsaid := [])
+        unsaid: list[Command] = []
+        super()._step_ended(event, unsaid)
         out.extend(command for command in unsaid if not isinstance(command, Rescind))
 
 
@@ -229,7 +231,8 @@ class GivesUpWhatALivingWorkerHasInHand(Scheduler):
 
 class LeavesTheBoardToNobody(Scheduler):
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
-        super()._worker_lost(event, unsaid := [])
+        unsaid: list[Command] = []
+        super()._worker_lost(event, unsaid)
         out.extend(command for command in unsaid if not isinstance(command, Rescind))
 
 

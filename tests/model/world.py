@@ -80,7 +80,7 @@ class Task(NamedTuple):
 
     slab: int
     run: int
-    index: int
+    place: int  # in its run
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
     doomed: bool = False  # it was on the board when the last of a crew died that is not replaced
@@ -127,7 +127,7 @@ class World:
         self.board: tuple[int, ...] = ()  # oldest first
         self.undrawn: dict[int, int] = {}  # seq -> slab, until its Exhausted is told
         self.last_seq = -1
-        self.drawn = (0, 0)  # the next draw: run, index
+        self.drawn = (0, 0)  # the next draw: run, place
         self.first_seq: dict[int, int] = {}  # run -> the seq of its first step
         self.slabs: frozenset[int] = frozenset()
         # the crew
@@ -138,7 +138,7 @@ class World:
         # the consumer
         self.mode = OUT
         self.run = -1
-        self.got: tuple[int, ...] = ()  # indices delivered in this run
+        self.got: tuple[int, ...] = ()  # places delivered in this run
         self.held: dict[int, int] = {}  # seq -> slab
         self.cancels = setting.cancels
 
@@ -159,7 +159,7 @@ class World:
             s._phase.value, s._ask_is_open, s._bound, s._drained, s._idle_losses, s._next_seq,
             tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._warm), len(s._cold), len(s._crew),
-            tuple([(seq, t.run, t.index, t.deaths, t.wanted, t.doomed) for seq, t in self.tasks.items()]),
+            tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed) for seq, t in self.tasks.items()]),
             self.board, self.drawn, self.idle_losses, self.crashes, self.mode, self.run,
             tuple(sorted([(w.alive, -1 if w.claim is None else w.claim, str(w.pipe))
                           for w in self.workers.values()])),
@@ -226,7 +226,7 @@ class World:
         w = self.workers[worker]
         assert w.claim is not None
         task = self.tasks[w.claim]
-        kind = StepFilled if task.index < self.setting.runs[task.run] else StepEnded
+        kind = StepFilled if task.place < self.setting.runs[task.run] else StepEnded
         self.workers[worker] = w._replace(claim=None, pipe=(*w.pipe, kind, w.claim))
 
     def die(self, worker: int) -> None:
@@ -290,7 +290,7 @@ class World:
 
     def unwant(self, seqs: Iterable[int]) -> None:
         """What arrives for these is nobody's any more. A result that has been heard of has no writer."""
-        busy = {*self.board}
+        busy: set[object] = {*self.board}
         for w in self.workers.values():
             busy |= {w.claim, *w.pipe}
         for seq in list(seqs):
@@ -329,7 +329,7 @@ class World:
                 patience = self.setting.workers + self.setting.retries
                 if not isinstance(cause, WorkerLost):
                     self.idle_losses = 0
-                self.law(self.idle_losses <= patience, f"one more is hired after {self.idle_losses} died idle")
+                self.law(self.idle_losses <= patience, f"a hire after {self.idle_losses} idle deaths")
                 self.last_worker = worker
                 self.workers[worker] = Worker(seat)
             case Post(seq, slab, 0):
@@ -403,11 +403,11 @@ class World:
         assert task is not None
         self.law(self.mode == ASKED, "a batch for nobody")
         self.law(task.slab == slab, f"step {seq} is in slab {task.slab}, not {slab}")
-        self.law(task.run == self.run, f"step {task.index} of run {task.run} is delivered in run {self.run}")
+        self.law(task.run == self.run, f"step {task.place} of run {task.run} is delivered in run {self.run}")
         if self.setting.in_order:
-            self.law(task.index == len(self.got), f"{task.index} is delivered after {self.got}")
-        self.law(task.index not in self.got, f"{task.index} is delivered twice")
-        self.got = (*self.got, task.index)
+            self.law(task.place == len(self.got), f"{task.place} is delivered after {self.got}")
+        self.law(task.place not in self.got, f"{task.place} is delivered twice")
+        self.got = (*self.got, task.place)
         self.mode = IN
         return task
 

@@ -129,7 +129,7 @@ def test_an_integer_that_no_dtype_holds_is_refused(samples: list[Any]) -> None:
 # ---- arrays
 
 
-DTYPES = ["u1", "<i4", ">i4", ">f8", "c8", "?", "<U5", ">U2", "S3", "M8[D]", "m8[s]", "f2", "V4", "<i4,>f8,S2"]
+DTYPES = ["u1", "<i4", ">i4", ">f8", "c8", "?", "<U5", ">U2", "S3", "M8[D]", "m8[s]", "f2", "V4", "<i4,>f8"]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (3, 0), (0, 3), (2, 3), (1, 1, 4)], ids=str)
@@ -456,6 +456,7 @@ def test_a_type_that_cannot_be_collated_is_named_with_the_remedy(value: Any) -> 
         ([1, 2, None], (2,)),
         ([None, None, 1], (0, 1)),
         (["a", 1, 2], (0,)),
+        ([np.str_("1"), 1, 2], (0,)),
         ([(1, 2), [1, 2], [1, 2]], (0,)),
         ([{"a": 1}, OrderedDict(a=1)], (1,)),
         ([np.zeros(2), [0.0, 0.0]], (1,)),
@@ -495,7 +496,7 @@ def test_any_other_sequence_of_samples_will_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.arange(12).reshape(3, 4)[::-1], np.array(["a", "bc"]), np.array([1.5])], ids=["2d", "text", "1d"]
+    "rows", [np.arange(8).reshape(2, 4)[::-1], np.array(["a", "b"]), np.array([1.5])], ids=["2d", "text", "1d"]
 )
 def test_an_array_of_rows_is_copied_once_into_the_slab(rows: Any) -> None:
     empty, handed = recorded()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -119,9 +120,7 @@ def leave(worker: int, payload: Any, fds: Mapping[str, int]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("code", "expected"), [(None, 0), (7, 7), ("a message", 1)])
-def test_sys_exit_gives_its_code(
-    method: str, code: object, expected: int, crew_of: Any, capfd: Any
-) -> None:
+def test_sys_exit_gives_its_code(method: str, code: object, expected: int, crew_of: Any, capfd: Any) -> None:
     if method == "spawn" and code != 7:
         pytest.skip("the same code after the start; a fresh interpreter is slow")
     assert ended(crew_of(method, leave, code).start()) == expected
@@ -174,9 +173,7 @@ def held(signum: int, frame: object) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_is_born_with_quiet_signals_no_input_and_only_its_own_fds(
-    method: str, crew_of: Any
-) -> None:
+def test_a_worker_is_born_with_quiet_signals_no_input_and_only_its_own_fds(method: str, crew_of: Any) -> None:
     crew = crew_of(method, say_surroundings)
     other = crew_of(method, say_surroundings)
     before = signal.signal(signal.SIGTERM, held)
@@ -265,6 +262,35 @@ def test_closing_the_launcher_kills_no_worker(method: str) -> None:
         worker.close()
     for fd in (out_w, in_r):
         os.close(fd)
+
+
+def collect_garbage(worker: int, payload: Any, fds: Mapping[str, int]) -> None:
+    gc.collect()
+    say(fds, "collected")
+
+
+def test_a_forked_worker_finalizes_nothing_of_its_parent(crew_of: Any) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            finalized_in.append(os.getpid())
+            if os.getpid() != parent:
+                os.write(crew.writer, b'"finalized"\n')
+
+    parent = os.getpid()
+    finalized_in: list[int] = []
+    crew = crew_of("fork", collect_garbage)
+    gc.disable()
+    try:
+        Cycle()
+        crew.start()
+    finally:
+        gc.enable()
+    assert crew.heard() == "collected"
+    gc.collect()
+    assert finalized_in == [parent]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -384,9 +410,7 @@ def test_what_cannot_be_rebuilt_in_the_template_is_raised_by_each_start(crew_of:
         assert "template" in caught.value.__notes__[-1]
 
 
-def test_what_cannot_be_rebuilt_in_a_spawned_worker_is_told_by_its_handle(
-    crew_of: Any, capfd: Any
-) -> None:
+def test_what_cannot_be_rebuilt_in_a_spawned_worker_is_told_by_its_handle(crew_of: Any, capfd: Any) -> None:
     crew = crew_of("spawn", idle, Stubborn())
     first, second = crew.start(), crew.start()
     for worker in (first, second):

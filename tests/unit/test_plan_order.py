@@ -13,7 +13,7 @@ ORDERS = [Sequential(20), Shuffled(20, seed=3)]
 
 
 def keys(order: Order, epoch: int) -> list[int]:
-    return order.at(epoch, np.arange(order.size(epoch))).tolist()
+    return [int(key) for key in order.at(epoch, np.arange(order.size(epoch)))]
 
 
 def test_sequential_is_the_same_in_every_epoch() -> None:

@@ -140,7 +140,7 @@ class TestSamplerPlan:
             (SamplerPlan(Counting(5), 2, False), None),
         ],
     )
-    def test_the_samplers_length_gives_the_number_of_steps(self, plan: SamplerPlan, steps: int | None) -> None:
+    def test_the_samplers_length_gives_the_steps(self, plan: SamplerPlan, steps: int | None) -> None:
         assert plan.steps(0) == steps
 
     def test_a_length_that_the_inner_sampler_lacks_is_unknown(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,28 @@ def test_memory_maps_are_kept_and_read_in_place(tmp_path: Path) -> None:
     batch = dataset.gather([9, 0], np.empty)
     assert batch.tolist() == [[18, 19], [0, 1]]
     assert batch.flags.writeable
+
+
+def test_a_memory_map_is_pickled_once(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "rows.bin", np.int64, "w+", shape=(1000, 2))
+    mapped[:] = np.arange(2000).reshape(1000, 2)
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(ArrayDataset(mapped), protocol=5, buffer_callback=buffers.append)
+    assert [len(buffer.raw()) for buffer in buffers] == [mapped.nbytes]
+    assert pickle.loads(data, buffers=buffers)[-1].tolist() == [1998, 1999]
+
+
+@pytest.mark.parametrize("of", ["a table", "rows without alignment"])
+def test_a_column_that_is_not_in_one_piece_is_not_copied_as_a_whole(of: str) -> None:
+    table = np.zeros((1_000_000, 9), np.int8)
+    column = table[:, :8] if of == "a table" else table.reshape(-1)[1:8_000_001].view(np.int64)
+    dataset = ArrayDataset(column)
+    tracemalloc.start()
+    try:
+        dataset.gather([5, 999_999], np.empty)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_torch_tensor_is_viewed_not_copied() -> None:

@@ -112,7 +112,8 @@ class TestDataset:
 
 class TestConcatDataset:
     def test_keys_run_on_through_all_parts_empty_ones_too(self) -> None:
-        joined = ConcatDataset([[], Tens(3), [], np.array([7, 8]), "x", []])
+        parts: list[Any] = [[], Tens(3), [], np.array([7, 8]), "x", []]
+        joined = ConcatDataset(parts)
         assert len(joined) == 6
         assert joined.cumulative_sizes == [0, 3, 3, 5, 6, 6]
         assert [joined[key] for key in range(6)] == [0, 10, 20, 7, 8, "x"]
@@ -144,7 +145,7 @@ class TestConcatDataset:
         with pytest.raises(ValueError, match="at least one"):
             ConcatDataset([])
         with pytest.raises(TypeError, match="dataset 1 is a stream .Stream.* ChainDataset"):
-            ConcatDataset([[1], Stream(1)])
+            ConcatDataset[int]([[1], Stream(1)])
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
         with pytest.raises(ValueError, match="Short.__getitems__ returned 1 samples for 2 keys"):
@@ -176,7 +177,7 @@ class TestChainDataset:
 
     def test_what_cannot_be_iterated_is_refused(self) -> None:
         with pytest.raises(TypeError, match="dataset 1 is a Tens.*ConcatDataset"):
-            ChainDataset([Stream(1), Tens(3)])
+            ChainDataset([Stream(1), Tens(3)])  # type: ignore[arg-type]
 
     def test_it_loads_only_where_one_of_its_streams_does(self) -> None:
         assert not hasattr(ChainDataset([Stream(1)]), "load")
@@ -354,7 +355,7 @@ class TestRandomSplit:
         assert caught[0].filename == __file__
 
     def test_an_empty_dataset_splits_into_empty_parts(self) -> None:
-        assert [len(part) for part in random_split([], [0, 0])] == [0, 0]
+        assert [len(part) for part in random_split("", [0, 0])] == [0, 0]
 
     def test_a_sum_of_fractions_that_rounding_made_too_large_is_accepted(self) -> None:
         fractions = [0.2, 0.4, 0.3, 0.1]
@@ -419,7 +420,7 @@ class TestBesideTorch:
 
         with pytest.raises(TypeError, match="is a stream"):
             ConcatDataset([Theirs()])
-        assert list(ChainDataset([Theirs(), Stream(3)])) == [1, 2, 3]
+        assert list(ChainDataset[int]([Theirs(), Stream(3)])) == [1, 2, 3]
 
 
 def outcome(dataset: Any, key: int) -> Any:

@@ -130,7 +130,7 @@ def test_an_item_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(TypeError, match="item 2 of a PackedList, a function, cannot be pickled"):
         PackedList([1, 2, lambda: 3])
     with pytest.raises(TypeError, match="item 1 of a PackedList, a generator"):
-        PackedList(["a", (n for n in ())])
+        PackedList(["a", iter(n for n in "b")])
 
 
 def test_it_is_pickled_as_two_buffers() -> None:

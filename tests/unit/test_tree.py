@@ -226,6 +226,8 @@ def test_a_mapping_that_cannot_be_read_is_a_leaf() -> None:
         ({1: 0}, {True: 0}),
         ({1: 0}, {1.0: 0}),
         ({"a": 0}, {np.str_("a"): 0}),
+        ({-1: 0}, {-2: 0}),  # their hashes are equal
+        ([{-1: 0}], [{-2: 0}]),
         (Point(1, 2), Typed(1, 2)),
         (1, [1]),
         (defaultdict(list, a=1), defaultdict(dict, a=1)),

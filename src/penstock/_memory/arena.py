@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.mapping import Mapping
+
 PAGE = mmap.PAGESIZE
 
 # Address space only: an extent takes pages when they are written to.
@@ -37,7 +39,7 @@ class Arena:
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
         self._end = 0
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, Mapping] = {}
         self._unused: dict[int, list[Region]] = {}
 
     def carve(self, capacity: int) -> Region:
@@ -54,25 +56,15 @@ class Arena:
             unused.extend(Region(extent, length, start, capacity) for start in starts)
         return unused.pop()
 
-    def map(self, region: Region) -> mmap.mmap:
-        """The mapping of the region's extent, made at its first use in this process."""
-        mapping = self._maps.get(region.extent)
-        if mapping is None:
-            if self.fd is None:
-                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                mapping = mmap.mmap(-1, region.length, flags=private)
-            else:
-                mapping = mmap.mmap(self.fd, region.length, offset=region.extent)
-            self._maps[region.extent] = mapping
-        return mapping
-
     def root(self, region: Region) -> NDArray[np.uint8]:
         """A fresh array over the whole region. Every view made from it keeps it alive."""
-        return np.frombuffer(self.map(region), np.uint8, region.capacity, region.start)
+        mapping = self._maps.get(region.extent)
+        if mapping is None:
+            mapping = self._maps[region.extent] = Mapping(self.fd, region.length, region.extent)
+        return np.frombuffer(mapping.buffer, np.uint8, region.capacity, region.start)
 
     def discard(self, region: Region) -> None:
         """Gives the region's pages back to the system. It stays mapped, and reads as zeros."""
         mapping = self._maps.get(region.extent)
         if mapping is not None:
-            advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
-            mapping.madvise(advice, region.start, region.capacity)
+            mapping.discard(region.start, region.capacity)

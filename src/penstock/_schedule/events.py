@@ -47,7 +47,10 @@ class StepFilled(NamedTuple):
 
 
 class StepEnded(NamedTuple):
-    """A stream ran dry before this step. No later step of this stream holds anything."""
+    """A stream ran dry before this step. No later step of this stream holds anything.
+
+    For a step of the next run it only frees the slab and stops posting: say `Bounded` after `Opened`.
+    """
 
     seq: int
     worker: int

@@ -27,6 +27,8 @@ from typing import Any
 
 from penstock.errors import RemoteTraceback
 
+_UNSET = object()
+_dict_of = vars(BaseException)["__dict__"].__get__  # past what a type may have put in its way
 _SHOWN = 200  # characters of a repr that a note may hold
 
 # Weak on both sides: a class made inside a function dies with the last thing that uses it.
@@ -147,7 +149,8 @@ class Failure:
             exc = RuntimeError(f"{self.name}: {self.message}")
         for note in (*self.notes, self.where):
             annotate(exc, note)
-        exc.__cause__ = RemoteTraceback(self.traceback)
+        # Past the type's own __setattr__, which may refuse.
+        BaseException.__setattr__(exc, "__cause__", RemoteTraceback(self.traceback))
         return exc
 
 
@@ -159,9 +162,10 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
 
 def annotate(exc: BaseException, where: str) -> BaseException:
     """`exc` with the note `where`, once."""
-    with suppress(Exception):  # `__notes__` may have been set to something that is not a list
-        if where not in getattr(exc, "__notes__", ()):
-            exc.add_note(where)
+    with suppress(Exception):  # its notes may have been set to something that is not a list
+        notes = _dict_of(exc).setdefault("__notes__", [])  # not add_note: a __setattr__ may refuse
+        if where not in notes:
+            notes.append(where)
     return exc
 
 
@@ -192,7 +196,7 @@ class _Parts:
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
         self.cls = type(exc)
         self.args = tuple(_sendable(arg, dropped) for arg in exc.args)
-        self.attributes = _only_sendable(vars(exc), dropped)
+        self.attributes = _only_sendable(_dict_of(exc), dropped)
         self.slots = _only_sendable(_slots(exc), dropped)
 
     def __reduce__(self) -> Any:
@@ -223,6 +227,8 @@ def _slots(exc: BaseException) -> dict[str, Any]:
     """What `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
+        if cls is BaseExceptionGroup:  # its members are in args
+            continue
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType) and not name.startswith("__"):
                 with suppress(AttributeError):  # a slot that was never set
@@ -234,10 +240,12 @@ def _rebuild(
     cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
 ) -> BaseException:
     exc = _bare(cls, args)
-    exc.__dict__.update(attributes)
+    _dict_of(exc).update(attributes)
     for name, value in slots.items():
-        with suppress(Exception):  # read-only, and so already set from args
-            BaseException.__setattr__(exc, name, value)
+        with suppress(Exception):  # it may be read-only
+            # Only what differs: OSError shows a filename2 that was set to None.
+            if getattr(exc, name, _UNSET) is not value:
+                BaseException.__setattr__(exc, name, value)
     return exc
 
 
@@ -250,7 +258,7 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
             with suppress(Exception):  # another base lays out the memory, or it wants other arguments
                 exc = base.__new__(cls, *given)
                 base.__init__(exc, *given)
-                exc.args = args
+                BaseException.__setattr__(exc, "args", args)
                 return exc
     raise TypeError(f"no built-in exception can make a {cls}")
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Writer
@@ -29,15 +30,16 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     worker, seat = divmod(number, job.num_workers)
     board = Board(fds["board"], job.slots)
     arena = Arena(fds["arena"])
-    replier = Replier(worker, fds["replies"], socket.socket(fileno=fds["strays"]))
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
-
     seed_step(job.seed, -1, seat)
     runner.begin(seat)
-    while token := os.read(fds["tokens"], TOKEN.size):
-        record = board.claim(*TOKEN.unpack(token), worker)
-        if record is not None:
-            _do(record, job, arena, runner, replier)
+    with socket.socket(fileno=fds["strays"]) as strays:
+        replier = Replier(worker, fds["replies"], strays)
+        while token := os.read(fds["tokens"], TOKEN.size):
+            (slot,) = TOKEN.unpack(token)
+            record = board.claim(slot, worker)
+            if record is not None:
+                _do(record, job, arena, runner, replier)
 
 
 def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier) -> None:
@@ -56,7 +58,7 @@ def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier
         replier.failed(task.seq, failure, Writer(root, used=max(0, record.payload)))
 
 
-def _keys(record: Record, root: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> object:
+def _keys(record: Record, root: NDArray[np.uint8]) -> object:
     if record.payload >= 0:
         return root[: record.payload].view(np.int64)
-    return pickle.loads(root[: -record.payload])
+    return pickle.loads(root[: -record.payload].data)

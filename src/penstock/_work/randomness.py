@@ -12,6 +12,9 @@ import numpy as np
 
 from penstock.plan.seeds import mix
 
+# numpy documents these two, but its stubs do not have them.
+_global: Any = np.random
+
 # Reading a stream's light items and loading them may happen in two places: each has its own numbers.
 LOAD, READ = 0, 1
 
@@ -49,7 +52,7 @@ class _NumpyState:
     _SIZE = 625 * 4
 
     def __init__(self) -> None:
-        self._generator: Any = np.random.get_bit_generator()
+        self._generator: Any = _global.get_bit_generator()
         self._whole: Any = None
         if not isinstance(self._generator, np.random.MT19937):
             self._whole = np.random.get_state(legacy=False)
@@ -60,8 +63,8 @@ class _NumpyState:
         self._kept = normal if ctypes.string_at(self._address, self._SIZE) == self._raw else None
 
     def put_back(self) -> None:
-        if np.random.get_bit_generator() is not self._generator:
-            np.random.set_bit_generator(self._generator)
+        if _global.get_bit_generator() is not self._generator:
+            _global.set_bit_generator(self._generator)
         if self._whole is not None:
             np.random.set_state(self._whole)
             return

@@ -110,7 +110,7 @@ class Runner:
 
     def _each(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
         # How much is left of the iterator tells which key failed, at no cost while none does.
-        left = iter(keys)
+        left: Any = iter(keys)
         try:
             return [get(key) for key in left]
         except BaseException as error:

@@ -17,10 +17,11 @@ stand on the board, and a free worker claims one.
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
 from typing import NamedTuple
+
+from penstock._memory.mapping import Mapping
 
 _FREE, _OPEN, _CLAIMED = 0, 1, 2
 
@@ -58,7 +59,7 @@ class Board:
         size = slots * _STRIDE
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
-        self._memory = mmap.mmap(fd, size)
+        self._memory = memoryview(Mapping(fd, size).buffer).cast("B")
 
     def post(self, slot: int, record: Record) -> None:
         base = slot * _STRIDE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import select
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Layout
+from penstock._memory.mapping import Mapping
 from penstock._work.failure import restore
 from penstock._work.loop import main
 from penstock._work.task import Job, Task
@@ -39,23 +39,24 @@ class ProcessBackend:
     def __init__(self, job: Job, method: str) -> None:
         arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
         board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
-        tokens_out, self._tokens = os.pipe()
+        self._tokens_out, self._tokens = os.pipe()
         self._replies, replies_in = os.pipe()
-        self._strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._strays = strays.detach()  # bare numbers: a forked child has nothing to finalize
         # Of the pipes' two ends only ours may not wait: a full pipe of tokens has hints enough.
         os.set_blocking(self._tokens, False)
         os.set_blocking(self._replies, False)
         theirs = {
             "arena": arena,
             "board": board,
-            "tokens": tokens_out,
+            "tokens": self._tokens_out,
             "replies": replies_in,
             "strays": strays_in.detach(),
         }
-        self._fds = [*theirs.values(), self._replies]
+        self._fds = [*theirs.values(), self._replies, self._strays]
         self._pid = os.getpid()
         self._closed = False
-        for fd in (self._tokens, self._replies, self._strays.fileno()):
+        for fd in (self._tokens, self._replies, self._strays):
             close_in_child(fd)
 
         self.arena = Arena(arena)
@@ -92,8 +93,7 @@ class ProcessBackend:
     def post(self, task: Task, payload: Payload, region: Region) -> None:
         slot = self._free.pop()
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        raw = np.frombuffer(payload, np.uint8)
-        np.frombuffer(self.arena.map(region), np.uint8, size, region.start)[:] = raw
+        self.arena.root(region)[:size] = np.frombuffer(payload, np.uint8)
         record = Record(
             task.seq,
             task.run,
@@ -158,9 +158,8 @@ class ProcessBackend:
             process.join()
             process.close()
         self._launcher.close()
-        for fd in (self._tokens, self._replies, self._strays.fileno()):
+        for fd in (self._tokens, self._replies, self._strays):
             forget(fd)
-        self._strays.close()
         for fd in (*self._fds, *self._unclaimed_strays.values()):
             os.close(fd)
 
@@ -172,6 +171,15 @@ class ProcessBackend:
             os.write(self._tokens, TOKEN.pack(slot))
         except BlockingIOError:
             pass
+
+    def _send_tokens_again(self) -> None:
+        """For what is open on the board: a worker may have died with a token in its hand."""
+        if not self._workers and select.select([self._tokens_out], [], [], 0)[0]:
+            # Nobody else reads them: begin anew, so that a stream's only reader finds them in order.
+            os.read(self._tokens_out, 1 << 20)
+        for _, (slot, _) in sorted(self._posted.items()):
+            if self._board.is_open(slot):
+                self._send_token(slot)
 
     def _forget(self, seq: int) -> Region:
         slot, region = self._posted.pop(seq)
@@ -214,13 +222,14 @@ class ProcessBackend:
     def _take_stray(self, reply: Reply) -> NDArray[np.uint8]:
         """Maps the memfd that came with the reply; it is unmapped with the batch."""
         wanted = reply.seq, reply.worker
-        while wanted not in self._unclaimed_strays:
-            data, fds, _, _ = socket.recv_fds(self._strays, STRAY.size, 1)
-            self._unclaimed_strays[STRAY.unpack(data)] = fds[0]
+        with socket.socket(fileno=os.dup(self._strays)) as strays:
+            while wanted not in self._unclaimed_strays:
+                data, fds, _, _ = socket.recv_fds(strays, STRAY.size, 1)
+                self._unclaimed_strays[STRAY.unpack(data)] = fds[0]
         fd = self._unclaimed_strays.pop(wanted)
-        mapping = mmap.mmap(fd, reply.stray)
+        mapping = Mapping(fd, reply.stray)
         os.close(fd)
-        return np.frombuffer(mapping, np.uint8)
+        return np.frombuffer(mapping.buffer, np.uint8)
 
     def _bury(self, pidfd: int) -> Lost:
         worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)
@@ -230,13 +239,10 @@ class ProcessBackend:
         how, name = _fate(process.exitcode)
         process.close()
         del self._workers[worker]
-        lost = None
-        for seq, (slot, _) in list(self._posted.items()):
-            if self._board.claimant(slot) == worker:
-                lost = seq
-                self._forget(seq)
-            elif self._board.is_open(slot):
-                self._send_token(slot)  # it may have died with the token in its hand
+        lost = next((s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None)
+        if lost is not None:
+            self._forget(lost)
+        self._send_tokens_again()
         return Lost(worker, lost, who, how, name)
 
 

@@ -7,7 +7,6 @@ small, in a memfd of the worker's own making, handed over through a socket (a st
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import socket
@@ -20,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from penstock._memory.layout import Layout, Writer
+from penstock._memory.mapping import Mapping
 
 
 class Verdict(IntEnum):
@@ -101,7 +101,7 @@ class Replier:
             stray = writer.used
             fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
             os.ftruncate(fd, stray)
-            writer = Writer(np.frombuffer(mmap.mmap(fd, stray), np.uint8))
+            writer = Writer(np.frombuffer(Mapping(fd, stray).buffer, np.uint8))
             written = write(writer)
             socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
             os.close(fd)
@@ -115,14 +115,12 @@ class Replier:
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         places = tuple(_put(writer, buffer.raw()) for buffer in buffers)
-        number = self._numbers.get(layout)
-        if number is not None and pickled is None:
+        number = self._numbers.get(layout, _UNNUMBERED)
+        new = number == _UNNUMBERED
+        if not new and pickled is None:
             return number, 0, 0
-        new = number is None
-        if new:
-            number = _UNNUMBERED
-            if len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
-                number = self._numbers[layout] = len(self._numbers)
+        if new and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
+            number = self._numbers[layout] = len(self._numbers)
         trailer = pickle.dumps(Trailer(layout if new else None, pickled, places), 5)
         return number, *_put(writer, trailer)
 

@@ -186,7 +186,7 @@ class _MappedFile:
     rows must not need 10,000 of them.
     """
 
-    def __init__(self, filename: str, mode: str, offset: int, length: int, address: int) -> None:
+    def __init__(self, filename: Any, mode: str, offset: int, length: int, address: int) -> None:
         self._where = (filename, mode, offset, length)
         self._address = address
 
@@ -197,12 +197,11 @@ class _MappedFile:
             return None
         whole = np.frombuffer(root._mmap, np.uint8)
         address = whole.__array_interface__["data"][0]
-        filename = os.fspath(root.filename)
-        if not _is_mapped_at(filename, address):
+        if not _is_mapped_at(os.fspath(root.filename), address):
             return None
         start = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
         mode = "r" if root.mode == "r" else "r+"  # never "w+": that would empty the file
-        return cls(filename, mode, start, whole.nbytes, address)
+        return cls(root.filename, mode, start, whole.nbytes, address)
 
     def offset_of(self, array: np.ndarray[Any, Any]) -> int:
         return int(array.__array_interface__["data"][0]) - self._address
@@ -238,7 +237,7 @@ def _is_mapped_at(filename: str, address: int) -> bool:
     return False
 
 
-def _map_file(filename: str, mode: Any, offset: int, length: int) -> np.memmap[Any, Any]:
+def _map_file(filename: Any, mode: Any, offset: int, length: int) -> np.memmap[Any, Any]:
     return np.memmap(filename, np.uint8, mode, offset, (length,))
 
 

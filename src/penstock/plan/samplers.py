@@ -203,7 +203,7 @@ class WeightedRandomSampler(Sampler[int]):
 
     def _with_replacement(self, generator: np.random.Generator) -> Iterator[int]:
         edges = np.cumsum(self.weights)
-        # The product below may round up to the last edge itself, which belongs to nobody.
+        # With weights near the smallest float the product rounds up to the last edge, which is nobody's.
         last = np.flatnonzero(self.weights)[-1]
         for block in _blocks(self.num_samples):
             keys = np.searchsorted(edges, generator.random(block.size) * edges[-1], side="right")

@@ -6,6 +6,8 @@ it does not matter who computes it, or how often.
 
 from __future__ import annotations
 
+from typing import SupportsInt
+
 import numpy as np
 
 MASK = (1 << 64) - 1
@@ -15,7 +17,7 @@ FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 
 
-def mix(*parts: int) -> int:
+def mix(*parts: SupportsInt) -> int:
     """One 64-bit integer that depends on every bit of every part, and on their order.
 
     Parts may be negative or of any size. About 1 µs for three parts of at most 64 bits.

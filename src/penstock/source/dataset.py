@@ -36,9 +36,7 @@ def _home(cls: type, name: str) -> int:
 
 
 class Keyed(Protocol[T_co]):
-    """Anything that may be a part of a dataset: it has a length, and a sample for each key."""
-
-    def __len__(self) -> int: ...
+    """Anything that may be a part of a dataset: it has a sample for each key (and most often a length)."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
@@ -77,7 +75,7 @@ class Dataset(Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__: the sample of a key.")
 
     def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
-        return ConcatDataset([cast("Keyed[Any]", self), other])
+        return ConcatDataset([self, other])
 
 
 class IterableDataset(Dataset[T_co]):
@@ -115,7 +113,7 @@ class ConcatDataset(Dataset[T_co]):
                     f"ConcatDataset needs datasets with keys, but dataset {position} is a stream "
                     f"({type(dataset).__name__}). Join streams with ChainDataset."
                 )
-        self.cumulative_sizes: list[int] = list(accumulate(map(len, self.datasets)))
+        self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -195,7 +193,7 @@ class ChainDataset(IterableDataset[T_co]):
         return link.item if load is None else load(link.item)
 
     def __len__(self) -> int:
-        return sum(map(len, cast("list[Sized]", self.datasets)))
+        return sum(_lengths(self.datasets))
 
 
 class Subset(Dataset[T_co]):
@@ -254,7 +252,7 @@ class StackDataset(Dataset[Any]):
         if not args and not kwargs:
             raise ValueError("StackDataset needs at least one dataset, but got none.")
         self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
-        sizes = [len(dataset) for dataset in self._parts()]
+        sizes = _lengths(self._parts())
         if len(set(sizes)) > 1:
             raise ValueError(f"StackDataset needs datasets of one length, but these have {sizes}.")
         self._length = sizes[0]
@@ -274,7 +272,8 @@ class StackDataset(Dataset[Any]):
         return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
 
     def _sample(self, parts: Iterable[Any]) -> Any:
-        return dict(zip(self.datasets, parts, strict=True)) if isinstance(self.datasets, dict) else tuple(parts)
+        named = isinstance(self.datasets, dict)
+        return dict(zip(self.datasets, parts, strict=True)) if named else tuple(parts)
 
 
 def random_split(
@@ -288,7 +287,7 @@ def random_split(
     [8, 2]
     """
     check_generator(generator)
-    n = len(dataset)
+    (n,) = _lengths([dataset])
     counts = _counts(lengths, n)
     if n == 0:
         return [Subset(dataset, np.empty(0, dtype=np.int64)) for _ in counts]
@@ -337,6 +336,11 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
             "It must return one for each key, in the order of the keys."
         )
     return cast("list[Any]", samples)
+
+
+def _lengths(datasets: Sequence[object]) -> list[int]:
+    """A TypeError where one has none, as `len` raises it."""
+    return [len(dataset) for dataset in cast("Sequence[Sized]", datasets)]
 
 
 def _plain(keys: Sequence[Any] | NDArray[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import index as as_int
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +57,10 @@ class PackedList(Sequence[T], Generic[T]):
         return len(self.offsets) - 1
 
     @overload
-    def __getitem__(self, index: int) -> T: ...
+    def __getitem__(self, index: SupportsIndex) -> T: ...
     @overload
     def __getitem__(self, index: slice) -> PackedList[T]: ...
-    def __getitem__(self, index: int | slice) -> T | PackedList[T]:
+    def __getitem__(self, index: SupportsIndex | slice) -> T | PackedList[T]:
         if isinstance(index, slice):
             return self._slice(index)
         at, edges = as_int(index), self._edges

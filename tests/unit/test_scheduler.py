@@ -1,0 +1,391 @@
+"""The scheduler, sentence by sentence: events in, commands out."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock._schedule import Scheduler
+from penstock._schedule.commands import (
+    Command,
+    Cool,
+    Deliver,
+    DeliverLost,
+    Finish,
+    Hire,
+    Post,
+    Rescind,
+    Stop,
+)
+from penstock._schedule.events import (
+    Asked,
+    Bounded,
+    Cancelled,
+    Closed,
+    Event,
+    Exhausted,
+    Opened,
+    Rescinded,
+    SlabReturned,
+    StepEnded,
+    StepFilled,
+    WorkerLost,
+)
+from penstock.errors import InternalError
+
+
+class Log:
+    """Handles events one by one, checking after each, and keeps what the last one commanded."""
+
+    def __init__(
+        self, *, window: int = 2, workers: int = 2, retries: int = 1, in_order: bool = True,
+        spare: int | None = None,
+    ) -> None:  # fmt: skip
+        self.scheduler = Scheduler(
+            window=window, workers=workers, retries=retries, in_order=in_order, spare=spare
+        )
+        self.commands: list[Command] = []
+
+    def after(self, *events: Event) -> Log:
+        for event in events:
+            self.commands = self.scheduler.handle(event)
+            self.scheduler.check()
+        return self
+
+    def are(self, *commands: Command) -> bool:
+        """Compares by repr: as tuples, Finish() and Stop() are equal."""
+        assert [repr(command) for command in self.commands] == [repr(command) for command in commands]
+        return True
+
+
+# Runs
+
+
+def test_opening_hires_a_crew_and_fills_the_window() -> None:
+    assert Log().after(Opened()).are(Hire(0, 0), Hire(1, 1), Post(0, 0, 0), Post(1, 1, 0))
+
+
+def test_a_batch_is_delivered_when_asked_for_and_its_place_is_filled() -> None:
+    assert Log().after(Opened(), StepFilled(0, 1), Asked()).are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_an_ask_waits_for_its_batch() -> None:
+    log = Log().after(Opened(), Asked())
+    assert log.are()
+    assert log.after(StepFilled(0, 0)).are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_nothing_is_delivered_before_it_is_asked_for() -> None:
+    assert Log().after(Opened(), StepFilled(0, 0), StepFilled(1, 1)).are()
+
+
+def test_in_order_a_later_batch_waits_for_an_earlier_one() -> None:
+    log = Log().after(Opened(), Asked(), StepFilled(1, 1))
+    assert log.are()
+    assert log.after(StepFilled(0, 0)).are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_out_of_order_batches_are_delivered_as_they_come() -> None:
+    log = Log(in_order=False).after(Opened(), StepFilled(1, 1), StepFilled(0, 0))
+    assert log.after(Asked()).are(Deliver(1, 1), Post(2, 2, 0))
+    assert log.after(Asked()).are(Deliver(0, 0), Post(3, 3, 0))
+
+
+def test_a_run_is_finished_when_all_before_its_bound_is_delivered() -> None:
+    log = Log(window=1).after(Opened(), Bounded(1), StepFilled(0, 0), Asked())
+    assert log.are(Deliver(0, 0), Post(1, 1, 0))
+    assert log.after(Asked()).are(Finish())
+
+
+def test_a_run_that_is_over_stays_over() -> None:
+    assert Log().after(Opened(), Bounded(0), Asked(), Asked()).are(Finish())
+
+
+def test_a_bound_far_ahead_does_not_finish_the_run() -> None:
+    assert Log().after(Opened(), Bounded(10), StepFilled(0, 0), Asked(), Asked()).are()
+
+
+def test_steps_beyond_the_bound_wait_for_the_next_run() -> None:
+    log = Log().after(Opened(), Bounded(1), StepFilled(1, 1), Asked())
+    assert log.are()
+    assert log.after(StepFilled(0, 0)).are(Deliver(0, 0), Post(2, 2, 0))
+    assert log.after(Asked()).are(Finish())
+    assert log.after(Opened(), Asked()).are(Deliver(1, 1), Post(3, 3, 0))
+
+
+def test_out_of_order_a_step_of_the_next_run_is_passed_over() -> None:
+    log = Log(in_order=False).after(Opened(), Bounded(1), StepFilled(1, 1), Asked())
+    assert log.are()
+    assert log.after(StepFilled(0, 0)).are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_the_next_run_may_be_opened_without_asking_for_the_end() -> None:
+    log = Log().after(Opened(), Bounded(1), StepFilled(0, 0), Asked())
+    assert log.scheduler.run_is_over
+    assert log.after(Opened(), StepFilled(1, 0), Asked()).are(Deliver(1, 1), Post(3, 3, 0))
+
+
+def test_where_nothing_can_be_drawn_nothing_more_is_posted_until_the_next_run() -> None:
+    log = Log(window=3).after(Opened(), Bounded(1), Exhausted(1), Exhausted(2))
+    assert log.after(StepFilled(0, 0), Asked()).are(Deliver(0, 0))
+    assert log.after(Asked()).are(Finish())
+    assert log.after(Opened()).are(Post(3, 2, 0), Post(4, 1, 0), Post(5, 3, 0))
+
+
+def test_an_empty_run_is_finished_at_once() -> None:
+    assert Log().after(Opened(), Bounded(0), Exhausted(0), Exhausted(1), Asked()).are(Finish())
+
+
+def test_a_draw_that_fails_without_a_bound_ends_the_run_there() -> None:
+    log = Log().after(Opened(), Exhausted(1), StepFilled(0, 0), Asked())
+    assert log.are(Deliver(0, 0))
+    assert log.after(Asked()).are(Finish())
+
+
+# Streams
+
+
+def test_a_stream_that_ran_dry_ends_the_run_before_that_step() -> None:
+    log = Log().after(Opened(), StepEnded(1, 1), StepFilled(0, 0), Asked())
+    assert log.are(Deliver(0, 0))
+    assert log.after(Asked()).are(Finish())
+
+
+def test_later_steps_of_a_dry_stream_are_taken_back() -> None:
+    assert Log(window=3).after(Opened(), StepEnded(0, 0)).are(Rescind(1), Rescind(2))
+
+
+def test_the_late_end_of_a_dry_stream_does_not_end_the_next_run() -> None:
+    # Both workers have a step of the dry stream in hand, and one is slow to say so.
+    log = Log().after(Opened(), StepEnded(0, 0), Asked(), Opened(), StepEnded(1, 1), Asked())
+    assert log.are()
+    assert log.after(StepFilled(2, 0)).are(Deliver(2, 0), Post(4, 1, 0))
+
+
+def test_a_step_lost_beyond_the_end_of_a_stream_is_not_reported() -> None:
+    log = Log(retries=0).after(Opened(), WorkerLost(1, 1), StepEnded(0, 0), Asked())
+    assert log.are(Finish())
+    assert log.after(Opened(), StepFilled(2, 0), Asked()).are(Deliver(2, 1), Post(4, 2, 0))
+
+
+def test_a_stream_that_ends_early_leaves_the_next_run_alone() -> None:
+    log = Log(window=4).after(Opened(), Bounded(2), StepEnded(1, 1))
+    assert log.after(StepFilled(0, 0), StepFilled(2, 1), Asked()).are(Deliver(0, 0))
+    assert log.after(Asked()).are(Finish())
+    assert log.after(Opened(), Asked()).are(Deliver(2, 2), Post(6, 5, 0))
+
+
+# Lost workers
+
+
+def test_a_lost_step_keeps_its_slab() -> None:
+    assert Log().after(Opened(), WorkerLost(0, 0)).are(Post(0, 0, 1), Hire(2, 0))
+
+
+def test_a_replacement_has_the_seat_of_the_dead_and_a_name_of_its_own() -> None:
+    log = Log().after(Opened(), WorkerLost(1, None))
+    assert log.are(Hire(2, 1))
+    assert log.after(WorkerLost(2, None)).are(Hire(3, 1))
+
+
+def test_the_death_of_a_worker_after_its_last_result_costs_nothing() -> None:
+    log = Log().after(Opened(), StepFilled(0, 0), WorkerLost(0, None), Asked())
+    assert log.are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_a_step_is_given_up_after_its_retries_and_reported_in_its_turn() -> None:
+    log = Log(retries=1).after(Opened(), WorkerLost(1, 1), WorkerLost(2, 1), Asked())
+    assert log.are()
+    assert log.after(StepFilled(0, 0), Asked()).are(DeliverLost(1, 1, 2), Post(3, 1, 0))
+
+
+def test_out_of_order_a_loss_is_reported_when_it_comes() -> None:
+    log = Log(retries=0, in_order=False).after(Opened(), Asked(), WorkerLost(1, 1))
+    assert log.are(Hire(2, 1), DeliverLost(1, 1, 1), Post(2, 1, 0))
+
+
+def test_the_run_goes_on_after_a_lost_step() -> None:
+    log = Log(retries=0).after(Opened(), WorkerLost(0, 0), Asked(), StepFilled(1, 1), Asked())
+    assert log.are(Deliver(1, 1), Post(3, 2, 0))
+
+
+def test_steps_that_kill_are_no_sign_of_a_crew_that_dies_at_birth() -> None:
+    deaths = [WorkerLost(worker, worker // 2) for worker in range(8)]
+    log = Log(window=4, workers=1, retries=1).after(Opened(), *deaths)
+    assert log.are(Hire(8, 0))
+
+
+def test_a_crew_that_dies_at_birth_is_not_replaced_for_ever() -> None:
+    log = Log(window=2, workers=1, retries=1)
+    log.after(Opened(), WorkerLost(0, None), WorkerLost(1, None))
+    assert log.are(Hire(2, 0))
+    assert log.after(WorkerLost(2, None)).are(Rescind(0), Rescind(1))
+    assert log.after(Rescinded(0), Rescinded(1), Asked()).are(DeliverLost(0, 0, 2))
+    assert log.after(Asked()).are(DeliverLost(1, 1, 2))
+
+
+def test_asking_on_after_the_crew_was_given_up_hires_a_new_one() -> None:
+    log = Log(window=1, workers=1, retries=0).after(Opened(), WorkerLost(0, None), WorkerLost(1, None))
+    assert log.after(Rescinded(0), Asked()).are(DeliverLost(0, 0, 1))
+    assert log.after(Asked()).are(Hire(2, 0), Post(1, 0, 0))
+    assert log.after(StepFilled(1, 2)).are(Deliver(1, 0), Post(2, 1, 0))
+
+
+def test_opening_hires_again_for_the_empty_seats() -> None:
+    log = Log(window=1, workers=1, retries=0).after(Opened(), WorkerLost(0, None), WorkerLost(1, None))
+    assert log.after(Rescinded(0), Cancelled(), Opened()).are(Hire(2, 0), Post(1, 0, 0))
+
+
+def test_while_one_of_the_crew_lives_it_does_all_the_work() -> None:
+    log = Log(window=2, workers=2, retries=0).after(Opened(), *[WorkerLost(w, None) for w in (1, 2)])
+    assert log.after(WorkerLost(3, None)).are()
+    assert log.after(StepFilled(0, 0), Asked()).are(Deliver(0, 0), Post(2, 2, 0))
+
+
+def test_killing_workers_that_have_nothing_to_do_loses_no_step() -> None:
+    log = Log(window=1, workers=1, retries=0).after(Opened(), StepFilled(0, 0))
+    log.after(*[WorkerLost(worker, None) for worker in range(2)])
+    assert log.after(Asked()).are(Deliver(0, 0))
+    assert log.after(Asked()).are(Hire(2, 0), Post(1, 1, 0))
+
+
+# Slabs
+
+
+def test_the_slab_returned_last_is_used_next() -> None:
+    log = Log(window=1).after(Opened(), StepFilled(0, 0), Asked(), StepFilled(1, 0), Asked())
+    log.after(StepFilled(2, 0), SlabReturned(0), SlabReturned(1))
+    assert log.after(Asked()).are(Deliver(2, 2), Post(3, 1, 0))
+
+
+def test_a_consumer_that_keeps_everything_gets_new_slabs() -> None:
+    log = Log(window=1).after(Opened())
+    for seq in range(100):
+        assert log.after(StepFilled(seq, 0), Asked()).are(Deliver(seq, seq), Post(seq + 1, seq + 1, 0))
+
+
+def test_of_too_many_free_slabs_the_one_unused_for_longest_is_cooled() -> None:
+    log = Log(window=1, spare=1).after(Opened())
+    for seq in range(3):
+        log.after(StepFilled(seq, 0), Asked())
+    assert log.after(SlabReturned(1)).are()
+    assert log.after(SlabReturned(0)).are(Cool(1))
+    assert log.after(SlabReturned(2)).are(Cool(0))
+
+
+def test_a_cold_slab_is_used_only_when_no_warm_one_is_left() -> None:
+    log = Log(window=1, spare=1).after(Opened())
+    for seq in range(3):
+        log.after(StepFilled(seq, 0), Asked())
+    log.after(SlabReturned(0), SlabReturned(1))
+    assert log.after(StepFilled(3, 0), Asked()).are(Deliver(3, 3), Post(4, 1, 0))
+    assert log.after(StepFilled(4, 0), Asked()).are(Deliver(4, 1), Post(5, 0, 0))
+
+
+# Cancelling
+
+
+def test_cancelling_takes_posted_steps_back_and_posts_no_more() -> None:
+    log = Log().after(Opened(), StepFilled(0, 0), Cancelled())
+    assert log.are(Rescind(1))
+    assert log.after(Rescinded(1)).are()
+
+
+def test_cancelling_drops_the_ask() -> None:
+    log = Log().after(Opened(), Asked(), Cancelled())
+    assert not log.scheduler.ask_is_open
+    assert log.after(StepFilled(0, 0)).are()
+
+
+def test_a_run_opened_after_a_cancelled_one_has_steps_of_its_own() -> None:
+    log = Log().after(Opened(), Cancelled(), Rescinded(0), Rescinded(1))
+    assert log.after(Opened()).are(Post(2, 1, 0), Post(3, 0, 0))
+
+
+def test_a_cancelled_step_in_hand_keeps_its_slab_until_it_is_heard_of() -> None:
+    log = Log(window=1).after(Opened(), Cancelled(), Opened())
+    assert log.are(Post(1, 1, 0))
+    assert log.after(StepFilled(0, 0), StepFilled(1, 1), Asked()).are(Deliver(1, 1), Post(2, 0, 0))
+
+
+def test_a_cancelled_step_is_not_posted_again_when_its_worker_dies() -> None:
+    log = Log(window=1, workers=1).after(Opened(), Cancelled(), WorkerLost(0, 0))
+    assert log.are(Hire(1, 0))
+    assert log.after(Opened()).are(Post(1, 0, 0))
+
+
+def test_a_cancelled_step_does_not_take_up_room_in_the_window() -> None:
+    log = Log(window=3).after(Opened(), Cancelled(), Opened())
+    assert log.scheduler.outstanding == 3
+
+
+def test_cancelling_twice_or_between_runs_is_harmless() -> None:
+    assert Log().after(Cancelled(), Opened(), Cancelled(), Cancelled()).are()
+
+
+def test_an_end_found_for_a_cancelled_run_does_not_end_the_next() -> None:
+    log = Log(window=1).after(Opened(), Cancelled(), Bounded(0), Exhausted(0), Opened())
+    assert log.are(Post(1, 0, 0))
+
+
+# Closing
+
+
+def test_closing_stops_once_and_ignores_what_trickles_in() -> None:
+    log = Log().after(Opened(), StepFilled(0, 0), Asked(), Closed())
+    assert log.are(Stop())
+    results: list[Event] = [SlabReturned(0), StepFilled(1, 1), WorkerLost(0, None), Rescinded(1)]
+    for late in [*results, Asked(), Opened(), Cancelled(), Closed()]:
+        assert log.after(late).are()
+
+
+# Impossibilities
+
+IMPOSSIBLE: dict[str, list[Event]] = {
+    "an ask before any run": [Asked()],
+    "an ask after a cancel": [Opened(), Cancelled(), Asked()],
+    "two asks": [Opened(), Asked(), Asked()],
+    "a run within a run": [Opened(), Opened()],
+    "a run opened while the consumer waits": [Opened(), Bounded(1), Asked(), Opened()],
+    "a result for a step never posted": [Opened(), StepFilled(9, 0)],
+    "a second result": [Opened(), StepFilled(0, 0), StepFilled(0, 1)],
+    "a result for a delivered step": [Opened(), StepFilled(0, 0), Asked(), StepFilled(0, 0)],
+    "a result of a worker never hired": [Opened(), StepFilled(0, 9)],
+    "a result of a dead worker": [Opened(), WorkerLost(0, None), StepFilled(0, 0)],
+    "the end of a stream from a dead worker": [Opened(), WorkerLost(0, None), StepEnded(0, 0)],
+    "the end of a stream before a filled step": [Opened(), StepFilled(1, 1), StepEnded(0, 0)],
+    "the end of a stream at a filled step": [Opened(), StepFilled(0, 1), StepEnded(0, 0)],
+    "nothing drawn for a filled step": [Opened(), StepFilled(0, 1), Exhausted(0)],
+    "a second death": [Opened(), WorkerLost(0, None), WorkerLost(0, None)],
+    "a death with a step that is done": [Opened(), StepFilled(0, 0), WorkerLost(0, 0)],
+    "a slab never lent": [Opened(), SlabReturned(0)],
+    "a slab returned twice": [Opened(), StepFilled(0, 0), Asked(), SlabReturned(0), SlabReturned(0)],
+    "a filled step taken off the board": [Opened(), StepFilled(0, 0), Rescinded(0)],
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_it_refuses(what: str) -> None:
+    *before, last = IMPOSSIBLE[what]
+    log = Log().after(*before)
+    with pytest.raises(InternalError):
+        log.after(last)
+
+
+def test_an_impossible_event_is_reported_with_the_recent_ones() -> None:
+    log = Log(window=1).after(Opened())
+    for seq in range(60):
+        log.after(StepFilled(seq, 0), Asked())
+    with pytest.raises(InternalError) as caught:
+        log.after(SlabReturned(10_000))
+    text = str(caught.value)
+    assert "was told SlabReturned(slab=10000), but the slab is not lent" in text
+    assert "Please report it" in text
+    assert "The last 50 events" in text
+    assert "StepFilled(seq=59, worker=0)" in text
+    assert "StepFilled(seq=3, worker=0)" not in text
+
+
+@pytest.mark.parametrize(("window", "workers", "retries"), [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_it_cannot_be_made_without_room_or_crew(window: int, workers: int, retries: int) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        Scheduler(window=window, workers=workers, retries=retries)
