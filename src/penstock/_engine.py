@@ -13,8 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock._memory.lease import Leases
 from penstock._memory.pool import Pool
@@ -50,8 +49,7 @@ from penstock.errors import InternalError, LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """What `next` answers: a batch, or the error that stands in its place, or the end of the run."""
 
     task: Task | None
@@ -281,6 +279,13 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
 
 def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
     """The error for a step that cost too many workers their lives."""
+    if loss.seq != task.seq:
+        return WorkerLostError(
+            f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so nobody could fill "
+            f"step {task.step} of epoch {task.epoch}.\n"
+            f"  {_LIKELY.get(loss.signal, _UNLIKELY)} Look at worker_init_fn, and at what importing the dataset's "
+            "module does."
+        )
     tries = retries + 1
     return WorkerLostError(
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 from penstock._work.failure import annotate
@@ -24,6 +23,7 @@ class Run:
         self._numbers = numbers
         self._number = next(numbers)
         self._kind = kind
+        self._reads = kind in (Kind.ITEMS, Kind.ITEM)
         self._keys = keys
         self._seed = seed
         self._step = 0
@@ -39,10 +39,11 @@ class Run:
         """The next step as the task `seq`; None at the end, or where the user's code raised."""
         if self.error is not None:
             return None
-        reads = self._kind in (Kind.ITEMS, Kind.ITEM)
-        seeded = borrowed_generators(self._seed, self.epoch, self._step, READ) if reads else nullcontext()
         try:
-            with seeded:
+            if self._reads:
+                with borrowed_generators(self._seed, self.epoch, self._step, READ):
+                    keys = next(self._keys, _END)
+            else:
                 keys = next(self._keys, _END)
         except Exception as error:
             self.fail(error)
@@ -55,7 +56,7 @@ class Run:
 
     def fail(self, error: Exception) -> None:
         """The run ends with this error, after all that was drawn before it."""
-        what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
+        what = "the stream" if self._reads else "the sampler"
         where = f"While {what} was asked for step {self._step} of epoch {self.epoch}, in the calling process."
         annotate(error, where)
         self.error = error

@@ -111,8 +111,7 @@ class DataLoader(Generic[T_co]):
         self._next_epoch = 0
         self._epoch: int | None = None
         self._promised: int | None = None
-        self._crews = _Crews()
-        weakref.finalize(self, self._crews.close)
+        self._give_crews()
 
     # The epochs.
 
@@ -219,6 +218,17 @@ class DataLoader(Generic[T_co]):
     def __repr__(self) -> str:
         given = f"batch_size={self.batch_size}, num_workers={self.num_workers}, backend={self.backend!r}"
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_crews"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._give_crews()
+
+    def _give_crews(self) -> None:
+        self._crews = _Crews()
+        weakref.finalize(self, self._crews.close)
 
     # From the plan to the engine.
 

@@ -134,7 +134,7 @@ def test_a_memory_map_is_pickled_once(tmp_path: Path) -> None:
     mapped[:] = np.arange(2000).reshape(1000, 2)
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(ArrayDataset(mapped), protocol=5, buffer_callback=buffers.append)
-    assert [len(buffer.raw()) for buffer in buffers] == [mapped.nbytes]
+    assert len(data) + sum(len(buffer.raw()) for buffer in buffers) < mapped.nbytes + 1000
     assert pickle.loads(data, buffers=buffers)[-1].tolist() == [1998, 1999]
 
 

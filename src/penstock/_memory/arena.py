@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ PAGE = mmap.PAGESIZE
 EXTENT = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A piece of the arena: `capacity` bytes at `start` in the extent that begins at `extent`."""
 
     extent: int

@@ -40,4 +40,6 @@ class Pool:
 
     def cool(self, slab: int) -> None:
         """The slab's pages go back to the system; the next use of it faults them in again."""
-        self.arena.discard(self._regions[slab])
+        region = self._regions.get(slab)
+        if region is not None:  # else it was named for a step that turned out not to exist
+            self.arena.discard(region)

@@ -429,11 +429,11 @@ class Scheduler:
 
     def _impossible(self, event: Event, why: str) -> NoReturn:
         recent = "\n    ".join(map(repr, self._recent))
+        steps = {seq: step.state.value for seq, step in self._steps.items()}
         raise InternalError(
             f"the scheduler was told {event!r}, but {why}.\n"
             f"  It is {self._phase.value}: window {self._window}, crew {self._crew}, bound {self._bound}, "
-            f"steps {({s: t.state.value for s, t in self._steps.items()})}, "
-            f"abandoned {list(self._abandoned)}.\n"
+            f"steps {steps}, abandoned {list(self._abandoned)}.\n"
             f"  This is a bug in penstock, not in your program. Please report it with this text.\n"
             f"  The last {len(self._recent)} events:\n    {recent}"
         )
@@ -452,9 +452,9 @@ class Scheduler:
         assert len(steps) <= self._window, "the window is respected"
         for step in steps.values():
             assert step.attempt <= self._retries + (step.state is LOST), "retries are obeyed"
-            assert step.worker in range(self._next_worker) or not (
-                step.attempt or step.state is LOST
-            ), "a death has a name"
+            assert step.worker in range(self._next_worker) or not (step.attempt or step.state is LOST), (
+                "a death has a name"
+            )
         arrived = [seq for seq, step in steps.items() if step.state is not POSTED]
         assert sorted(self._arrived) == ([] if self._in_order else arrived)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ class Kind(IntEnum):
 BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`."""
 
     seq: int

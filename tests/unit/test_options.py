@@ -1,0 +1,205 @@
+"""Bad arguments are refused at construction, with a message that says what is allowed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"num_workers": -1}, ValueError, "num_workers=0 to load in the calling process"),
+        ({"num_workers": 1.5}, ValueError, "num_workers must be an integer"),
+        ({"num_workers": True}, ValueError, "num_workers must be an integer"),
+        ({"timeout": -1, "num_workers": 1}, ValueError, "non-negative"),
+        ({"timeout": float("nan"), "num_workers": 1}, ValueError, "non-negative"),
+        ({"timeout": 3}, ValueError, "timeout=3 needs workers"),
+        ({"prefetch_factor": 2}, ValueError, "prefetch_factor=2 needs workers"),
+        ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "at least 1"),
+        ({"prefetch_factor": -1, "num_workers": 1}, ValueError, "at least 1"),
+        ({"persistent_workers": True}, ValueError, "persistent_workers=True needs workers"),
+        ({"multiprocessing_context": "fork"}, ValueError, "needs workers"),
+        ({"multiprocessing_context": "teleport", "num_workers": 1}, ValueError, "fork, spawn, forkserver"),
+        ({"multiprocessing_context": 7, "num_workers": 1}, TypeError, "multiprocessing context"),
+        ({"multiprocessing_context": "fork", "num_workers": 1, "backend": "thread"}, ValueError, "no meaning"),
+        ({"backend": "gpu", "num_workers": 1}, ValueError, '"process" or "thread"'),
+        ({"batch_size": 0}, ValueError, "at least 1, or None"),
+        ({"batch_size": 2.0}, ValueError, "at least 1, or None"),
+        ({"batch_size": True}, ValueError, "at least 1, or None"),
+        ({"batch_size": None, "drop_last": True}, ValueError, "mutually exclusive with drop_last"),
+        ({"drop_last": 1}, ValueError, "drop_last must be True or False"),
+        ({"shuffle": "yes"}, ValueError, "shuffle must be"),
+        ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
+        ({"batch_sampler": [[0]], "batch_size": 2}, ValueError, "mutually exclusive with batch_size"),
+        ({"batch_sampler": [[0]], "batch_size": None}, ValueError, "mutually exclusive with batch_size"),
+        ({"batch_sampler": [[0]], "shuffle": True}, ValueError, "mutually exclusive with shuffle"),
+        ({"batch_sampler": [[0]], "sampler": [0]}, ValueError, "mutually exclusive with sampler"),
+        ({"batch_sampler": [[0]], "drop_last": True}, ValueError, "mutually exclusive with drop_last"),
+        ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
+        ({"worker_init_fn": 3, "num_workers": 1}, TypeError, "worker_init_fn must be callable"),
+        ({"generator": 3}, TypeError, "numpy.random.Generator"),
+        ({"seed": -1}, ValueError, "non-negative integer"),
+        ({"seed": "x"}, ValueError, "non-negative integer"),
+        ({"retries": -1}, ValueError, "retries"),
+    ],
+    ids=str,
+)
+def test_a_bad_argument_is_refused(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DataLoader([1, 2, 3], **kwargs)
+
+
+@pytest.mark.parametrize("kwargs", [{"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}], ids=str)
+def test_a_stream_has_its_own_order(kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="decides its own order"):
+        DataLoader(Stream(), **kwargs)
+
+
+def test_a_stream_takes_shuffle_false_and_none() -> None:
+    assert len(list(DataLoader(Stream(), shuffle=False))) == len(list(DataLoader(Stream(), shuffle=None))) == 3
+
+
+def test_what_is_not_a_dataset_is_refused() -> None:
+    with pytest.raises(TypeError, match="no __getitem__"):
+        DataLoader(7)
+    with pytest.raises(TypeError, match="no __getitem__.*IterableDataset"):
+        DataLoader(iter([1]))
+
+    class NoLength:
+        def __getitem__(self, key: int) -> int:
+            return key
+
+    with pytest.raises(TypeError, match="no __len__"):
+        DataLoader(NoLength())
+    assert [batch.item() for batch in DataLoader(NoLength(), sampler=[3, 4])] == [3, 4]
+
+
+def test_more_workers_than_cpus_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="num_workers=4096 is more than"):
+        DataLoader([1], num_workers=4096)
+
+
+def test_workers_that_a_stream_cannot_use_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match="1 of num_workers=2 have nothing to do"):
+        DataLoader(Stream(), num_workers=2)
+
+
+def test_pinning_numpy_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no effect on numpy"):
+        DataLoader([1], pin_memory=True)
+    with pytest.warns(UserWarning, match="deprecated"):
+        DataLoader([1], pin_memory_device="cuda")
+
+
+@pytest.mark.parametrize("name", ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "num_workers"])
+def test_settings_cannot_be_changed_afterwards(name: str) -> None:
+    loader = DataLoader([1])
+    with pytest.raises(ValueError, match=f"{name} cannot be set"):
+        setattr(loader, name, 3)
+
+
+def test_attributes_are_the_resolved_arguments() -> None:
+    loader = DataLoader([1, 2, 3], batch_size=2, num_workers=2, multiprocessing_context=multiprocessing.get_context("spawn"))
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (2, 2, 2)
+    assert loader.persistent_workers is True and loader.drop_last is False and loader.timeout == 0
+    assert loader.collate_fn is default_collate
+    assert loader.backend == "process"
+    assert list(loader.sampler) == [0, 1, 2] and len(loader.sampler) == 3
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    assert list(loader.batch_sampler) == [[0, 1], [2]]
+    inline = DataLoader([1, 2, 3])
+    assert (inline.prefetch_factor, inline.persistent_workers, inline.backend) == (None, False, "inline")
+    given = SequentialSampler([1, 2])
+    assert DataLoader([1, 2], sampler=given).sampler is given
+    batches = [[0], [1]]
+    assert DataLoader([1, 2], batch_sampler=batches).batch_sampler is batches
+    assert DataLoader([1, 2], batch_sampler=batches).batch_size is None
+
+
+def test_the_sampler_shows_the_order_of_the_current_epoch() -> None:
+    loader = DataLoader(range(9), shuffle=True, seed=4)
+    for _ in range(2):
+        order = [batch.item() for batch in loader]
+        assert list(loader.sampler) == order
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "drop", "expected"), [(10, 3, False, 4), (10, 3, True, 3), (0, 3, False, 0), (9, 3, True, 3)]
+)
+def test_len_counts_batches(n: int, size: int, drop: bool, expected: int) -> None:
+    loader = DataLoader(range(n), size, drop_last=drop)
+    assert len(loader) == len(iter(loader)) == len(list(loader)) == expected
+
+
+def test_len_of_foreign_samplers() -> None:
+    assert len(DataLoader(range(9), 2, sampler=[1, 2, 3])) == 2
+    assert len(DataLoader(range(9), batch_sampler=[[1], [2]])) == 2
+    with pytest.raises(TypeError, match="has no len"):
+        len(DataLoader(range(9), sampler=iter([1])))
+
+
+class Liar(Stream):
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_stream_that_yields_more_than_it_said_is_a_warning() -> None:
+    loader = DataLoader(Liar())
+    assert len(loader) == 2
+    with pytest.warns(UserWarning, match="said len.. = 2"):
+        list(loader)
+
+
+def test_a_stream_that_nobody_asked_for_its_length_is_not_warned_about() -> None:
+    # list() would ask for the length, as a hint.
+    assert [batch.item() for batch in DataLoader(Liar())] == [0, 1, 2]
+
+
+def test_a_batched_length_is_compared_in_batches() -> None:
+    """torch compares a number of batches with a number of samples, and says nothing here."""
+
+    class Four(Liar):
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+        def __len__(self) -> int:
+            return 4
+
+    loader = DataLoader(Four(), batch_size=4)
+    assert len(loader) == 1
+    with pytest.warns(UserWarning, match="is 1 batches"):
+        list(loader)
+
+
+def test_a_stream_without_length_has_none() -> None:
+    with pytest.raises(TypeError, match="has no len"):
+        len(DataLoader(Stream()))
+
+
+def test_a_loader_can_be_pickled_and_an_iterator_cannot() -> None:
+    loader = DataLoader(range(9), shuffle=True, seed=1)
+    first = [batch.item() for batch in loader]
+    copy = pickle.loads(pickle.dumps(loader))
+    assert [batch.item() for batch in copy] == [batch.item() for batch in loader] != first
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(iter(DataLoader([1])))
+
+
+def test_a_seed_may_be_a_numpy_integer() -> None:
+    assert DataLoader([1], seed=np.int64(3)).seed == 3
+
+
+def test_the_loader_is_generic() -> None:
+    assert DataLoader[int] is not None
