@@ -38,8 +38,9 @@ def measure(*calls: Callable[[], object]) -> list[tuple[float, float]]:
     timers = [timeit.Timer(call) for call in calls]
     loops = [max(1, int(0.002 / max(1e-7, min(timer.repeat(3, 3)) / 3))) for timer in timers]
     runs: list[list[float]] = [[] for _ in calls]
-    for _ in range(60):
-        for timer, count, times in zip(timers, loops, runs, strict=True):
+    for turn in range(60):
+        for timer, count, times in list(zip(timers, loops, runs, strict=True))[:: 1 if turn % 2 else -1]:
+            timer.timeit(1)  # the caches are then its own, not those of the one before
             times.append(timer.timeit(count) / count * 1e6)
     return [(min(times), statistics.median(times)) for times in runs]
 

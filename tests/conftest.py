@@ -41,13 +41,19 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:penstock")
 
 
+def belongings() -> tuple[Counter[str], set[str], int, set[str]]:
+    return descriptors(), set(children()), mappings(), set(os.listdir("/dev/shm"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    before = descriptors(), children(), mappings(), set(os.listdir("/dev/shm"))
+    before = belongings()
     yield
-    gc.collect()
-    after = descriptors(), children(), mappings(), set(os.listdir("/dev/shm"))
+    after = belongings()
+    if after != before:
+        gc.collect()  # only now: it costs more than most tests
+        after = belongings()
     assert not after[0] - before[0], "open file descriptors"
-    assert not set(after[1]) - set(before[1]), "child processes"
+    assert not after[1] - before[1], "child processes"
     assert after[2] <= before[2], "mapped shared memory"
     assert not after[3] - before[3], "names in /dev/shm"

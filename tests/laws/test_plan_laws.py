@@ -75,7 +75,7 @@ def test_every_key_comes_exactly_once_in_an_epoch(plan: OrderPlan, epoch: int) -
     assert len(steps) == plan.steps(epoch)
     assert all(len(step) == size for step in steps[:-1])
     assert len(np.unique(drawn)) == len(drawn) == (n // size * size if plan.drop_last else n)
-    assert not len(drawn) or (0 <= drawn.min() and drawn.max() < n)
+    assert not len(drawn) or (drawn.min() >= 0 and drawn.max() < n)
 
 
 @law

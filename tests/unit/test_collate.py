@@ -496,7 +496,7 @@ def test_any_other_sequence_of_samples_will_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.arange(8).reshape(2, 4)[::-1], np.array(["a", "b"]), np.array([1.5])], ids=["2d", "text", "1d"]
+    "rows", [np.ones((2, 3))[::-1], np.array(["a", "b"]), np.array([1.5])], ids=["2-d", "text", "1-d"]
 )
 def test_an_array_of_rows_is_copied_once_into_the_slab(rows: Any) -> None:
     empty, handed = recorded()
@@ -540,7 +540,7 @@ def test_an_error_of_the_allocator_passes_as_it_is() -> None:
         raise ValueError("the slab is full")
 
     for samples in ([1, 2], [np.zeros(2), np.zeros(2)], [{"a": 1.5}], np.zeros((2, 2))):
-        with pytest.raises(ValueError, match="^the slab is full$"):
+        with pytest.raises(ValueError, match=r"^the slab is full$"):
             collate(samples, full)  # type: ignore[arg-type]
 
 

@@ -166,7 +166,7 @@ class TestRandomSampler:
             RandomSampler([1], num_samples=wrong)
 
     def test_an_empty_source_fails_at_once_and_says_so(self) -> None:
-        with pytest.raises(ValueError, match="num_samples .* is 0.*data source is empty"):
+        with pytest.raises(ValueError, match=r"num_samples .* is 0.*data source is empty"):
             RandomSampler([])
 
     @pytest.mark.parametrize("replacement", [False, True])

@@ -84,5 +84,5 @@ def test_other_generators_are_refused_with_a_hint(wrong: object) -> None:
 
 def test_a_torch_generator_is_refused_by_name() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="Generator.*belongs to the classes of penstock.torch"):
+    with pytest.raises(TypeError, match=r"Generator.*belongs to the classes of penstock.torch"):
         check_generator(torch.Generator())

@@ -144,11 +144,11 @@ class TestConcatDataset:
     def test_nothing_and_streams_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least one"):
             ConcatDataset([])
-        with pytest.raises(TypeError, match="dataset 1 is a stream .Stream.* ChainDataset"):
+        with pytest.raises(TypeError, match=r"dataset 1 is a stream .Stream.* ChainDataset"):
             ConcatDataset[int]([[1], Stream(1)])
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match="Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
             ConcatDataset([Short(3)]).__getitems__([0, 1])
 
 
@@ -176,7 +176,7 @@ class TestChainDataset:
             len(ChainDataset([SizedStream(1), Stream(2)]))
 
     def test_what_cannot_be_iterated_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="dataset 1 is a Tens.*ConcatDataset"):
+        with pytest.raises(TypeError, match=r"dataset 1 is a Tens.*ConcatDataset"):
             ChainDataset([Stream(1), Tens(3)])  # type: ignore[arg-type]
 
     def test_it_loads_only_where_one_of_its_streams_does(self) -> None:
@@ -315,7 +315,7 @@ class TestStackDataset:
         assert bulk.asked == [[3, 1], [3, 1]]
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match="Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
             StackDataset(Tens(3), Short(3)).__getitems__([0, 1])
 
     @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -88,6 +88,44 @@ class Needy(list):  # type: ignore[type-arg]
         self.name = name
 
 
+class Growing(list):  # type: ignore[type-arg]
+    def __init__(self, items: Any) -> None:
+        super().__init__([*items, "more"])
+
+
+class Averaged(list):  # type: ignore[type-arg]
+    """An attribute that only its own `==` could compare."""
+
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.mean = np.zeros(2)
+
+
+class Bag(dict):  # type: ignore[type-arg]
+    """A mapping that may hold a key twice, and keeps the second where nobody sees it (in C, say)."""
+
+    hidden: ClassVar[dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return super().__len__() + self.hidden.get(id(self), 0)
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self) -> int:
+        return 0
+
+
+@dataclass
+class Body:
+    mass: int
+
+
+class Planet(Body, Enum):
+    EARTH = 6
+
+
 class Row(list):  # type: ignore[type-arg]
     pass
 
@@ -150,8 +188,8 @@ def test_everything_else_is_a_leaf(leaf: Any) -> None:
     assert unflatten(spec, leaves) is leaf
 
 
-@pytest.mark.parametrize("leaf", [Failure(3), Colour.RED], ids=repr)
-def test_a_dataclass_that_is_an_exception_and_an_enum_member_are_leaves(leaf: Any) -> None:
+@pytest.mark.parametrize("leaf", [Failure(3), Colour.RED, Planet.EARTH], ids=["exception", "enum", "data"])
+def test_dataclasses_that_are_exceptions_and_enum_members_are_leaves(leaf: Any) -> None:
     assert flatten(leaf) == ([leaf], LEAF)
 
 
@@ -181,7 +219,11 @@ def test_the_order_of_keys_is_kept() -> None:
     assert list(round_trip({"b": 1, "a": 2})) == ["b", "a"]
 
 
-@pytest.mark.parametrize("make", [Doubling, functools.partial(Needy, name="n")], ids=["changes", "needs"])
+@pytest.mark.parametrize(
+    "make",
+    [Doubling, functools.partial(Needy, name="n"), Growing, Averaged],
+    ids=["changes", "needs more", "grows", "has an array"],
+)
 def test_a_class_that_cannot_be_made_again_from_its_items_is_a_leaf(make: Any) -> None:
     container = make([("a", 1)])
     assert flatten([container])[0][0] is container
@@ -191,6 +233,28 @@ def test_an_attribute_that_the_constructor_would_lose_makes_the_container_a_leaf
     container = Named(x=1)
     container.source = np.zeros(2)
     assert flatten(container)[0][0] is container
+
+
+def test_an_attribute_of_an_ordered_dict_makes_it_a_leaf() -> None:
+    container: Any = OrderedDict(a=1)
+    container.source = "here"
+    assert flatten(container)[0][0] is container
+
+
+def test_a_key_that_is_there_twice_makes_a_mapping_a_leaf() -> None:
+    bag = Bag(a=1)
+    assert flatten(bag)[0] == [1]
+    Bag.hidden[id(bag)] = 1
+    assert flatten(bag)[0][0] is bag
+
+
+def test_a_default_factory_without_a_hash_makes_a_leaf() -> None:
+    container = defaultdict(Unhashable(), a=1)
+    assert flatten(container)[0][0] is container
+
+
+def test_a_container_that_stays_whole_is_like_any_other_leaf() -> None:
+    assert flatten([Growing([1]), 2])[1] is flatten([1, 2])[1]
 
 
 def test_an_attribute_of_a_namedtuple_makes_it_a_leaf() -> None:

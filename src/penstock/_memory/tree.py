@@ -208,7 +208,8 @@ def _builder(
 ) -> Callable[[Iterator[Any]], Any]:
     if children is None:
         if kind is dict:
-            return lambda leaves: dict(zip(keys, leaves))  # not strict: that would take one leaf too many
+            # Not strict: the leaves go on after these.
+            return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
         if kind is list:
             return lambda leaves: list(islice(leaves, size))
         if kind is tuple:
@@ -217,7 +218,7 @@ def _builder(
         return lambda leaves: close(kind, keys, list(islice(leaves, size)))
     builds = [next if child is None else child.build for child in children]
     if kind is dict:
-        return lambda leaves: dict(zip(keys, [build(leaves) for build in builds]))
+        return lambda leaves: dict(zip(keys, [build(leaves) for build in builds], strict=True))
     if kind is list:
         return lambda leaves: [build(leaves) for build in builds]
     if kind is tuple:
@@ -311,7 +312,7 @@ def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
     """A dataclass instance with these attributes, made without `__init__`; frozen and slotted ones too."""
     made: Any = object.__new__(kind)
-    for name, value in zip(names, values):
+    for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
     return made
 
@@ -352,9 +353,7 @@ def is_dataclass(kind: type) -> bool:
 def _form(kind: type) -> _Form | None:
     """The form of a class met for the first time; None for a leaf."""
     form: _Form | None = None
-    if issubclass(kind, Enum):
-        form = None
-    elif is_namedtuple(kind):
+    if is_namedtuple(kind):
         form = _NAMED
     elif issubclass(kind, (list, tuple)):
         form = _SEQUENCE

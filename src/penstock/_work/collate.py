@@ -122,7 +122,7 @@ def _fields(columns: Sequence[Column], path: Callable[[int], str], empty: Empty,
     batch: list[Any] = []
     try:
         for column in columns:
-            batch.append(_column(column, empty, depth + 1))
+            batch.append(_column(column, empty, depth + 1))  # noqa: PERF401  (its length tells which failed)
     except _Misfit as misfit:
         misfit.path.append(path(len(batch)))
         raise

@@ -64,8 +64,9 @@ def _threads() -> int:
 
 
 # Threads that Python does not know of, right after the import of numpy: those of OpenBLAS, which stops
-# them before a fork and starts them again after it. Any that come later are not known to survive a fork.
-_NATIVE_THREADS = _threads() - threading.active_count()
+# them before a fork and starts them again after it. Any that come later are not known to survive a fork;
+# OpenBLAS has one less than there are cores, so more than that are somebody else's already now.
+_NATIVE_THREADS = min(_threads() - threading.active_count(), (os.cpu_count() or 1) - 1)
 
 # Libraries whose threads hold locks at almost any moment, or which refuse to work in a forked child.
 _NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")

@@ -167,7 +167,7 @@ class WeightedRandomSampler(Sampler[int]):
     ) -> None:
         if not isinstance(replacement, bool):
             # A ValueError here and a TypeError in RandomSampler: torch's types, which programs catch.
-            raise ValueError(f"replacement must be True or False, but it is {replacement!r}.")  # noqa: TRY004
+            raise ValueError(f"replacement must be True or False, but it is {replacement!r}.")
         check_generator(generator)
         self.weights: NDArray[np.float64] = np.asarray(weights, dtype=np.float64)
         self.num_samples = positive("num_samples", num_samples)
@@ -318,7 +318,7 @@ def positive(name: str, value: object) -> int:
 def check_drop_last(value: object) -> bool:
     """The value, or a ValueError where it is not a bool: a misplaced batch size would pass for True."""
     if not isinstance(value, bool):
-        raise ValueError(f"drop_last must be True or False, but it is {value!r}.")  # noqa: TRY004 torch's type
+        raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value
 
 
