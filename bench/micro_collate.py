@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 import sys
 import timeit
@@ -34,13 +35,18 @@ ROWS = 64
 
 
 def measure(*calls: Callable[[], object]) -> list[tuple[float, float]]:
-    """Best and median microseconds of each call; they take turns, so a busy moment hits them all."""
+    """Best and median microseconds of each call.
+
+    They take turns in short runs and in random order: a busy moment of the machine hits them all, and
+    none of them always finds the caches as the same other one left them.
+    """
     timers = [timeit.Timer(call) for call in calls]
-    loops = [max(1, int(0.002 / max(1e-7, min(timer.repeat(3, 3)) / 3))) for timer in timers]
+    loops = [max(1, int(0.0003 / max(1e-7, min(timer.repeat(3, 3)) / 3))) for timer in timers]
     runs: list[list[float]] = [[] for _ in calls]
-    for turn in range(60):
-        for timer, count, times in list(zip(timers, loops, runs, strict=True))[:: 1 if turn % 2 else -1]:
-            timer.timeit(1)  # the caches are then its own, not those of the one before
+    turns = list(zip(timers, loops, runs, strict=True))
+    for _ in range(300):
+        random.shuffle(turns)
+        for timer, count, times in turns:
             times.append(timer.timeit(count) / count * 1e6)
     return [(min(times), statistics.median(times)) for times in runs]
 
@@ -49,7 +55,7 @@ def row(name: str, aim: str, ours: Callable[[], object], **peers: Callable[[], o
     figures = measure(ours, *peers.values())
     text = f"{name:34} {aim:>9} {figures[0][0]:9.2f} {figures[0][1]:9.2f}"
     for peer, (best, median) in zip(peers, figures[1:], strict=True):
-        text += f"   {peer} {best:.2f} {median:.2f} ({best / figures[0][0]:.2f}x)"
+        text += f"   {peer} {best:.2f} {median:.2f} ({median / figures[0][1]:.2f}x)"
     print(text, flush=True)
 
 
@@ -121,10 +127,10 @@ def collates() -> None:
         "64 images 224x224x3": (images, "1.05 loop", {"loop": bare_loop}),
     }
     for name, (samples, aim, peers) in cases.items():
-        if torch is not None and not isinstance(samples, np.ndarray):
+        if torch is not None and not peers and not isinstance(samples, np.ndarray):
             from torch.utils.data import default_collate
 
-            peers = {**peers, "torch": lambda samples=samples: default_collate(samples)}
+            peers = {"torch": lambda samples=samples: default_collate(samples)}
         row(f"collate {name}", aim, lambda samples=samples: into_slab(samples), **peers)
     guests = [np.ascontiguousarray(tokens[i]) for i in range(ROWS)]
     if torch is not None:
@@ -139,6 +145,6 @@ if __name__ == "__main__":
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"Python {sys.version.split()[0]}, {', '.join(versions)}"
     )
-    print(f"{'microseconds':34} {'aim':>9} {'best':>9} {'median':>9}   peers: best median (ratio to ours)")
+    print(f"{'microseconds':34} {'aim':>9} {'best':>9} {'median':>9}   peers: best median (ratio)")
     trees()
     collates()

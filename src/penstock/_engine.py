@@ -235,7 +235,9 @@ class Engine:
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         task, loss = self._tasks.pop(command.seq), self._losses[command.worker]
-        self._answer = Delivery(task, error=lost_error(task, loss, self._retries))
+        error = lost_error(task, loss, self._retries)
+        error.__cause__ = loss.cause
+        self._answer = Delivery(task, error=error)
 
     def _finish(self, command: Finish) -> None:
         assert self._run is not None

@@ -482,7 +482,8 @@ def _new_backend(job: Job, options: Options) -> Backend:
     from penstock.backends.launch import choose_method
     from penstock.backends.processes import ProcessBackend
 
-    return ProcessBackend(job, choose_method(options.multiprocessing_context))
+    method = choose_method(options.multiprocessing_context)
+    return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)
 
 
 def _index(delivery: Delivery, batch_size: int | None) -> NDArray[np.uint64] | None:

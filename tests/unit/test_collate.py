@@ -289,7 +289,12 @@ def test_masked_arrays_are_refused() -> None:
     assert error.rows == (1,)
 
 
-@pytest.mark.parametrize("dtype", [object, [("a", "i4"), ("b", object)], np.dtypes.StringDType()], ids=str)
+POINTERS: list[Any] = [object, [("a", "i4"), ("b", object)]]
+if hasattr(np.dtypes, "StringDType"):  # numpy 2
+    POINTERS.append(np.dtypes.StringDType())
+
+
+@pytest.mark.parametrize("dtype", POINTERS, ids=str)
 def test_arrays_of_pointers_are_refused(dtype: Any) -> None:
     error = refused([{"x": np.zeros(2, dtype)}])
     assert str(error).startswith("sample['x']: arrays of dtype ")
@@ -410,6 +415,11 @@ def test_missing_and_extra_keys_are_named_with_their_rows() -> None:
         "the other rows have ['a', 'b']. Give every sample the same keys, or pass collate_fn=."
     )
     assert error.rows == (1, 3)
+
+
+def test_an_error_over_many_keys_stays_short() -> None:
+    samples: list[Any] = [{f"key{number}": 1 for number in range(1000)}, {"other": 1}]
+    assert len(str(refused(samples))) < 600
 
 
 def test_as_many_keys_but_others_are_refused() -> None:
@@ -542,6 +552,12 @@ def test_an_error_of_the_allocator_passes_as_it_is() -> None:
     for samples in ([1, 2], [np.zeros(2), np.zeros(2)], [{"a": 1.5}], np.zeros((2, 2))):
         with pytest.raises(ValueError, match=r"^the slab is full$"):
             collate(samples, full)  # type: ignore[arg-type]
+
+
+def test_memory_of_a_wrong_shape_is_not_blamed_on_the_samples() -> None:
+    with pytest.raises(ValueError) as caught:
+        collate([np.zeros(2), np.zeros(2)], lambda shape, dtype: np.empty(3, dtype))
+    assert type(caught.value) is ValueError
 
 
 def test_samples_are_left_as_they_were() -> None:

@@ -30,7 +30,7 @@ WHERE = "sample 17 (row 3) of step 57, epoch 0, in worker 2 (pid 8127)"
 def raised(exc: BaseException) -> BaseException:
     try:
         raise exc
-    except BaseException as caught:  # noqa: BLE001  (any of them)
+    except BaseException as caught:
         return caught
 
 
@@ -281,7 +281,7 @@ def test_a_local_class_is_not_kept_alive_by_its_tag() -> None:
 def raise_in_worker(worker: int, payload: Any, fds: Mapping[str, int]) -> None:
     try:
         payload["dataset"]()
-    except BaseException as exc:  # noqa: BLE001  (any of them)
+    except BaseException as exc:
         data = Failure.capture(exc, where=f"worker {worker}")
     with open(fds["out"], "wb", closefd=False) as out:
         out.write(len(data).to_bytes(8, "big") + data)

@@ -259,6 +259,8 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     try:
         np.concatenate(values, out=out.reshape((size * shape[0], *shape[1:])))
     except ValueError:
+        if len({value.shape for value in values}) == 1:
+            raise  # not about shapes
         raise _wrong_shapes(values) from None
     return out
 
@@ -430,12 +432,12 @@ def _wrong_keys(values: Sequence[Mapping[Any, Any]]) -> _Misfit:
     parts = []
     for keys, rows in list(groups.items())[:5]:
         if keys != usual:
-            lacks, more = _sorted(usual - keys), _sorted(keys - usual)
+            lacks, more = _shown(usual - keys), _shown(keys - usual)
             said = [f"lacks {lacks}"] * bool(lacks) + [f"has also {more}"] * bool(more)
             parts.append(f"{_in_rows(rows)} {' and '.join(said)}")
     return _Misfit(
         f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
-        f"{_sorted(usual)}. Give every sample the same keys, or pass collate_fn=",
+        f"{_shown(usual)}. Give every sample the same keys, or pass collate_fn=",
         odd,
     )
 
@@ -471,8 +473,12 @@ def _in_rows(rows: Sequence[int]) -> str:
     return f"rows {shown}" if len(rows) <= 8 else f"rows {shown}, ... ({len(rows)} rows)"
 
 
-def _sorted(keys: frozenset[Any]) -> list[Any]:
-    return sorted(keys, key=lambda key: (type(key).__name__, str(key)))
+def _shown(keys: frozenset[Any]) -> str:
+    """A few keys, as a list; nothing for none."""
+    texts = sorted(map(repr, keys))
+    if len(texts) > 12:
+        texts = [*texts[:10], f"... ({len(texts)} keys)"]
+    return f"[{', '.join(texts)}]" if texts else ""
 
 
 def _name(kind: type) -> str:

@@ -9,8 +9,6 @@ that both processes know, so that `except MyError` works in the parent. Refused:
 tracking, because on the way back it writes the worker's attributes and methods over the parent's class.
 """
 
-# ruff: noqa: BLE001  (whatever the exception's own methods raise is caught: that is the purpose)
-
 from __future__ import annotations
 
 import io
@@ -102,7 +100,7 @@ def _dumps(obj: object) -> bytes:
     try:
         _PlainPickler(file, protocol=5).dump(obj)
     except Exception:
-        import cloudpickle  # type: ignore[import-untyped]  # late: 25 ms that most exceptions do without
+        import cloudpickle  # late: most exceptions do without, and it takes 25 ms to import
 
         file = io.BytesIO()
         pickler = cloudpickle.Pickler(file, protocol=5)

@@ -47,6 +47,7 @@ class Lost(NamedTuple):
     who: str
     how: str
     signal: str
+    cause: BaseException | None
 
 
 # Raw int64 keys, or anything else pickled, or nothing where keys are handed over as they are.

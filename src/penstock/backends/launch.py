@@ -157,11 +157,10 @@ os.register_at_fork(
 )
 
 
-def _open_memfd(name: str, content: bytes = b"") -> int:
+def _open_memfd(name: str) -> int:
     with no_fork():
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         close_in_child(fd)
-    os.write(fd, content)
     return fd
 
 
@@ -233,8 +232,7 @@ class _Process:
             result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         except ChildProcessError:  # not our child: the template's, or one that somebody else has reaped
             return UNKNOWN if self._template is None else self._template.reap(self.pid)
-        if result is None:
-            return UNKNOWN
+        assert result is not None  # None only with WNOHANG
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
@@ -447,14 +445,12 @@ class _Template(_Process):
 
     def ready(self) -> bool:
         """Wait until it has unpacked the payload; False if it is dead."""
-        _readable(self._link.fileno(), None if not self._is_ready else 0)
-        with self._talk:
-            if not self._is_ready:
-                try:
-                    self._receive()
-                except _TemplateGone:
-                    return False
-                self._is_ready = True
+        if not self._is_ready and self.is_alive():
+            try:
+                self._receive()
+            except _TemplateGone:
+                return False
+            self._is_ready = True
         return self.is_alive()
 
     def fork(self, worker: int, crew: _Crew) -> WorkerProcess:
@@ -484,11 +480,11 @@ class _Template(_Process):
     def obituary(self) -> str:
         self.join(_LINGER)
         code = self.exitcode
-        how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return (
             f"the template (pid {self.pid}), the process from which workers are forked, died with {how}.\n"
-            "  It imports and unpickles what the dataset needs, and nothing else: most often a library crashes\n"
-            "  while it is imported, or the memory is used up. Its own messages are on standard error.\n"
+            "  It imports and unpickles what the dataset needs, and nothing else: most often a library\n"
+            "  crashes at import, or the memory is used up. Its own messages are on standard error.\n"
             '  multiprocessing_context="fork" or backend="thread" does without it.'
         )
 
@@ -537,7 +533,7 @@ def _start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> in
 
     if not sys.executable:
         raise RuntimeError(
-            "this Python does not know its own executable (sys.executable is empty), so no other can be started;"
+            "this Python does not know its own executable (sys.executable is empty), and can start no other;"
             ' pass multiprocessing_context="fork" or backend="thread"'
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -557,7 +553,7 @@ def _pidfd_of_child(pid: int) -> int:
         with no_fork():
             pidfd = os.pidfd_open(pid)
             close_in_child(pidfd)
-        return pidfd
+            return pidfd
     except OSError:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -21,7 +21,7 @@ from penstock._work.loop import main
 from penstock._work.task import Job, Task
 from penstock.backends.base import Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board, Record
-from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget
+from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, Reply, Trailer, Verdict, dumps
 
 # A worker that is idle ends within a millisecond or two of close(). One that is in the middle of a
@@ -36,13 +36,17 @@ class ProcessBackend:
 
     concurrent = True
 
-    def __init__(self, job: Job, method: str) -> None:
-        arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
-        board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
-        self._tokens_out, self._tokens = os.pipe()
-        self._replies, replies_in = os.pipe()
-        strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._strays = strays.detach()  # bare numbers: a forked child has nothing to finalize
+    def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
+        with no_fork():
+            arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
+            board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
+            self._tokens_out, self._tokens = os.pipe()
+            self._replies, replies_in = os.pipe()
+            strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # Bare numbers: a forked child has nothing to finalize.
+            self._strays, strays_in_fd = strays.detach(), strays_in.detach()
+            ours = (self._tokens, self._replies, self._strays)
+            close_in_child(arena, board, self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of the pipes' two ends only ours may not wait: a full pipe of tokens has hints enough.
         os.set_blocking(self._tokens, False)
         os.set_blocking(self._replies, False)
@@ -51,18 +55,16 @@ class ProcessBackend:
             "board": board,
             "tokens": self._tokens_out,
             "replies": replies_in,
-            "strays": strays_in.detach(),
+            "strays": strays_in_fd,
         }
-        self._fds = [*theirs.values(), self._replies, self._strays]
+        self._fds = (*theirs.values(), *ours)
         self._pid = os.getpid()
         self._closed = False
-        for fd in (self._tokens, self._replies, self._strays):
-            close_in_child(fd)
 
         self.arena = Arena(arena)
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
-        self._launcher = Launcher(method, main, job, theirs)
+        self._launcher = Launcher(method, main, job, theirs, explicit=explicit)
         self._workers: dict[int, WorkerProcess] = {}
         self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
@@ -149,7 +151,7 @@ class ProcessBackend:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        os.close(self._tokens)
+        self._close_fds(self._tokens)
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -158,10 +160,14 @@ class ProcessBackend:
             process.join()
             process.close()
         self._launcher.close()
-        for fd in (self._tokens, self._replies, self._strays):
-            forget(fd)
-        for fd in (*self._fds, *self._unclaimed_strays.values()):
-            os.close(fd)
+        self._close_fds(*(fd for fd in self._fds if fd != self._tokens), *self._unclaimed_strays.values())
+
+    @staticmethod
+    def _close_fds(*fds: int) -> None:
+        with no_fork():
+            forget(*fds)
+            for fd in fds:
+                os.close(fd)
 
     def _who(self, worker: int) -> str:
         return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"
@@ -237,13 +243,14 @@ class ProcessBackend:
         self._poller.unregister(pidfd)
         process.join()
         how, name = _fate(process.exitcode)
+        cause = process.failure
         process.close()
         del self._workers[worker]
         lost = next((s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None)
         if lost is not None:
             self._forget(lost)
         self._send_tokens_again()
-        return Lost(worker, lost, who, how, name)
+        return Lost(worker, lost, who, how, name, cause)
 
 
 def _fate(exitcode: int | None) -> tuple[str, str]:

@@ -113,7 +113,7 @@ class _Tags:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
-    import cloudpickle  # type: ignore[import-untyped]  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
+    import cloudpickle  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
 
     def set_aside(buffer: pickle.PickleBuffer) -> bool:
         in_band = buffer.raw().nbytes < _IN_BAND
@@ -348,7 +348,7 @@ class _Void:
 def _refusal(obj: object) -> Exception | None:
     try:
         _dump(obj, _Void(), [], _Tags())
-    except Exception as exc:  # noqa: BLE001  (pickling runs the user's code)
+    except Exception as exc:  # pickling runs the user's code
         return exc
     return None
 
@@ -394,7 +394,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 def _reduced_parts(obj: Any) -> Iterator[tuple[str, object]]:
     try:
         reduced = obj.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001  (it is the user's code)
+    except Exception:  # it is the user's code
         return
     if not isinstance(reduced, tuple):
         return

@@ -80,7 +80,7 @@ def live(
         code = 0
     except SystemExit as leaving:
         code = _exit_code(leaving)
-    except BaseException:  # noqa: BLE001  (nothing may unwind into the parent's code)
+    except BaseException:  # nothing may unwind into the parent's code
         _report(f"penstock worker {worker} (pid {os.getpid()}) ended with an exception:\n")
     finally:
         _flush(sys.stdout)
@@ -151,7 +151,7 @@ def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
 def _work(boot: dict[str, Any], worker: int) -> NoReturn:
     try:
         main, payload = unpack(boot["shipment"])
-    except BaseException as exc:  # noqa: BLE001  (unpickling runs the user's code)
+    except BaseException as exc:  # unpickling runs the user's code
         data = Failure.capture(exc, where=f"while worker {worker} (pid {os.getpid()}) unpacked its dataset")
         os.write(boot["words"], LAST_WORDS.pack(os.getpid(), len(data)) + data)
         os._exit(1)
@@ -164,7 +164,7 @@ def _serve(boot: dict[str, Any], number: int) -> NoReturn:
     requests = socket.socket(fileno=number)
     try:
         main, payload = unpack(boot["shipment"])
-    except BaseException as exc:  # noqa: BLE001  (unpickling runs the user's code)
+    except BaseException as exc:  # unpickling runs the user's code
         _fail(requests, exc, f"while the template of the workers (pid {os.getpid()}) unpacked the dataset")
         os._exit(1)
     for name in ("shipment", "words", "boot"):
