@@ -10,8 +10,11 @@ from __future__ import annotations
 class CollateError(TypeError, ValueError):
     """Samples of one step cannot be put together into one batch.
 
-    It is both a TypeError and a ValueError, because programs written for torch catch either.
+    It is both a TypeError and a ValueError, because programs written for torch catch either. `rows`
+    are the positions in the batch of the samples that do not fit.
     """
+
+    rows: tuple[int, ...] = ()
 
 
 class WorkerLost(RuntimeError):

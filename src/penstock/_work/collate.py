@@ -71,7 +71,7 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
         return _column(samples, empty, 0)
     except _Misfit as misfit:
         error = CollateError(f"sample{misfit.where()}: {misfit}.")
-        setattr(error, "rows", misfit.rows)  # noqa: B010
+        error.rows = misfit.rows
         raise error from misfit.__cause__
 
 

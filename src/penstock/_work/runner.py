@@ -154,7 +154,7 @@ class Runner:
 
 
 def _name_rows(error: CollateError, task: Task) -> None:
-    rows = getattr(error, "rows", ())
+    rows = error.rows
     if rows and task.kind is Kind.KEYS:
         keys = task.keys
         named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])

@@ -121,7 +121,7 @@ class Replier:
             return number, 0, 0
         if new and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[layout] = len(self._numbers)
-        trailer = pickle.dumps(Trailer(layout if new else None, pickled, places), 5)
+        trailer = dumps(Trailer(layout if new else None, pickled, places))
         return number, *_put(writer, trailer)
 
 
