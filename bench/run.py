@@ -39,9 +39,13 @@ class Effort:
     epochs: int
 
 
-USUAL = Effort(rounds=5, seconds=1.0, lead=0.25, warm=1.0, epochs=6)
+USUAL = Effort(rounds=5, seconds=0.8, lead=0.2, warm=0.8, epochs=6)
 QUICK = Effort(rounds=2, seconds=0.4, lead=0.1, warm=0.3, epochs=3)
 QUICK_ENGINES = ["penstock", "torch", "grain", "spdl"]  # starting the other two takes longer than measuring
+
+
+# Installed peers have compiled files; penstock in its source tree may have its own even where a shell says no.
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Driver:
@@ -53,6 +57,7 @@ class Driver:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.driver", engine, workload.name, str(folder)],
             cwd=ROOT,
+            env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -107,7 +112,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
             if workload.kind == "rate":
-                found["limit"].append(limit_rate(workload, folder, effort.seconds, effort.lead))
+                found["limit"].append(limit_rate(workload, folder, effort.seconds, effort.warm))
     finally:
         for driver in drivers.values():
             driver.close()

@@ -41,12 +41,14 @@ class Writer:
     What does not fit is put in ordinary memory, and `overflow` says so.
     """
 
-    __slots__ = ("_kept", "_starts", "overflow", "root", "used")
+    __slots__ = ("_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
 
-    def __init__(self, root: NDArray[np.uint8], used: int = 0) -> None:
+    def __init__(self, root: NDArray[np.uint8], used: int = 0, is_stray: bool = False) -> None:
         self.root = root
         self.used = used
         self.overflow = False
+        self.is_stray = is_stray
+        self._size = root.nbytes
         # By id, because arrays do not hash. _kept holds them so that no id is used again.
         self._starts: dict[int, int] = {}
         self._kept: list[NDArray[Any]] = []
@@ -65,12 +67,12 @@ class Writer:
         """Where the next `nbytes` bytes of the slab begin; None where they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         self.used = start + nbytes
-        if self.used > self.root.nbytes:
+        if self.used > self._size:
             self.overflow = True
             return None
         return start
 
-    def place(self, tree: object) -> tuple[Layout, list[object]]:
+    def place(self, tree: object) -> tuple[Spec, tuple[Place | None, ...], list[object]]:
         """The tree's layout, its arrays being in the slab afterwards, and its other leaves."""
         leaves, spec = flatten(tree)
         places: list[Place | None] = []
@@ -86,4 +88,4 @@ class Writer:
             else:
                 places.append(None)
                 rest.append(leaf)
-        return Layout(spec, tuple(places)), rest
+        return spec, tuple(places), rest

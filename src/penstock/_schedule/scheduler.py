@@ -222,12 +222,22 @@ class Scheduler:
                 return
             self._idle_losses = 0
             self._hire(out)
+        if self._may_wait():
+            return
         while len(self._steps) < self._window:
             seq = self._next_seq
             self._next_seq = seq + 1
             slab = self._take_slab()
             self._steps[seq] = Step(POSTED, slab)
             out.append(Post(seq, slab, 0))
+
+    def _may_wait(self) -> bool:
+        """Whether nobody loses if posting is put off: a batch is ready, and more than half the window is out.
+
+        Then steps are posted by the half window. Where workers are faster than the consumer they sleep, and
+        to wake one costs the consumer more than all else it does for a batch: so it wakes one for several.
+        """
+        return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
     # Runs
 
@@ -479,5 +489,5 @@ class Scheduler:
             assert self._deliverable() is None, "no batch is withheld"
             assert not self.run_is_over, "no end is withheld"
             assert self._crew or steps, "somebody is at work for whoever waits"
-        if self._crew and not self._drained:
+        if self._crew and not self._drained and not self._may_wait():
             assert len(steps) == self._window, "there is no room left"

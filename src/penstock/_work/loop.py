@@ -43,10 +43,11 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
 
 def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier) -> None:
-    root = arena.root(Region(record.extent, record.length, record.start, record.capacity))
-    task = Task(record.seq, record.run, record.epoch, record.step, Kind(record.kind), _keys(record, root))
-    # Raw keys stay at the slab's beginning: they are the batch's index.
-    writer = Writer(root, used=max(0, record.payload))
+    seq, run, epoch, step, kind, payload, *region = record
+    root = arena.root(Region._make(region))
+    task = Task(seq, run, epoch, step, _KINDS[kind], _keys(payload, root))
+    # Raw keys stay where they are: the samples are fetched by them while others are written.
+    writer = Writer(root, max(0, payload))
     try:
         seed_step(job.seed, task.epoch, task.step)
         tree = runner.run(task, writer)
@@ -55,10 +56,13 @@ def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier
         replier.ended(task.seq, writer)
     except BaseException as error:
         failure = Failure.capture(error, where=runner.where(task))
-        replier.failed(task.seq, failure, Writer(root, used=max(0, record.payload)))
+        replier.failed(task.seq, failure, Writer(root))
 
 
-def _keys(record: Record, root: NDArray[np.uint8]) -> object:
-    if record.payload >= 0:
-        return root[: record.payload].view(np.int64)
-    return pickle.loads(root[: -record.payload].data)
+def _keys(payload: int, root: NDArray[np.uint8]) -> object:
+    if payload >= 0:
+        return root[:payload].view(np.int64)
+    return pickle.loads(root[:-payload].data)
+
+
+_KINDS = tuple(Kind)

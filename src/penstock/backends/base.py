@@ -70,13 +70,22 @@ class Backend(Protocol):
         """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""
 
     def post(self, task: Task, payload: Payload, region: Region) -> None:
-        """Offers the task to whichever worker is free; its batch goes into `region`."""
+        """Offers the task to whichever worker is free, at the latest at the next `flush`.
+
+        Its batch goes into `region`.
+        """
+
+    def flush(self) -> None:
+        """Makes sure that what was posted is known to the workers."""
 
     def rescind(self, seq: int) -> bool:
         """Takes back a task that no worker has begun; False if one has."""
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        """What happened since; waits for something to happen, at most `timeout` seconds."""
+        """What happened since; waits for something to happen, at most `timeout` seconds.
+
+        It may come back with nothing before that.
+        """
 
     def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
         """The batch, and the root that all its views of the slab keep alive."""

@@ -37,6 +37,9 @@ class InlineBackend:
     def post(self, task: Task, payload: Payload, region: Region) -> None:
         self._posted.append((task, region))
 
+    def flush(self) -> None:
+        pass
+
     def rescind(self, seq: int) -> bool:
         self._posted = deque(entry for entry in self._posted if entry[0].seq != seq)
         return True

@@ -47,7 +47,7 @@ class ProcessBackend:
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (self._tokens, self._replies, self._strays)
             close_in_child(arena, board, self._tokens_out, replies_in, strays_in_fd, *ours)
-        # Of the pipes' two ends only ours may not wait: a full pipe of tokens has hints enough.
+        # Of each pipe only our end does not wait: the workers' ends do.
         os.set_blocking(self._tokens, False)
         os.set_blocking(self._replies, False)
         theirs = {
@@ -71,6 +71,7 @@ class ProcessBackend:
         self._poller.register(self._replies, select.POLLIN)
 
         self._free = list(range(job.slots))
+        self._unsent = b""
         self._posted: dict[int, tuple[int, Region]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
@@ -96,21 +97,20 @@ class ProcessBackend:
         slot = self._free.pop()
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
         self.arena.root(region)[:size] = np.frombuffer(payload, np.uint8)
-        record = Record(
-            task.seq,
-            task.run,
-            task.epoch,
-            task.step,
-            task.kind,
-            -size if isinstance(payload, bytes) else size,
-            region.extent,
-            region.length,
-            region.start,
-            region.capacity,
-        )
-        self._posted[task.seq] = slot, region
-        self._board.post(slot, record)
-        self._send_token(slot)
+        seq, run, epoch, step, kind, _ = task
+        self._posted[seq] = slot, region
+        size = -size if isinstance(payload, bytes) else size
+        self._board.post(slot, Record(seq, run, epoch, step, kind, size, *region))
+        self._unsent += TOKEN.pack(slot)
+
+    def flush(self) -> None:
+        # All in one write: it wakes one worker, which wakes the next while there are more.
+        while self._unsent:
+            try:
+                sent = os.write(self._tokens, self._unsent[: select.PIPE_BUF])
+            except BlockingIOError:
+                return  # full of tokens for tasks that were rescinded: `poll` waits for room
+            self._unsent = self._unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
         entry = self._posted.get(seq)
@@ -124,8 +124,12 @@ class ProcessBackend:
         replies = self._read()
         if replies:
             return replies
+        if self._unsent:
+            self._poller.register(self._tokens, select.POLLOUT)
         ready = self._poller.poll(None if timeout is None else timeout * 1000)
-        dead = [fd for fd, _ in ready if fd != self._replies]
+        if self._unsent:
+            self._poller.unregister(self._tokens)
+        dead = [fd for fd, _ in ready if fd not in (self._replies, self._tokens)]
         # A worker that is dead has sent all that it ever will: its replies come before its loss.
         outcomes = self._read(everything=bool(dead))
         return outcomes + [self._bury(fd) for fd in dead]
@@ -172,12 +176,6 @@ class ProcessBackend:
     def _who(self, worker: int) -> str:
         return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"
 
-    def _send_token(self, slot: int) -> None:
-        try:
-            os.write(self._tokens, TOKEN.pack(slot))
-        except BlockingIOError:
-            pass
-
     def _send_tokens_again(self) -> None:
         """For what is open on the board: a worker may have died with a token in its hand."""
         if not self._workers and select.select([self._tokens_out], [], [], 0)[0]:
@@ -185,7 +183,7 @@ class ProcessBackend:
             os.read(self._tokens_out, 1 << 20)
         for _, (slot, _) in sorted(self._posted.items()):
             if self._board.is_open(slot):
-                self._send_token(slot)
+                self._unsent += TOKEN.pack(slot)
 
     def _forget(self, seq: int) -> Region:
         slot, region = self._posted.pop(seq)

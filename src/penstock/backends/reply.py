@@ -11,15 +11,17 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
 
-from penstock._memory.layout import Layout, Writer
+from penstock._memory.layout import Layout, Place, Writer
 from penstock._memory.mapping import Mapping
+from penstock._memory.tree import Spec
 
 
 class Verdict(IntEnum):
@@ -75,54 +77,57 @@ class Replier:
         self._worker = worker
         self._pipe = pipe
         self._strays = strays
-        self._numbers: dict[Layout, int] = {}
+        self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
 
     def filled(self, seq: int, tree: object, rows: int, writer: Writer) -> None:
-        self._reply(seq, Verdict.FILLED, rows, writer, lambda writer: self._write_batch(tree, writer))
+        written = self._write_batch(tree, writer)
+        if writer.overflow:
+            with self._stray(seq, writer) as writer:
+                written = self._write_batch(tree, writer)
+        self._send(seq, Verdict.FILLED, rows, writer, *written)
 
     def failed(self, seq: int, failure: bytes, writer: Writer) -> None:
-        self._reply(seq, Verdict.FAILED, 0, writer, lambda writer: (_UNNUMBERED, *_put(writer, failure)))
+        written = _put(writer, failure)
+        if writer.overflow:
+            with self._stray(seq, writer) as writer:
+                written = _put(writer, failure)
+        self._send(seq, Verdict.FAILED, 0, writer, _UNNUMBERED, *written)
 
     def ended(self, seq: int, writer: Writer) -> None:
-        self._reply(seq, Verdict.ENDED, 0, writer, lambda writer: (_UNNUMBERED, 0, 0))
+        self._send(seq, Verdict.ENDED, 0, writer, _UNNUMBERED, 0, 0)
 
-    def _reply(
-        self,
-        seq: int,
-        verdict: Verdict,
-        rows: int,
-        writer: Writer,
-        write: Callable[[Writer], tuple[int, int, int]],
+    def _send(
+        self, seq: int, verdict: int, rows: int, writer: Writer, layout: int, trailer: int, length: int
     ) -> None:
-        stray = 0
-        written = write(writer)
-        if writer.overflow:
-            # `used` went on counting: the memfd is large enough, and sparse where it is too large.
-            stray = writer.used
-            fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-            os.ftruncate(fd, stray)
-            writer = Writer(np.frombuffer(Mapping(fd, stray).buffer, np.uint8))
-            written = write(writer)
-            socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
-            os.close(fd)
-        number, trailer, length = written
-        reply = Reply(seq, self._worker, verdict, stray, rows, number, writer.used, trailer, length)
-        os.write(self._pipe, REPLY.pack(*reply))
+        stray = writer.root.nbytes if writer.is_stray else 0
+        reply = REPLY.pack(seq, self._worker, verdict, stray, rows, layout, writer.used, trailer, length)
+        os.write(self._pipe, reply)
 
     def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
-        layout, rest = writer.place(tree)
+        spec, places, rest = writer.place(tree)
+        number = self._numbers.get((spec, places), _UNNUMBERED)
+        if not rest and number != _UNNUMBERED:
+            return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
-        places = tuple(_put(writer, buffer.raw()) for buffer in buffers)
-        number = self._numbers.get(layout, _UNNUMBERED)
-        new = number == _UNNUMBERED
-        if not new and pickled is None:
-            return number, 0, 0
-        if new and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
-            number = self._numbers[layout] = len(self._numbers)
-        trailer = dumps(Trailer(layout if new else None, pickled, places))
-        return number, *_put(writer, trailer)
+        at = tuple(_put(writer, buffer.raw()) for buffer in buffers)
+        layout = None
+        if number == _UNNUMBERED:
+            layout = Layout(spec, places)
+            if len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
+                number = self._numbers[spec, places] = len(self._numbers)
+        return number, *_put(writer, dumps(Trailer(layout, pickled, at)))
+
+    @contextmanager
+    def _stray(self, seq: int, small: Writer) -> Iterator[Writer]:
+        """A writer on a memfd that is large enough; what is written to it is handed over at the end."""
+        # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
+        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
+        os.ftruncate(fd, small.used)
+        yield Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
+        socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
+        os.close(fd)
 
 
 def _put(writer: Writer, data: bytes | memoryview) -> tuple[int, int]:

@@ -53,6 +53,9 @@ class ThreadBackend:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
 
+    def flush(self) -> None:
+        pass
+
     def rescind(self, seq: int) -> bool:
         for entry in tuple(self._posted):
             if entry[0].seq == seq:
