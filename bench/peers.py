@@ -31,6 +31,10 @@ def endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
+# The same for torch, torchdata and penstock: a few per cent better than their default of 2 on most rows.
+PREFETCH_FACTOR = 4
+
+
 @contextmanager
 def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     import penstock
@@ -43,6 +47,7 @@ def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]
         seed=0,
         drop_last=True,
         num_workers=workload.workers,
+        prefetch_factor=PREFETCH_FACTOR,
         backend="thread" if workload.threads else "process",
     )
     with loader, closing(endless(loader)) as stream:
@@ -85,7 +90,7 @@ def _torch_options(workload: Workload) -> dict[str, Any]:
         "drop_last": True,
         "num_workers": workload.workers,
         "persistent_workers": True,
-        "prefetch_factor": 4,  # a few per cent better than its default of 2 on most rows
+        "prefetch_factor": PREFETCH_FACTOR,
     }
 
 

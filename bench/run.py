@@ -44,7 +44,7 @@ QUICK = Effort(rounds=2, seconds=0.4, lead=0.1, warm=0.3, epochs=3)
 QUICK_ENGINES = ["penstock", "torch", "grain", "spdl"]  # starting the other two takes longer than measuring
 
 
-# Installed peers have compiled files; penstock in its source tree may have its own even where a shell says no.
+# Installed peers have compiled files; penstock in its source tree may have them too, whatever the shell says.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

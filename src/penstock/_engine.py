@@ -49,6 +49,18 @@ from penstock.errors import InternalError, LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
 
+# Another object after a fork: comparing it costs less than the system call that asks for the pid.
+_this_process = object()
+
+
+def _be_another_process() -> None:
+    global _this_process
+    _this_process = object()
+
+
+os.register_at_fork(after_in_child=_be_another_process)
+
+
 class Delivery(NamedTuple):
     """What `next` answers: a batch, or the error that stands in its place, or the end of the run."""
 
@@ -64,8 +76,7 @@ class Engine:
     def __init__(
         self, backend: Backend, *, window: int, workers: int, retries: int, in_order: bool, look_ahead: bool
     ) -> None:
-        self.pid = os.getpid()
-        self.closed = False
+        self._process = _this_process
         self.ahead: Run | None = None
         self._backend = backend
         self._retries = retries
@@ -83,6 +94,15 @@ class Engine:
         # For an engine that nobody closed, also at the interpreter's exit.
         self._finalizer = weakref.finalize(self, backend.close)
 
+    @property
+    def closed(self) -> bool:
+        """Whether its workers were ended, by `close` or at the interpreter's exit."""
+        return not self._finalizer.alive
+
+    def is_ours(self) -> bool:
+        """Whether it belongs to this process, and not to the one that this was forked from."""
+        return self._process is _this_process
+
     def open(self, run: Run) -> None:
         """Begins a run: the one that is prefetched, or any other."""
         if run is not self.ahead:
@@ -94,10 +114,10 @@ class Engine:
 
     def next(self, timeout: float | None) -> Delivery:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
-        if os.getpid() != self.pid:
+        if not self.is_ours():
             raise RuntimeError(
-                f"This iterator was made in process {self.pid} and is used in {os.getpid()}: workers serve only "
-                "the process that started them. Call iter(loader) after the fork."
+                "This iterator was made before this process was forked, and its workers serve only the process "
+                "that started them. Call iter(loader) after the fork."
             )
         if self.closed:
             raise RuntimeError("This iterator's loader was closed. Call iter(loader) for a new one.")
@@ -124,7 +144,7 @@ class Engine:
 
     def cancel(self) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void."""
-        if self.closed or os.getpid() != self.pid:
+        if self.closed or not self.is_ours():
             return
         self._tasks.clear()
         self._outcomes.clear()
@@ -139,7 +159,6 @@ class Engine:
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid."""
         if not self.closed:
-            self.closed = True
             self._finalizer()
             self._scheduler.handle(Closed())
 
@@ -228,7 +247,7 @@ class Engine:
         error: BaseException
         if isinstance(outcome, Filled):
             try:
-                data, root = self._backend.open(outcome, self._pool.at(slab))
+                data, root = self._backend.open(outcome)
             except Exception as trouble:
                 error = trouble
             else:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -355,7 +354,7 @@ class _Crews:
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
         # A forked child has a copy of the idle engine; its workers belong to the parent.
-        usable = engine is not None and not engine.closed and engine.pid == os.getpid()
+        usable = engine is not None and not engine.closed and engine.is_ours()
         return engine if usable else None
 
     def put(self, engine: Engine) -> None:

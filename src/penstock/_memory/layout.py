@@ -27,12 +27,17 @@ class Layout:
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
         """The batch, its arrays being views of `root`, its other leaves taken from `rest`."""
+        if not rest:
+            places: Any = self.places  # all of them are places, then
+            return unflatten(self.spec, [np.ndarray(shape, dtype, root, at) for at, dtype, shape in places])
         others = iter(rest)
-        leaves = [
-            next(others) if place is None else np.ndarray(place[2], place[1], root, place[0])
-            for place in self.places
-        ]
-        return unflatten(self.spec, leaves)
+        return unflatten(
+            self.spec,
+            [
+                next(others) if place is None else np.ndarray(place[2], place[1], root, place[0])
+                for place in self.places
+            ],
+        )
 
 
 class Writer:

@@ -29,10 +29,6 @@ class Pool:
         region = self._regions[slab] = self.arena.carve(capacity)
         return region
 
-    def at(self, slab: int) -> Region:
-        """The memory of a slab that is in use."""
-        return self._regions[slab]
-
     def learn(self, nbytes: int) -> None:
         """A batch took this many bytes: slabs handed out from now on hold at least as much."""
         if nbytes > self._largest:

@@ -102,6 +102,11 @@ _HANDLER_OF: dict[type, str] = {
 }
 
 
+# While nobody asks, no rule comes to apply through these: a step never waits for a slab, and a step that is
+# filled makes no room. They are two of the three events of every batch.
+_QUIET = frozenset({SlabReturned, StepFilled})
+
+
 class Scheduler:
     """Turns what happened into what to do next.
 
@@ -174,7 +179,7 @@ class Scheduler:
             return out
         self._recent.append(event)
         getattr(self, _HANDLER_OF[type(event)])(event, out)
-        if self._phase is OPEN:
+        if self._phase is OPEN and (self._ask_is_open or type(event) not in _QUIET):
             self._settle(out)
         return out
 

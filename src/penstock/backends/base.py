@@ -87,7 +87,7 @@ class Backend(Protocol):
         It may come back with nothing before that.
         """
 
-    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
         """The batch, and the root that all its views of the slab keep alive."""
 
     def doing(self, seq: int) -> str:

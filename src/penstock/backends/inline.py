@@ -58,7 +58,7 @@ class InlineBackend:
             return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
         return [Filled(task.seq, self._worker, self._runner.rows, writer.used, (tree, writer.root))]
 
-    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
         tree, root = outcome.held
         return tree, root
 

@@ -7,9 +7,8 @@ import pickle
 import select
 import signal
 import socket
+import struct
 import time
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,13 +21,15 @@ from penstock._work.task import Job, Task
 from penstock.backends.base import Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
-from penstock.backends.reply import REPLY, STRAY, Reply, Trailer, Verdict, dumps
+from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
 
 # A worker that is idle ends within a millisecond or two of close(). One that is in the middle of a
 # step is not waited for longer than this.
 _GRACE = 0.1
 
 _MOST_REPLIES = 1024
+
+_FD = struct.Struct("i")
 
 
 class ProcessBackend:
@@ -72,7 +73,7 @@ class ProcessBackend:
 
         self._free = list(range(job.slots))
         self._unsent = b""
-        self._posted: dict[int, tuple[int, Region]] = {}
+        self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
 
@@ -96,9 +97,10 @@ class ProcessBackend:
     def post(self, task: Task, payload: Payload, region: Region) -> None:
         slot = self._free.pop()
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        self.arena.root(region)[:size] = np.frombuffer(payload, np.uint8)
+        root = self.arena.root(region)
+        root[:size] = np.frombuffer(payload, np.uint8)
         seq, run, epoch, step, kind, _ = task
-        self._posted[seq] = slot, region
+        self._posted[seq] = slot, root
         size = -size if isinstance(payload, bytes) else size
         self._board.post(slot, Record(seq, run, epoch, step, kind, size, *region))
         self._unsent += TOKEN.pack(slot)
@@ -134,9 +136,8 @@ class ProcessBackend:
         outcomes = self._read(everything=bool(dead))
         return outcomes + [self._bury(fd) for fd in dead]
 
-    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
-        layout, trailer, stray = outcome.held
-        root = self.arena.root(region) if stray is None else stray
+    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
+        layout, trailer, root = outcome.held
         rest = ()
         if trailer is not None and trailer.rest is not None:
             views = [root[start : start + length] for start, length in trailer.buffers]
@@ -185,11 +186,11 @@ class ProcessBackend:
             if self._board.is_open(slot):
                 self._unsent += TOKEN.pack(slot)
 
-    def _forget(self, seq: int) -> Region:
-        slot, region = self._posted.pop(seq)
+    def _forget(self, seq: int) -> NDArray[np.uint8]:
+        slot, root = self._posted.pop(seq)
         self._board.clear(slot)
         self._free.append(slot)
-        return region
+        return root
 
     def _read(self, everything: bool = False) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -198,41 +199,56 @@ class ProcessBackend:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            outcomes += [self._understand(Reply._make(fields)) for fields in REPLY.iter_unpack(data)]
+            outcomes += [self._understand(*fields) for fields in REPLY.iter_unpack(data)]
             if not everything:
                 return outcomes
 
-    def _understand(self, reply: Reply) -> Outcome:
-        region = self._forget(reply.seq)
-        if reply.verdict == Verdict.ENDED:
-            return Ended(reply.seq, reply.worker)
-        stray = self._take_stray(reply) if reply.stray else None
-        data: Any = b""
-        if reply.length:
-            root = self.arena.root(region) if stray is None else stray
-            data = root[reply.trailer : reply.trailer + reply.length].tobytes()
-        if reply.verdict == Verdict.FAILED:
-            return Failed(reply.seq, reply.worker, restore(data))
-        trailer: Trailer | None = pickle.loads(data) if data else None
-        number = reply.worker, reply.layout
-        if trailer is None or trailer.layout is None:
-            layout = self._layouts[number]
-        else:
-            layout = trailer.layout
-            if reply.layout >= 0:
-                self._layouts[number] = layout
-        return Filled(reply.seq, reply.worker, reply.rows, reply.nbytes, (layout, trailer, stray))
+    def _understand(
+        self,
+        seq: int,
+        worker: int,
+        verdict: int,
+        stray: int,
+        rows: int,
+        number: int,
+        nbytes: int,
+        start: int,
+        length: int,
+    ) -> Outcome:
+        """The outcome that a reply (see `reply.py` for its fields) tells of."""
+        root = self._forget(seq)
+        if verdict == Verdict.ENDED:
+            return Ended(seq, worker)
+        if stray:
+            root = self._take_stray(seq, worker, stray)
+        if not length:
+            return Filled(seq, worker, rows, nbytes, (self._layouts[worker, number], None, root))
+        data = root[start : start + length].tobytes()
+        if verdict == Verdict.FAILED:
+            return Failed(seq, worker, restore(data))
+        trailer: Trailer = pickle.loads(data)
+        layout = trailer.layout
+        if layout is None:
+            layout = self._layouts[worker, number]
+        elif number != UNNUMBERED:
+            self._layouts[worker, number] = layout
+        return Filled(seq, worker, rows, nbytes, (layout, trailer, root))
 
-    def _take_stray(self, reply: Reply) -> NDArray[np.uint8]:
-        """Maps the memfd that came with the reply; it is unmapped with the batch."""
-        wanted = reply.seq, reply.worker
+    def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
+        """Maps the memfd that came with a reply; it is unmapped with the batch."""
         with socket.socket(fileno=os.dup(self._strays)) as strays:
-            while wanted not in self._unclaimed_strays:
-                data, fds, _, _ = socket.recv_fds(strays, STRAY.size, 1)
-                self._unclaimed_strays[STRAY.unpack(data)] = fds[0]
-        fd = self._unclaimed_strays.pop(wanted)
-        mapping = Mapping(fd, reply.stray)
-        os.close(fd)
+            while (seq, worker) not in self._unclaimed_strays:
+                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                with no_fork():
+                    data, control, _, _ = strays.recvmsg(
+                        STRAY.size, socket.CMSG_LEN(_FD.size), socket.MSG_CMSG_CLOEXEC
+                    )
+                    (fd,) = _FD.unpack(control[0][2])
+                    close_in_child(fd)
+                self._unclaimed_strays[STRAY.unpack(data)] = fd
+        fd = self._unclaimed_strays.pop((seq, worker))
+        mapping = Mapping(fd, size)
+        self._close_fds(fd)
         return np.frombuffer(mapping.buffer, np.uint8)
 
     def _bury(self, pidfd: int) -> Lost:

@@ -30,23 +30,14 @@ class Verdict(IntEnum):
     ENDED = 2
 
 
-class Reply(NamedTuple):
-    seq: int
-    worker: int
-    verdict: int
-    stray: int  # size of the memfd that holds it all; 0: it is in the slab
-    rows: int
-    layout: int  # number of the worker's layout
-    nbytes: int
-    trailer: int  # where the trailer begins
-    length: int  # and its length
-
-
 # A worker whose batches never look alike describes each one anew, and nobody remembers them.
 _MOST_LAYOUTS = 64
-_UNNUMBERED = -1
+UNNUMBERED = -1
 
+# seq, worker, verdict; the size of the stray that holds it all, or 0 for the slab; rows; the number of the
+# worker's layout; bytes used; where the trailer begins, and its length.
 REPLY = struct.Struct("<9q")
+# seq, worker
 STRAY = struct.Struct("<2q")
 
 
@@ -91,10 +82,10 @@ class Replier:
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = _put(writer, failure)
-        self._send(seq, Verdict.FAILED, 0, writer, _UNNUMBERED, *written)
+        self._send(seq, Verdict.FAILED, 0, writer, UNNUMBERED, *written)
 
     def ended(self, seq: int, writer: Writer) -> None:
-        self._send(seq, Verdict.ENDED, 0, writer, _UNNUMBERED, 0, 0)
+        self._send(seq, Verdict.ENDED, 0, writer, UNNUMBERED, 0, 0)
 
     def _send(
         self, seq: int, verdict: int, rows: int, writer: Writer, layout: int, trailer: int, length: int
@@ -106,14 +97,14 @@ class Replier:
     def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
         spec, places, rest = writer.place(tree)
-        number = self._numbers.get((spec, places), _UNNUMBERED)
-        if not rest and number != _UNNUMBERED:
+        number = self._numbers.get((spec, places), UNNUMBERED)
+        if not rest and number != UNNUMBERED:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         at = tuple(_put(writer, buffer.raw()) for buffer in buffers)
         layout = None
-        if number == _UNNUMBERED:
+        if number == UNNUMBERED:
             layout = Layout(spec, places)
             if len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
                 number = self._numbers[spec, places] = len(self._numbers)

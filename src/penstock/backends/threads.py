@@ -75,7 +75,7 @@ class ThreadBackend:
         except Empty:
             return outcomes
 
-    def open(self, outcome: Filled, region: Region) -> tuple[object, NDArray[np.uint8]]:
+    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
         tree, root = outcome.held
         return tree, root
 
