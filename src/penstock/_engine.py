@@ -185,19 +185,18 @@ class Engine:
         self._backend.flush()
 
     def _take(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Lost):
-            self._losses[outcome.worker] = outcome
-            self._carry_out(WorkerLost(outcome.worker, outcome.seq))
-            return
-        if isinstance(outcome, Ended):
+        if isinstance(outcome, (Filled, Failed)):
+            if outcome.seq in self._tasks:  # else it was cancelled
+                self._outcomes[outcome.seq] = outcome
+            if isinstance(outcome, Filled):
+                self._pool.learn(outcome.nbytes)
+            self._carry_out(StepFilled(outcome.seq, outcome.worker))
+        elif isinstance(outcome, Ended):
             self._tasks.pop(outcome.seq, None)
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
-            return
-        if isinstance(outcome, Filled):
-            self._pool.learn(outcome.nbytes)
-        if outcome.seq in self._tasks:  # else it was cancelled
-            self._outcomes[outcome.seq] = outcome
-        self._carry_out(StepFilled(outcome.seq, outcome.worker))
+        else:
+            self._losses[outcome.worker] = outcome
+            self._carry_out(WorkerLost(outcome.worker, outcome.seq))
 
     # What each command means.
 
@@ -206,18 +205,13 @@ class Engine:
 
     def _post(self, command: Post) -> None:
         seq, slab = command.seq, command.slab
-        if command.attempt:
-            task = self._tasks[seq]
-            payload = self._backend.pack(task)
-        else:
-            drawn = self._draw(seq)
-            if drawn is None:
-                self._events.append(Exhausted(seq))
-                return
-            task, payload = drawn
+        drawn = self._draw(seq) if not command.attempt else self._pack(self._tasks[seq])
+        if drawn is None:
+            self._events.append(Exhausted(seq))
+            return
+        task, payload = drawn
         self._tasks[seq] = task
-        size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        self._backend.post(task, payload, self._pool.region(slab, size))
+        self._backend.post(task, payload, self._pool.region(slab, len(payload)))
 
     def _draw(self, seq: int) -> tuple[Task, Payload] | None:
         """The next step of this run, or else of the one that may follow it."""
@@ -236,10 +230,13 @@ class Engine:
         if task is None:
             return None
         try:
-            return task, self._backend.pack(task)
+            return self._pack(task)
         except Exception as error:
             run.fail(error)
             return None
+
+    def _pack(self, task: Task) -> tuple[Task, Payload]:
+        return task, self._backend.pack(task)
 
     def _deliver(self, command: Deliver) -> None:
         seq, slab = command.seq, command.slab

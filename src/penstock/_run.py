@@ -15,7 +15,13 @@ class Run:
     """The steps of one epoch, in order. Once one cannot be drawn there are no more."""
 
     def __init__(
-        self, numbers: Iterator[int], epoch: int, kind: Kind, keys: Iterator[Any], plan: Plan | None, seed: int
+        self,
+        numbers: Iterator[int],
+        epoch: int,
+        kind: Kind,
+        keys: Iterator[Any],
+        plan: Plan | None,
+        seed: int,
     ) -> None:
         self.epoch = epoch
         self.plan = plan

@@ -1,10 +1,10 @@
 """DataLoader: a dataset in, batches out. Read it from top to bottom to see the data path.
 
-    source   what the samples are               penstock.source
-    plan     which samples, in which order      penstock.plan
-    run      one epoch of the plan              penstock._run
-    engine   who does what, in which memory     penstock._engine, _schedule, _memory
-    backend  where it is done                   penstock.backends, penstock._work
+source   what the samples are               penstock.source
+plan     which samples, in which order      penstock.plan
+run      one epoch of the plan              penstock._run
+engine   who does what, in which memory     penstock._engine, _schedule, _memory
+backend  where it is done                   penstock.backends, penstock._work
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class DataLoader(Generic[T_co]):
                 raise TypeError(f"{type(self.sampler).__name__} has no len(), so the loader has none.")
             return steps
         if not isinstance(self._dataset, Sized):
-            raise TypeError(f"The stream {type(self._dataset).__name__} has no len(), so the loader has none.")
+            raise TypeError(
+                f"The stream {type(self._dataset).__name__} has no len(), so the loader has none."
+            )
         self._promised = OrderPlan(Sequential(len(self._dataset)), self.batch_size, self.drop_last).steps(0)
         return self._promised
 
@@ -333,7 +335,11 @@ class DataLoader(Generic[T_co]):
             engine.close()
 
     def _count(self, yielded: int) -> None:
-        if self._promised is not None and yielded == self._promised + 1 and self._kind not in (Kind.KEYS, Kind.KEY):
+        if (
+            self._promised is not None
+            and yielded == self._promised + 1
+            and self._kind not in (Kind.KEYS, Kind.KEY)
+        ):
             warnings.warn(
                 f"The stream {type(self._dataset).__name__} said len() = {len(self._dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
@@ -417,7 +423,9 @@ class _Reader:
         self._loader._release(engine)
 
     def __reduce__(self) -> Any:
-        raise TypeError("A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings.")
+        raise TypeError(
+            "A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings."
+        )
 
 
 class _Batches(_Reader):

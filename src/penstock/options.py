@@ -84,12 +84,16 @@ def _check_workers(given: dict[str, Any]) -> None:
     if workers == 0:
         for name, unset in _NEED_WORKERS.items():
             if given[name] not in unset:
-                raise ValueError(f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out.")
+                raise ValueError(
+                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out."
+                )
     context = given["multiprocessing_context"]
     if context is None:
         return
     if backend == "thread":
-        raise ValueError('multiprocessing_context has no meaning with backend="thread": leave one of them out.')
+        raise ValueError(
+            'multiprocessing_context has no meaning with backend="thread": leave one of them out.'
+        )
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
     from penstock.backends.launch import choose_method
 
@@ -112,7 +116,9 @@ def _check_values(given: dict[str, Any]) -> None:
     if given["shuffle"] not in (None, True, False):
         raise ValueError(f"shuffle must be True, False or None, got {given['shuffle']!r}.")
     if given["persistent_workers"] not in (None, True, False):
-        raise ValueError(f"persistent_workers must be True, False or None, got {given['persistent_workers']!r}.")
+        raise ValueError(
+            f"persistent_workers must be True, False or None, got {given['persistent_workers']!r}."
+        )
     size = given["batch_size"]
     if size is not None and (not _is_int(size) or size < 1):
         raise ValueError(
@@ -135,7 +141,11 @@ def _check_values(given: dict[str, Any]) -> None:
 def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:
     sampler, shuffle = given["sampler"], given["shuffle"]
     if is_stream:
-        for name, value in (("shuffle", shuffle or None), ("sampler", sampler), ("batch_sampler", batch_sampler)):
+        for name, value in (
+            ("shuffle", shuffle or None),
+            ("sampler", sampler),
+            ("batch_sampler", batch_sampler),
+        ):
             if value is not None:
                 raise ValueError(
                     f"A stream (IterableDataset) decides its own order, so {name} cannot be given with it. "
@@ -152,7 +162,9 @@ def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> 
         }
         names = [name for name, clash in clashes.items() if clash]
         if names:
-            raise ValueError(f"batch_sampler is mutually exclusive with {', '.join(names)}: it yields whole batches.")
+            raise ValueError(
+                f"batch_sampler is mutually exclusive with {', '.join(names)}: it yields whole batches."
+            )
     elif given["batch_size"] is None and given["drop_last"]:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 

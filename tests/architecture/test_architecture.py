@@ -37,9 +37,21 @@ def test_pure_parts_import_only_the_standard_library_and_numpy(part: str) -> Non
 
 
 def test_plans_and_the_scheduler_do_no_input_or_output() -> None:
-    forbidden = {"os", "socket", "select", "subprocess", "threading", "time", "mmap", "multiprocessing", "queue"}
+    forbidden = {
+        "os",
+        "socket",
+        "select",
+        "subprocess",
+        "threading",
+        "time",
+        "mmap",
+        "multiprocessing",
+        "queue",
+    }
     # samplers read RANK and WORLD_SIZE from the environment, as torch users expect
-    paths = [p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "samplers.py"]
+    paths = [
+        p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "samplers.py"
+    ]
     for path in paths:
         assert not forbidden & {name.split(".")[0] for name in imports(path)}, path
 

@@ -59,7 +59,9 @@ def inline(dataset: Any, **kwargs: Any) -> list[Any]:
 )
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 def test_a_backend_gives_what_the_plain_loop_gives(make: Any, dataset: Any, kwargs: dict[str, Any]) -> None:
-    if make(dataset, **kwargs).backend == "thread" and isinstance(dataset, (sources.Noisy, sources.Shuffling)):
+    if make(dataset, **kwargs).backend == "thread" and isinstance(
+        dataset, (sources.Noisy, sources.Shuffling)
+    ):
         pytest.skip("threads share the global generators: only penstock.rng() is theirs")
     expected = inline(dataset, **kwargs)
     loader = make(dataset, **kwargs)

@@ -20,7 +20,9 @@ def test_an_error_names_sample_step_epoch_and_worker(make: Any) -> None:
     loader = make(sources.Failing(10, {7: ValueError("bad pixels")}), batch_size=3)
     with pytest.raises(ValueError, match="bad pixels") as caught:
         list(loader)
-    assert re.search(r"sample 7 \(row 1\), step 2 of epoch 0, in (worker \d|the calling process)", notes(caught.value))
+    assert re.search(
+        r"sample 7 \(row 1\), step 2 of epoch 0, in (worker \d|the calling process)", notes(caught.value)
+    )
     assert len(caught.value.__notes__) == 1
 
 

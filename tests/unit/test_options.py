@@ -33,7 +33,11 @@ class Stream(IterableDataset[Any]):
         ({"multiprocessing_context": "fork"}, ValueError, "needs workers"),
         ({"multiprocessing_context": "teleport", "num_workers": 1}, ValueError, "fork, spawn, forkserver"),
         ({"multiprocessing_context": 7, "num_workers": 1}, TypeError, "multiprocessing context"),
-        ({"multiprocessing_context": "fork", "num_workers": 1, "backend": "thread"}, ValueError, "no meaning"),
+        (
+            {"multiprocessing_context": "fork", "num_workers": 1, "backend": "thread"},
+            ValueError,
+            "no meaning",
+        ),
         ({"backend": "gpu", "num_workers": 1}, ValueError, '"process" or "thread"'),
         ({"batch_size": 0}, ValueError, "at least 1, or None"),
         ({"batch_size": 2.0}, ValueError, "at least 1, or None"),
@@ -68,7 +72,9 @@ def test_a_stream_has_its_own_order(kwargs: dict[str, Any]) -> None:
 
 
 def test_a_stream_takes_shuffle_false_and_none() -> None:
-    assert len(list(DataLoader(Stream(), shuffle=False))) == len(list(DataLoader(Stream(), shuffle=None))) == 3
+    assert (
+        len(list(DataLoader(Stream(), shuffle=False))) == len(list(DataLoader(Stream(), shuffle=None))) == 3
+    )
 
 
 def test_what_is_not_a_dataset_is_refused() -> None:
@@ -103,7 +109,9 @@ def test_pinning_numpy_is_a_warning() -> None:
         DataLoader([1], pin_memory_device="cuda")
 
 
-@pytest.mark.parametrize("name", ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "num_workers"])
+@pytest.mark.parametrize(
+    "name", ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "num_workers"]
+)
 def test_settings_cannot_be_changed_afterwards(name: str) -> None:
     loader = DataLoader([1])
     with pytest.raises(ValueError, match=f"{name} cannot be set"):
@@ -111,7 +119,9 @@ def test_settings_cannot_be_changed_afterwards(name: str) -> None:
 
 
 def test_attributes_are_the_resolved_arguments() -> None:
-    loader = DataLoader([1, 2, 3], batch_size=2, num_workers=2, multiprocessing_context=multiprocessing.get_context("spawn"))
+    loader = DataLoader(
+        [1, 2, 3], batch_size=2, num_workers=2, multiprocessing_context=multiprocessing.get_context("spawn")
+    )
     assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (2, 2, 2)
     assert loader.persistent_workers is True and loader.drop_last is False and loader.timeout == 0
     assert loader.collate_fn is default_collate
@@ -136,7 +146,8 @@ def test_the_sampler_shows_the_order_of_the_current_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "size", "drop", "expected"), [(10, 3, False, 4), (10, 3, True, 3), (0, 3, False, 0), (9, 3, True, 3)]
+    ("n", "size", "drop", "expected"),
+    [(10, 3, False, 4), (10, 3, True, 3), (0, 3, False, 0), (9, 3, True, 3)],
 )
 def test_len_counts_batches(n: int, size: int, drop: bool, expected: int) -> None:
     loader = DataLoader(range(n), size, drop_last=drop)

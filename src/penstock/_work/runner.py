@@ -159,4 +159,3 @@ def _name_rows(error: CollateError, task: Task) -> None:
         keys = task.keys
         named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
         error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
-

@@ -50,8 +50,8 @@ class Lost(NamedTuple):
     cause: BaseException | None
 
 
-# Raw int64 keys, or anything else pickled, or nothing where keys are handed over as they are.
-Payload = NDArray[np.int64] | bytes
+# Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
+Payload = NDArray[np.uint8] | bytes
 
 Outcome = Filled | Failed | Ended | Lost
 
@@ -95,4 +95,3 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends the workers without waiting for what they do. Idempotent."""
-

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,22 +87,23 @@ class ProcessBackend:
     def pack(self, task: Task) -> Payload:
         keys = task.keys
         if isinstance(keys, np.ndarray):
-            return keys
+            return keys.view(np.uint8)
         if type(keys) is list and set(map(type, keys)) == {int}:
-            try:
-                return np.array(keys, np.int64)
-            except OverflowError:
-                pass
+            with suppress(OverflowError):
+                return np.array(keys, np.int64).view(np.uint8)
         return dumps(keys)
 
     def post(self, task: Task, payload: Payload, region: Region) -> None:
         slot = self._free.pop()
-        size = len(payload) if isinstance(payload, bytes) else payload.nbytes
         root = self.arena.root(region)
-        root[:size] = np.frombuffer(payload, np.uint8)
+        size = len(payload)
+        if isinstance(payload, bytes):
+            root[:size] = np.frombuffer(payload, np.uint8)
+            size = -size
+        else:
+            root[:size] = payload
         seq, run, epoch, step, kind, _ = task
         self._posted[seq] = slot, root
-        size = -size if isinstance(payload, bytes) else size
         self._board.post(slot, Record(seq, run, epoch, step, kind, size, *region))
         self._unsent += TOKEN.pack(slot)
 
@@ -260,7 +262,9 @@ class ProcessBackend:
         cause = process.failure
         process.close()
         del self._workers[worker]
-        lost = next((s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None)
+        lost = next(
+            (s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
+        )
         if lost is not None:
             self._forget(lost)
         self._send_tokens_again()
