@@ -48,7 +48,6 @@ from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
-
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import sources
 from same import same
 
+from conformance import sources
 from penstock import ArrayDataset, ConcatDataset, DataLoader, Subset
 
 rng = np.random.default_rng(0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import sources
 
+from conformance import sources
 from penstock import DataLoader, RandomSampler
 
 
@@ -216,7 +216,7 @@ def test_a_slow_sample_holds_back_nobody_else(make_concurrent: Any) -> None:
 
 
 def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
-    loader = make_concurrent(sources.Slow(50, {key: 5.0 for key in range(1, 50)}))
+    loader = make_concurrent(sources.Slow(50, dict.fromkeys(range(1, 50), 5.0)))
     batches = iter(loader)
     next(batches)
     begun = time.monotonic()

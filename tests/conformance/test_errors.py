@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import sources
 
+from conformance import sources
 from penstock import CollateError, RemoteTraceback
 
 

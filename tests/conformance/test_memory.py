@@ -50,7 +50,7 @@ def test_dropped_batches_are_used_again(make: Any) -> None:
 
 def test_a_small_view_keeps_its_batch(make: Any) -> None:
     views = []
-    for epoch in range(2):
+    for _ in range(2):
         for step, batch in enumerate(make(Filled(100, 50), batch_size=2)):
             if step % 7 == 0:
                 views.append((2 * step, batch[0, 3:9:2][::-1]))

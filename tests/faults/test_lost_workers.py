@@ -92,9 +92,8 @@ def dies_at_birth(worker: int) -> None:
 def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: str) -> None:
     with DataLoader(
         range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method
-    ) as loader:
-        with pytest.raises(WorkerLost, match="exited with code 3"):
-            next(iter(loader))
+    ) as loader, pytest.raises(WorkerLost, match="exited with code 3"):
+        next(iter(loader))
 
 
 class Pids(Dataset[Any]):
@@ -163,6 +162,5 @@ def test_a_stream_whose_reader_dies_idle_is_an_error_too() -> None:
         process = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
         os.close(process)
-        with pytest.raises(WorkerLost):
-            seen = [batch[0][1] for batch in batches]
-            assert seen == []  # unreachable: the stream may not end silently
+        with pytest.raises(WorkerLost):  # the stream may not end silently
+            list(batches)

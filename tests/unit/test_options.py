@@ -80,7 +80,7 @@ def test_a_stream_takes_shuffle_false_and_none() -> None:
 def test_what_is_not_a_dataset_is_refused() -> None:
     with pytest.raises(TypeError, match="no __getitem__"):
         DataLoader(7)
-    with pytest.raises(TypeError, match="no __getitem__.*IterableDataset"):
+    with pytest.raises(TypeError, match=r"no __getitem__.*IterableDataset"):
         DataLoader(iter([1]))
 
     class NoLength:

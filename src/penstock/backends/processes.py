@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
