@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock._work.failure import annotate
-from penstock._work.randomness import READ, borrowed_generators
 from penstock._work.task import Kind, Task
 from penstock.plan import Plan
 
@@ -47,6 +46,8 @@ class Run:
             return None
         try:
             if self._reads:
+                from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
+
                 with borrowed_generators(self._seed, self.epoch, self._step, READ):
                     keys = next(self._keys, _END)
             else:

@@ -13,9 +13,8 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
-from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,9 @@ from penstock.options import Options
 from penstock.plan import OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan.samplers import BatchSampler
 from penstock.source.kind import is_stream
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 T_co = TypeVar("T_co", covariant=True)
 

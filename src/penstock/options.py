@@ -6,10 +6,12 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext  # 8 ms that only processes are worth
 
 # Steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2

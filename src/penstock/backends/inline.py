@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
-from penstock._work.randomness import borrowed_generators
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
 from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
@@ -23,7 +23,10 @@ class InlineBackend:
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
-        self._seed = job.seed
+        # Late: numpy.random takes 15 ms to import, and other backends have it in their workers only.
+        from penstock._work.randomness import borrowed_generators
+
+        self._seeded = partial(borrowed_generators, job.seed)
         self._runner = Runner(job, "the calling process")
         self._posted: deque[tuple[Task, Region]] = deque()
         self._worker = -1
@@ -50,7 +53,7 @@ class InlineBackend:
         task, region = self._posted.popleft()
         writer = Writer(self.arena.root(region))
         try:
-            with borrowed_generators(self._seed, task.epoch, task.step):
+            with self._seeded(task.epoch, task.step):
                 tree = self._runner.run(task, writer)
         except StreamEnded:
             return [Ended(task.seq, self._worker)]
