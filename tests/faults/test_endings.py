@@ -90,8 +90,8 @@ def test_ctrl_c_gives_one_clean_keyboard_interrupt(tmp_path: Path, method: str) 
             loader = DataLoader(Data(), num_workers=2, multiprocessing_context={method!r})
             batches = iter(loader)
             next(batches)
-            print("ready", flush=True)
             try:
+                print("ready", flush=True)
                 for batch in batches:
                     pass
             except KeyboardInterrupt:
