@@ -20,6 +20,8 @@ lint: $(VENV)/.developed
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
+	$(BIN)/python -m bench.steady
+	$(BIN)/python -m bench.memory
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

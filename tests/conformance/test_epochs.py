@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance import sources
-from penstock import DataLoader, RandomSampler
+from penstock import DataLoader, LoaderTimeout, RandomSampler
 
 
 def values(loader: Any) -> list[int]:
@@ -223,3 +223,24 @@ def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
     del batches
     loader.close()
     assert time.monotonic() - begun < 0.5  # 0.2 is promised; a loaded machine is given some room
+
+
+def test_a_timeout_says_which_step_and_samples_and_may_be_waited_out(make_concurrent: Any) -> None:
+    loader = make_concurrent(sources.Slow(4, {1: 1.5}), timeout=0.3)
+    batches = iter(loader)
+    first = _patiently(batches)
+    assert first.item() == 0
+    with pytest.raises(LoaderTimeout, match=r"timed out after 0.3 seconds: step 1 of epoch 0") as caught:
+        next(batches)
+    assert isinstance(caught.value, RuntimeError)
+    assert "Samples in the step: [1]" in str(caught.value)
+    assert [_patiently(batches).item() for _ in range(3)] == [1, 2, 3]
+
+
+def _patiently(batches: Any) -> Any:
+    """The next batch, however long it takes: workers may be slow to start."""
+    while True:
+        try:
+            return next(batches)
+        except LoaderTimeout:
+            continue
