@@ -68,14 +68,14 @@ def test_gathering_equals_collating_one_by_one(name: str, shape: str) -> None:
     }[shape]()
     keys = [3, 0, 11, 3, -1, -12]
     one_by_one = collated([dataset[key] for key in keys])
-    assert same(dataset.gather(np.array(keys), np.empty), one_by_one)
+    assert same(dataset.__gather__(np.array(keys), np.empty), one_by_one)
     assert same(collated(dataset.__getitems__(keys)), one_by_one)
 
 
 def test_variable_width_strings_become_a_list() -> None:
     strings = pytest.importorskip("numpy.dtypes").StringDType()
     dataset = ArrayDataset(np.array(["a", "bcd", "ef"], dtype=strings))
-    assert dataset.gather([2, 0], np.empty) == ["ef", "a"]
+    assert dataset.__gather__([2, 0], np.empty) == ["ef", "a"]
     assert type(dataset[1]) is str
 
 
@@ -110,7 +110,7 @@ def test_the_batch_is_written_into_the_memory_given() -> None:
 
     x = np.arange(6, dtype=np.int16).reshape(3, 2)
     dataset = ArrayDataset(x=x, t=np.array(["a", "b", "c"]), y=np.ones(3))
-    batch = dataset.gather([2, 1], empty)
+    batch = dataset.__gather__([2, 1], empty)
     assert [(shape, dtype.str[1:]) for shape, dtype, _ in asked] == [((2, 2), "i2"), ((2,), "f8")]
     assert batch["x"] is asked[0][2]
     assert batch["y"] is asked[1][2]
@@ -124,7 +124,7 @@ def test_memory_maps_are_kept_and_read_in_place(tmp_path: Path) -> None:
     assert dataset.columns[0] is mapped
     assert type(dataset[3]) is np.ndarray
     assert np.shares_memory(dataset[3], mapped)
-    batch = dataset.gather([9, 0], np.empty)
+    batch = dataset.__gather__([9, 0], np.empty)
     assert batch.tolist() == [[18, 19], [0, 1]]
     assert batch.flags.writeable
 
@@ -145,7 +145,7 @@ def test_a_column_that_is_not_in_one_piece_is_not_copied_as_a_whole(of: str) -> 
     dataset = ArrayDataset(column)
     tracemalloc.start()
     try:
-        dataset.gather([5, 999_999], np.empty)
+        dataset.__gather__([5, 999_999], np.empty)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -164,7 +164,7 @@ def test_a_key_outside_is_an_error_that_names_it_and_the_length(keys: Any) -> No
     dataset = ArrayDataset(np.arange(3))
     wrong = next(int(key) for key in keys if not -3 <= key < 3)
     with pytest.raises(IndexError, match=f"key {wrong} .*3 rows"):
-        dataset.gather(keys, np.empty)
+        dataset.__gather__(keys, np.empty)
     with pytest.raises(IndexError, match=f"key {wrong} .*3 rows"):
         dataset.__getitems__(keys)
     with pytest.raises(IndexError, match=f"key {wrong} of a dataset with 3 rows"):
@@ -174,19 +174,19 @@ def test_a_key_outside_is_an_error_that_names_it_and_the_length(keys: Any) -> No
 @pytest.mark.parametrize("keys", [[0.0], [[0]], ["a"], [True], 3])
 def test_keys_must_be_integers_along_one_axis(keys: Any) -> None:
     with pytest.raises(TypeError, match="keys must be integers along one axis"):
-        ArrayDataset(np.arange(3)).gather(keys, np.empty)
+        ArrayDataset(np.arange(3)).__gather__(keys, np.empty)
 
 
 @pytest.mark.parametrize("keys", [[], np.array([], dtype=np.int64)])
 def test_no_keys_give_an_empty_batch(keys: Any) -> None:
-    batch = ArrayDataset(np.zeros((3, 2), np.int8)).gather(keys, np.empty)
+    batch = ArrayDataset(np.zeros((3, 2), np.int8)).__gather__(keys, np.empty)
     assert batch.shape == (0, 2)
     assert batch.dtype == np.int8
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
 def test_keys_of_any_integer_type_are_keys(dtype: Any) -> None:
-    assert ArrayDataset(np.arange(3)).gather(np.array([2, 1], dtype=dtype), np.empty).tolist() == [2, 1]
+    assert ArrayDataset(np.arange(3)).__gather__(np.array([2, 1], dtype=dtype), np.empty).tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_it_is_pickled_with_its_arrays_out_of_band_and_once_each() -> None:
     assert len(buffers) == 2
     assert len(data) < 1000
     copy = pickle.loads(data, buffers=buffers)
-    assert same(copy.gather([3, -1], np.empty), dataset.gather([3, -1], np.empty))
+    assert same(copy.__gather__([3, -1], np.empty), dataset.__gather__([3, -1], np.empty))
     assert copy.note == "kept"
 
 
@@ -228,4 +228,4 @@ def test_gathering_is_fancy_indexing(n: int, width: int, step: int, data: st.Dat
     table = np.arange(n * 2 * max(width, 1)).reshape(n * 2, -1)[::step][:n, :width]
     keys = data.draw(st.lists(st.integers(-n, n - 1), max_size=30))
     expected = table[np.array(keys, dtype=np.int64)]
-    assert same(ArrayDataset(table).gather(keys, np.empty), expected)
+    assert same(ArrayDataset(table).__gather__(keys, np.empty), expected)

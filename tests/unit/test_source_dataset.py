@@ -98,7 +98,7 @@ class TestDataset:
         for plain in (Dataset[int](), IterableDataset[int]()):
             with pytest.raises(TypeError):
                 len(plain)  # type: ignore[arg-type]
-            for name in ("__getitems__", "gather", "load"):
+            for name in ("__getitems__", "__gather__", "load"):
                 assert not hasattr(plain, name)
 
     def test_plus_puts_one_after_the_other(self) -> None:
@@ -233,8 +233,8 @@ class TestSubset:
     def test_it_gathers_where_its_dataset_does(self) -> None:
         columns = ArrayDataset(np.arange(10) * 10)
         nested = Subset(Subset(columns, np.arange(9, -1, -1)), [3, 4, 5])
-        assert nested.gather(np.array([2, 0]), np.empty).tolist() == [40, 60]
-        assert not hasattr(Subset(Tens(3), [0]), "gather")
+        assert nested.__gather__(np.array([2, 0]), np.empty).tolist() == [40, 60]
+        assert not hasattr(Subset(Tens(3), [0]), "__gather__")
 
 
 class Doubled(Subset[int]):
@@ -251,9 +251,9 @@ class TestRedefinedGetitem:
         doubled = Doubled(ArrayDataset(np.arange(5)), [3, 4])
         assert doubled[0] == 6
         assert doubled.__getitems__ is None
-        assert doubled.gather is None
+        assert doubled.__gather__ is None
         # and so does a dataset built on it
-        assert not hasattr(Subset(doubled, [0]), "gather")
+        assert not hasattr(Subset(doubled, [0]), "__gather__")
         assert Subset(doubled, [1]).__getitems__([0]) == [8]
         assert ConcatDataset([doubled]).__getitems__([0]) == [6]
         assert StackDataset(doubled).__getitems__([0]) == [(6,)]
@@ -269,14 +269,14 @@ class TestRedefinedGetitem:
         mine = Mine(np.arange(5))
         assert mine[2] == -2
         assert mine.__getitems__ is None
-        assert mine.gather is None
+        assert mine.__gather__ is None
 
     def test_a_redefined_getitems_switches_gather_off(self) -> None:
         class Mine(ArrayDataset):
             def __getitems__(self, keys: Sequence[int]) -> list[Any]:
                 return [0 for _ in keys]
 
-        assert Mine(np.arange(5)).gather is None
+        assert Mine(np.arange(5)).__gather__ is None
         assert Mine(np.arange(5)).__getitems__([1]) == [0]
 
     def test_shortcuts_that_the_user_wrote_stay(self) -> None:
@@ -288,18 +288,18 @@ class TestRedefinedGetitem:
             def __getitem__(self, index: Any) -> Any:
                 return 1
 
-            def gather(self, keys: Any, empty: Any) -> Any:
+            def __gather__(self, keys: Any, empty: Any) -> Any:
                 return np.ones(len(keys), dtype=np.int64)
 
         assert Louder(3).__getitems__([1]) == [11]
-        assert Own(np.arange(3)).gather([0], np.empty).tolist() == [1]
+        assert Own(np.arange(3)).__gather__([0], np.empty).tolist() == [1]
 
     def test_a_subclass_that_redefines_neither_keeps_them(self) -> None:
         class Mine(ArrayDataset):
             def __len__(self) -> int:
                 return 2
 
-        assert Mine(np.arange(5)).gather([1], np.empty).tolist() == [1]
+        assert Mine(np.arange(5)).__gather__([1], np.empty).tolist() == [1]
 
 
 class TestStackDataset:

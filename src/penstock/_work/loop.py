@@ -38,8 +38,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     with socket.socket(fileno=fds["strays"]) as strays:
         replier = Replier(worker, fds["replies"], strays)
         while token := os.read(fds["tokens"], TOKEN.size):
-            (slot,) = TOKEN.unpack(token)
-            record = board.claim(slot, worker)
+            slot, seq = TOKEN.unpack(token)
+            record = board.claim(slot, seq, worker)
             if record is not None:
                 _do(record, job, arena, runner, replier)
 
@@ -74,7 +74,9 @@ def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier
 
 def _keys(payload: int, root: NDArray[np.uint8]) -> object:
     if payload >= 0:
-        return root[:payload].view(np.int64)
+        keys = root[:payload].view(np.int64)
+        keys.flags.writeable = False
+        return keys
     return pickle.loads(root[:-payload].data)
 
 

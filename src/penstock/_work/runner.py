@@ -29,16 +29,19 @@ class Runner:
         self._job = job
         self._who = who
         self._init_error: BaseException | None = None
+        self._init_notes: list[str] = []
         self._stream: Iterator[Any] = iter(())
         self._stream_run = -1
-        self._place = ""
+        # What is being done, and to which keys: put into words only when it fails.
+        self._at = ""
+        self._keys: Any = None
         self.rows = 0
 
         dataset, custom = job.dataset, job.collate_fn
         self._getitems: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
-            self._gather = getattr(dataset, "gather", None)
+            self._gather = getattr(dataset, "__gather__", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
 
     def begin(self, seat: int) -> None:
@@ -48,26 +51,38 @@ class Runner:
         if job.worker_init_fn is not None:
             try:
                 job.worker_init_fn(seat)
-            except Exception as error:
+            except BaseException as error:
                 self._init_error = error
+                self._init_notes = list(getattr(error, "__notes__", ()))
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
-        self._place = ""
+        self._at = ""
+        self._keys = None
+        try:
+            return self._run(task, writer)
+        except StopIteration as error:
+            raise RuntimeError(
+                "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
+                "end the epoch: raise IndexError for a missing sample, or derive from IterableDataset for a stream."
+            ) from error
+
+    def _run(self, task: Task, writer: Writer) -> object:
         if self._init_error is not None:
-            self._place = "worker_init_fn, called before "
+            self._at = "worker_init_fn, called before "
+            self._init_error.__notes__ = list(self._init_notes)  # not those of the step before
             raise self._init_error
         custom = self._job.collate_fn
         if self._gather is not None and task.kind is Kind.KEYS:
             self.rows = len(task.keys)
-            self._place = f"gather of samples {shorten(task.keys)}, "
+            self._at, self._keys = "__gather__ of samples ", task.keys
             return self._gather(np.asarray(task.keys), writer.empty)
         samples = self._samples(task)
         if task.kind not in BATCHED:
             self.rows = 1
             return convert(samples) if custom is None else custom(samples)
         self.rows = len(samples)
-        self._place = "collate of "
+        self._at, self._keys = "collate of ", None
         if custom is not None:
             return custom(samples)
         try:
@@ -78,7 +93,8 @@ class Runner:
 
     def where(self, task: Task) -> str:
         """Which sample of which step failed, and who was at it: for the error that just came out."""
-        return f"In {self._place}step {task.step} of epoch {task.epoch}, in {self._who}."
+        keys = "" if self._keys is None else f"{shorten(self._keys)}, "
+        return f"In {self._at}{keys}step {task.step} of epoch {task.epoch}, in {self._who}."
 
     def _samples(self, task: Task) -> Any:
         match task.kind:
@@ -99,7 +115,7 @@ class Runner:
         keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
         if not self._getitems:
             return self._each(self._job.dataset.__getitem__, keys)
-        self._place = f"__getitems__ of samples {shorten(keys)}, "
+        self._at, self._keys = "__getitems__ of samples ", keys
         samples: Sequence[Any] = self._getitems(keys)
         if len(samples) != len(keys):
             raise ValueError(
@@ -113,15 +129,9 @@ class Runner:
         left: Any = iter(keys)
         try:
             return [get(key) for key in left]
-        except BaseException as error:
+        except BaseException:
             row = len(keys) - left.__length_hint__() - 1
-            self._place = f"sample {keys[row]!r} (row {row}), "
-            if isinstance(error, StopIteration):
-                raise RuntimeError(
-                    f"The dataset raised StopIteration for sample {keys[row]!r}. In a dataset with "
-                    "__getitem__ that is an error and does not end the epoch: raise IndexError for a "
-                    "missing sample, or derive from IterableDataset for a stream."
-                ) from error
+            self._at = f"sample {keys[row]!r} (row {row}), "
             raise
 
     def _loader(self) -> Callable[[Any], Any]:
@@ -131,7 +141,7 @@ class Runner:
     def _pull(self, task: Task, count: int) -> list[Any]:
         if task.run != self._stream_run:
             self._open_stream(task)
-        self._place = f"the stream's next {count} samples, "
+        self._at = f"the stream's next {count} samples, "
         samples = list(islice(self._stream, count))
         if len(samples) < count:
             self._stream = iter(())  # some iterators begin again when asked after their end
@@ -149,7 +159,7 @@ class Runner:
                 "delivered. A stream that hands out light items and defines load(item) is read in the calling "
                 "process instead, and loses nothing when a worker dies."
             )
-        self._place = "iter(dataset), "
+        self._at = "iter(dataset), "
         self._stream = iter(self._job.dataset)
 
 

@@ -4,12 +4,14 @@ A worker that is free must not have to wait for the parent, which may be busy wi
 and a task must not wait behind a slow one in some worker's queue. So nobody assigns tasks: they
 stand on the board, and a free worker claims one.
 
-- Posting writes a record into a slot, marks the slot OPEN, and sends a token (the slot's number)
-  down a pipe that all workers read. Reading the token tells a worker where to look, and orders the
-  parent's writes before the worker's reads, on any processor.
-- The token is only a hint. What counts is the claim: OPEN becomes CLAIMED under a record lock on
-  one byte of the board's file. The kernel releases such a lock when its holder dies, so no lock
-  ever dies with a worker. Claiming never waits: if the byte is locked, somebody else has it.
+- Posting writes a record into a slot, marks the slot OPEN, and sends a token (slot and seq) down a
+  pipe that all workers read. Reading the token tells a worker where to look, and orders the
+  parent's writes before the worker's reads, on any processor. Tokens are read in the order of
+  posting, which the only reader of a stream relies on.
+- What counts is the claim: OPEN becomes CLAIMED under a record lock on one byte of the board's file.
+  The kernel releases such a lock when its holder dies, so no lock ever dies with a worker. Claiming
+  never waits: if the byte is locked, somebody else has it. The token of a task that was rescinded
+  claims nothing, though the slot may hold another task by then: its seq is not that one's.
 - When a worker is dead, the board says exactly which slot it had claimed, and tokens are sent again
   for what is still open, in case it died with one in its hand.
 """
@@ -32,7 +34,7 @@ _STATE = 0
 _CLAIMANT = 8
 _FIELDS = 16
 
-TOKEN = struct.Struct("<i")
+TOKEN = struct.Struct("<2q")  # slot, seq
 
 
 class Record(NamedTuple):
@@ -66,17 +68,20 @@ class Board:
         _RECORD.pack_into(self._memory, base + _FIELDS, *record)
         self._memory[base + _STATE] = _OPEN
 
-    def claim(self, slot: int, worker: int) -> Record | None:
-        """The slot's task is this worker's from now on; None if it is not to be had."""
+    def claim(self, slot: int, seq: int, worker: int) -> Record | None:
+        """The task `seq` is this worker's from now on; None if it is not to be had."""
         if not self._lock(slot):
             return None
         try:
             base = slot * _STRIDE
             if self._memory[base + _STATE] != _OPEN:
                 return None
+            record = Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
+            if record.seq != seq:
+                return None
             _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
             self._memory[base + _STATE] = _CLAIMED
-            return Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
+            return record
         finally:
             self._unlock(slot)
 

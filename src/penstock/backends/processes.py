@@ -19,7 +19,7 @@ from penstock._memory.layout import Layout
 from penstock._memory.mapping import Mapping
 from penstock._work.failure import restore
 from penstock._work.loop import main
-from penstock._work.task import Job, Task
+from penstock._work.task import Job, Kind, Task
 from penstock.backends.base import Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
@@ -87,11 +87,12 @@ class ProcessBackend:
 
     def pack(self, task: Task) -> Payload:
         keys = task.keys
-        if isinstance(keys, np.ndarray):
-            return keys.view(np.uint8)
-        if type(keys) is list and set(map(type, keys)) == {int}:
-            with suppress(OverflowError):
-                return np.array(keys, np.int64).view(np.uint8)
+        if task.kind is Kind.KEYS:
+            if isinstance(keys, np.ndarray):  # of a plan of ours, so int64
+                return keys.view(np.uint8)
+            if set(map(type, keys)) == {int}:
+                with suppress(OverflowError):
+                    return np.array(keys, np.int64).view(np.uint8)
         return dumps(keys)
 
     def post(self, task: Task, payload: Payload, region: Region) -> None:
@@ -106,7 +107,7 @@ class ProcessBackend:
         seq, run, epoch, step, kind, _ = task
         self._posted[seq] = slot, root
         self._board.post(slot, Record(seq, run, epoch, step, kind, size, *region))
-        self._unsent += TOKEN.pack(slot)
+        self._unsent += TOKEN.pack(slot, seq)
 
     def flush(self) -> None:
         # All in one write: it wakes one worker, which wakes the next while there are more.
@@ -185,9 +186,10 @@ class ProcessBackend:
         if not self._workers and select.select([self._tokens_out], [], [], 0)[0]:
             # Nobody else reads them: begin anew, so that a stream's only reader finds them in order.
             os.read(self._tokens_out, 1 << 20)
-        for _, (slot, _) in sorted(self._posted.items()):
+            self._unsent = b""
+        for seq, (slot, _) in sorted(self._posted.items()):
             if self._board.is_open(slot):
-                self._unsent += TOKEN.pack(slot)
+                self._unsent += TOKEN.pack(slot, seq)
 
     def _forget(self, seq: int) -> NDArray[np.uint8]:
         slot, root = self._posted.pop(seq)

@@ -103,12 +103,12 @@ class Replier:
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         at = tuple(_put(writer, buffer.raw()) for buffer in buffers)
-        layout = None
-        if number == UNNUMBERED:
-            layout = Layout(spec, places)
-            if len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
-                number = self._numbers[spec, places] = len(self._numbers)
-        return number, *_put(writer, dumps(Trailer(layout, pickled, at)))
+        layout = Layout(spec, places) if number == UNNUMBERED else None
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at)))
+        # Numbered only now: the parent learns the layout from this trailer, so it must be there.
+        if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
+            number = self._numbers[spec, places] = len(self._numbers)
+        return number, *trailer
 
     @contextmanager
     def _stray(self, seq: int, small: Writer) -> Iterator[Writer]:

@@ -27,7 +27,7 @@ class ArrayDataset(Dataset[Any]):
     >>> data = ArrayDataset(x=np.arange(6).reshape(3, 2), name=np.array(["a", "b", "c"]))
     >>> data[1]
     {'x': array([2, 3]), 'name': 'b'}
-    >>> data.gather([2, -3], np.empty)
+    >>> data.__gather__([2, -3], np.empty)
     {'x': array([[4, 5],
            [0, 1]]), 'name': ['c', 'a']}
     """
@@ -62,7 +62,7 @@ class ArrayDataset(Dataset[Any]):
         rows = [[_item(view, key) for key in checked] for view in self._views]
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
-    def gather(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
         checked = self._checked(keys)
         return self._sample([_gathered(view, checked, empty) for view in self._views])

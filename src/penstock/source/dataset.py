@@ -26,7 +26,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 # The ways to the samples of a batch, the most direct first. Each must give what the ones after it give.
-_WAYS = ("gather", "__getitems__", "__getitem__")
+_WAYS = ("__gather__", "__getitems__", "__getitem__")
 
 
 def _home(cls: type, name: str) -> int:
@@ -222,11 +222,11 @@ class Subset(Dataset[T_co]):
         return fetch(self.dataset, self._outer(keys))
 
     @property
-    def gather(self) -> Callable[[Any, Any], Any]:
-        """As of the dataset (see `ArrayDataset.gather`); there is none where the dataset has none."""
-        gather = getattr(self.dataset, "gather", None)
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """As of the dataset (see `ArrayDataset.__gather__`); there is none where the dataset has none."""
+        gather = getattr(self.dataset, "__gather__", None)
         if gather is None:
-            raise AttributeError(f"a {type(self.dataset).__name__} has no gather")
+            raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
         return lambda keys, empty: gather(self._outer(keys), empty)
 
     def _outer(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
