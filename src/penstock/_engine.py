@@ -8,6 +8,7 @@ there is no thread of ours, and workers find their next task on their own (see `
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -26,7 +27,6 @@ from penstock._schedule.commands import (
     Hire,
     Post,
     Rescind,
-    Stop,
 )
 from penstock._schedule.events import (
     Asked,
@@ -43,9 +43,10 @@ from penstock._schedule.events import (
     WorkerLost,
 )
 from penstock._schedule.scheduler import Scheduler
+from penstock._work.failure import annotate
 from penstock._work.task import Task, shorten
 from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome, Payload
-from penstock.errors import InternalError, LoaderTimeout
+from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
@@ -90,13 +91,16 @@ class Engine:
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
+        # Held while a thread is inside `next`: another may only ask it to close.
+        self._busy = threading.Lock()
+        self._ended_by = ""
         # For an engine that nobody closed, also at the interpreter's exit.
         self._finalizer = weakref.finalize(self, backend.close)
 
     @property
     def closed(self) -> bool:
         """Whether its workers were ended, by `close` or at the interpreter's exit."""
-        return not self._finalizer.alive
+        return bool(self._ended_by) or not self._finalizer.alive
 
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
@@ -118,8 +122,19 @@ class Engine:
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
             )
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), or "
+                "let them take turns."
+            )
+        try:
+            return self._next(timeout)
+        finally:
+            self._busy.release()
+
+    def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
-            raise RuntimeError("This iterator's loader was closed. Call iter(loader) for a new one.")
+            raise self._closed_error()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:  # not _closed_on_error: 2 µs, for every batch
             for slab in self._leases.collect():
@@ -133,8 +148,10 @@ class Engine:
                 if left is not None and left <= 0:
                     break
                 self._take_in(left)
-        except BaseException:
-            self.close()
+                if self._ended_by:  # by another thread, which leaves the rest to this one
+                    raise self._closed_error()
+        except BaseException as error:
+            self._end(self._ended_by or f"was ended by {type(error).__name__}")
             raise
         if self._answer is None:
             raise self._timed_out(timeout)
@@ -156,10 +173,29 @@ class Engine:
             self._take_in(0)
 
     def close(self) -> None:
-        """Ends the workers. Batches that were handed out stay valid."""
-        if not self.closed:
-            self._finalizer()
-            self._scheduler.handle(Closed())
+        """Ends the workers. Batches that were handed out stay valid.
+
+        While another thread waits for a batch, that thread is woken and does it.
+        """
+        self._ended_by = self._ended_by or "was closed"
+        if self._busy.acquire(blocking=False):
+            try:
+                self._end(self._ended_by)
+            finally:
+                self._busy.release()
+        else:
+            self._backend.wake()
+
+    def _end(self, by: str) -> None:
+        self._ended_by = by
+        self._scheduler.handle(Closed())
+        self._backend.close()
+        # Not before: an interrupt may have come in between, and then the finalizer does the rest.
+        self._finalizer.detach()
+
+    def _closed_error(self) -> RuntimeError:
+        how = self._ended_by or "was closed"
+        return RuntimeError(f"This iterator {how}. Call iter(loader) for a new one.")
 
     def _carry_out(self, event: Event) -> None:
         while True:
@@ -174,8 +210,8 @@ class Engine:
         """Ctrl-C may come in the middle of a list of commands: what is left of it cannot be trusted."""
         try:
             yield
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._end(f"was ended by {type(error).__name__}")
             raise
 
     def _take_in(self, timeout: float | None) -> None:
@@ -231,7 +267,8 @@ class Engine:
         try:
             return self._pack(task)
         except Exception as error:
-            run.fail(error)
+            annotate(error, f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker.")
+            run.error = error
             return None
 
     def _pack(self, task: Task) -> tuple[Task, Payload]:
@@ -245,7 +282,7 @@ class Engine:
             try:
                 data, root = self._backend.open(outcome)
             except Exception as trouble:
-                error = trouble
+                error = annotate(trouble, f"While the batch of step {task.step} of epoch {task.epoch} was received.")
             else:
                 self._leases.lend(slab, root)
                 self._answer = Delivery(task, data, outcome.rows)
@@ -273,9 +310,6 @@ class Engine:
     def _cool(self, command: Cool) -> None:
         self._pool.cool(command.slab)
 
-    def _stop(self, command: Stop) -> None:
-        raise InternalError("only close() stops an engine")
-
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
         if task is None:
@@ -297,7 +331,6 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
     Hire: Engine._hire,
     Rescind: Engine._rescind,
     Cool: Engine._cool,
-    Stop: Engine._stop,
 }
 
 

@@ -53,20 +53,15 @@ class Run:
             else:
                 keys = next(self._keys, _END)
         except Exception as error:
-            self.fail(error)
+            what = "the stream" if self._reads else "the sampler"
+            annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
+            self.error = error
             return None
         if keys is _END:
             return None
         task = Task(seq, self._number, self.epoch, self._step, self._kind, keys)
         self._step += 1
         return task
-
-    def fail(self, error: Exception) -> None:
-        """The run ends with this error, after all that was drawn before it."""
-        what = "the stream" if self._reads else "the sampler"
-        where = f"While {what} was asked for step {self._step} of epoch {self.epoch}, in the calling process."
-        annotate(error, where)
-        self.error = error
 
 
 _END: Any = object()

@@ -10,6 +10,7 @@ backend  where it is done                   penstock.backends, penstock._work
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -49,7 +50,11 @@ class DataLoader(Generic[T_co]):
     worker that dies is replaced, its step being done again up to `retries` times.
 
     With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
-    function of the seed. Without, a seed is drawn from `generator`, or else from numpy's global one.
+    function of the seed (threads share these two, so with them only the order is). Without, a seed is
+    drawn from `generator`, or else from numpy's global one.
+
+    Worker processes have the dataset as it was when they were started. They are started anew when
+    its length has changed; any other change needs a new loader.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
@@ -111,6 +116,7 @@ class DataLoader(Generic[T_co]):
         self._runs = itertools.count()
         self._next_epoch = 0
         self._epoch: int | None = None
+        self._length: int | None = None
         self._promised: int | None = None
         self._give_crews()
 
@@ -131,14 +137,17 @@ class DataLoader(Generic[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` is this epoch. Only needed to repeat or skip one: epochs count themselves."""
+        if not 0 <= epoch < 1 << 62:
+            raise ValueError(f"An epoch is a number from 0 to 2**62 - 1, got {epoch!r}.")
         self._next_epoch, self._epoch = int(epoch), None
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
-        if self._kind in (Kind.KEYS, Kind.KEY):
+        if self._kind in _BY_KEY:
             steps = self._plan().steps(self._next_epoch)
             if steps is None:
-                raise TypeError(f"{type(self.sampler).__name__} has no len(), so the loader has none.")
+                given = self._options.batch_sampler or self._options.sampler
+                raise TypeError(f"{type(given).__name__} has no len(), so the loader has none.")
             return steps
         if not isinstance(self._dataset, Sized):
             raise TypeError(
@@ -199,10 +208,13 @@ class DataLoader(Generic[T_co]):
 
     @property
     def sampler(self) -> Any:
-        """The order: the sampler that was given, or an iterable over the keys of the current epoch."""
-        if self._options.sampler is not None or self._kind not in (Kind.KEYS, Kind.KEY):
-            return self._options.sampler
-        return _Keys(self)
+        """The order: the sampler that was given, or an iterable over the keys of the current epoch.
+
+        None where there is no such thing: for a stream, or beside a batch_sampler.
+        """
+        options = self._options
+        ours = options.sampler is None and options.batch_sampler is None and self._kind in _BY_KEY
+        return _Keys(self) if ours else options.sampler
 
     @property
     def batch_sampler(self) -> Any:
@@ -273,19 +285,30 @@ class DataLoader(Generic[T_co]):
         return OrderPlan(order, options.batch_size, options.drop_last)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch = self._epoch = self._next_epoch
-        self._next_epoch = epoch + 1
-        engine = self._crews.take() or self._new_engine()
-        ahead = engine.ahead
-        if self._kind not in (Kind.KEYS, Kind.KEY):
-            run = self._new_run(epoch, None)
-        elif ahead is not None and ahead.epoch == epoch and ahead.plan == self._plan():
-            run = ahead
-        else:
-            run = self._new_run(epoch, self._plan())
-        iterator = kind(self, engine, run)
-        engine.open(run)
+        epoch = self._next_epoch
+        plan = self._plan() if self._kind in _BY_KEY else None
+        engine = self._take_engine()
+        try:
+            ahead = engine.ahead
+            if ahead is None or ahead.epoch != epoch or ahead.plan != plan:
+                ahead = self._new_run(epoch, plan)
+            iterator = kind(self, engine, ahead)
+            engine.open(ahead)
+        except BaseException:
+            engine.close()
+            raise
+        self._epoch, self._next_epoch = epoch, epoch + 1
         return iterator
+
+    def _take_engine(self) -> Engine:
+        """The idle engine, if its workers know the dataset as it is, or else a new one."""
+        length = len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
+        engine = self._crews.take()
+        if engine is not None and length != self._length and self._options.backend == "process":
+            engine.close()
+            engine = None
+        self._length = length
+        return engine or self._new_engine()
 
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None) -> Run:
         keys: Iterator[Any]
@@ -323,8 +346,8 @@ class DataLoader(Generic[T_co]):
             workers=max(1, workers),
             retries=retries,
             in_order=options.in_order,
-            # Without workers nothing would be gained: a step is done when it is asked for.
-            look_ahead=options.persistent_workers,
+            # Threads share the dataset with the caller, who may change it before the next epoch.
+            look_ahead=options.persistent_workers and options.backend == "process",
         )
         self._crews.live.add(engine)
         return engine
@@ -348,6 +371,9 @@ class DataLoader(Generic[T_co]):
                 stacklevel=3,
             )
 
+
+# The kinds of task that name samples by key: of all datasets but streams.
+_BY_KEY = (Kind.KEYS, Kind.KEY)
 
 _SETTINGS = frozenset({"dataset", *Options.__slots__})
 
@@ -385,7 +411,7 @@ class _Reader:
         self._engine: Engine | None = engine
         self._plan = run.plan
         self._epoch = run.epoch
-        self._timeout = loader.timeout or None
+        self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
 
     def _next(self) -> Delivery:
@@ -496,11 +522,15 @@ def _new_backend(job: Job, options: Options) -> Backend:
 
 
 def _index(delivery: Delivery, batch_size: int | None) -> NDArray[np.uint64] | None:
-    """The keys of the rows where they are integers; for a stream, the rows' positions in it."""
+    """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
     task = delivery.task
     assert task is not None
-    if task.kind in (Kind.KEYS, Kind.KEY):
-        keys = np.atleast_1d(np.asarray(task.keys))
-        return keys.astype(np.uint64) if keys.dtype.kind in "iu" and keys.ndim == 1 else None
-    start = task.step * (batch_size or 1)
-    return np.arange(start, start + delivery.rows, dtype=np.uint64)
+    if task.kind not in _BY_KEY:
+        start = task.step * (batch_size or 1)
+        return np.arange(start, start + delivery.rows, dtype=np.uint64)
+    keys = [task.keys] if task.kind is Kind.KEY else task.keys
+    if isinstance(keys, np.ndarray):
+        return keys.astype(np.uint64)
+    if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
+        return np.array(keys, np.uint64)
+    return None

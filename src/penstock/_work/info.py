@@ -21,15 +21,21 @@ class WorkerInfo:
     dataset: Any
 
 
-# Of the thread, because with backend="thread" several workers are in one process.
-_current = threading.local()
+# With backend="thread" several workers are in one process, and each is one thread. A worker process is
+# one worker with all its threads, also those that the dataset starts.
+_of_thread = threading.local()
+_of_process: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
     """The worker that is calling, or None outside of workers (also with `num_workers=0`)."""
-    info: WorkerInfo | None = getattr(_current, "info", None)
-    return info
+    info: WorkerInfo | None = getattr(_of_thread, "info", None)
+    return _of_process if info is None else info
 
 
-def set_worker_info(info: WorkerInfo) -> None:
-    _current.info = info
+def set_worker_info(info: WorkerInfo, *, of_process: bool) -> None:
+    global _of_process
+    if of_process:
+        _of_process = info
+    else:
+        _of_thread.info = info

@@ -34,7 +34,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     arena = Arena(fds["arena"])
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
     seed_step(job.seed, -1, seat)
-    runner.begin(seat)
+    runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
         replier = Replier(worker, fds["replies"], strays)
         while token := os.read(fds["tokens"], TOKEN.size):

@@ -44,10 +44,13 @@ class Runner:
             self._gather = getattr(dataset, "__gather__", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
 
-    def begin(self, seat: int) -> None:
-        """What a worker does before its first task. An error in it is every task's error."""
+    def begin(self, seat: int, *, alone: bool) -> None:
+        """What a worker does before its first task. An error in it is every task's error.
+
+        `alone`: this process is this worker, and no other.
+        """
         job = self._job
-        set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset))
+        set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
         if job.worker_init_fn is not None:
             try:
                 job.worker_init_fn(seat)

@@ -53,6 +53,9 @@ class Lost(NamedTuple):
 # Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
 Payload = NDArray[np.uint8] | bytes
 
+# Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
+LONGEST_WAIT = 3600.0
+
 Outcome = Filled | Failed | Ended | Lost
 
 
@@ -60,8 +63,6 @@ class Backend(Protocol):
     """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it."""
 
     arena: Arena
-    concurrent: bool
-    """Whether tasks are worked on while nobody polls."""
 
     def hire(self, worker: int, seat: int) -> None:
         """Starts a worker."""
@@ -93,5 +94,8 @@ class Backend(Protocol):
     def doing(self, seq: int) -> str:
         """Who has the step in hand, for a message: "worker 2 (pid 8127)", or "no worker yet"."""
 
+    def wake(self) -> None:
+        """Makes a `poll` that another thread waits in come back, be it with nothing."""
+
     def close(self) -> None:
-        """Ends the workers without waiting for what they do. Idempotent."""
+        """Ends the workers without waiting for what they do. Where it was interrupted, it goes on."""

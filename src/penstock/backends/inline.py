@@ -19,8 +19,6 @@ from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
 class InlineBackend:
     """A plain loop in the calling thread."""
 
-    concurrent = False
-
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
         # Late: numpy.random takes 15 ms to import, and other backends have it in their workers only.
@@ -57,7 +55,7 @@ class InlineBackend:
                 tree = self._runner.run(task, writer)
         except StreamEnded:
             return [Ended(task.seq, self._worker)]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
         return [Filled(task.seq, self._worker, self._runner.rows, writer.used, (tree, writer.root))]
 
@@ -67,6 +65,9 @@ class InlineBackend:
 
     def doing(self, seq: int) -> str:
         return "the calling process"
+
+    def wake(self) -> None:
+        pass  # nobody waits: the caller does the work
 
     def close(self) -> None:
         self._posted.clear()

@@ -370,6 +370,7 @@ class Launcher:
         try:
             pid = self._spawn("template", theirs.fileno(), theirs.fileno())
             self._crew.template = _Template(pid, _pidfd_of_child(pid), ours)
+            ours.detach()
         except BaseException:
             _close(ours.detach())
             raise
@@ -439,7 +440,8 @@ class _Template(_Process):
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
-        self._link = link
+        # A bare number: a socket object would close it once more in a forked child, whosever it is there.
+        self._link = link.fileno()
         self._talk = threading.Lock()
         self._is_ready = False
 
@@ -475,7 +477,7 @@ class _Template(_Process):
         # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
         if self._usable():
             super().close()
-            _close(self._link.detach())
+            _close(self._link)
 
     def obituary(self) -> str:
         self.join(_LINGER)
@@ -491,25 +493,35 @@ class _Template(_Process):
     def _ask(self, what: int, about: int) -> tuple[int, list[int]]:
         with self._talk:
             try:
-                self._link.send(REQUEST.pack(what, about), socket.MSG_NOSIGNAL)
+                with self._socket() as link:
+                    link.send(REQUEST.pack(what, about), socket.MSG_NOSIGNAL)
             except (BrokenPipeError, ConnectionResetError):
                 raise _TemplateGone from None
             return self._receive()
 
-    def _receive(self) -> tuple[int, list[int]]:
-        _readable(self._link.fileno(), None)
+    @contextmanager
+    def _socket(self) -> Iterator[socket.socket]:
+        link = socket.socket(fileno=self._link)
         try:
-            with no_fork():
-                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
-                reply, control, _, _ = self._link.recvmsg(
-                    REPLY.size, socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
-                )
-                pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
-                close_in_child(*pidfds)
-            if len(reply) < REPLY.size:
-                raise _TemplateGone
-            what, number, length = REPLY.unpack(reply)
-            failure = self._link.recv(length, socket.MSG_WAITALL) if what == FAILED else b""
+            yield link
+        finally:
+            link.detach()
+
+    def _receive(self) -> tuple[int, list[int]]:
+        _readable(self._link, None)
+        try:
+            with self._socket() as link:
+                with no_fork():
+                    # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                    reply, control, _, _ = link.recvmsg(
+                        REPLY.size, socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
+                    )
+                    pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
+                    close_in_child(*pidfds)
+                if len(reply) < REPLY.size:
+                    raise _TemplateGone
+                what, number, length = REPLY.unpack(reply)
+                failure = link.recv(length, socket.MSG_WAITALL) if what == FAILED else b""
         except ConnectionResetError:
             raise _TemplateGone from None
         if failure:

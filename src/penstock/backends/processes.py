@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Layout
 from penstock._memory.mapping import Mapping
-from penstock._work.failure import restore
+from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import Job, Kind, Task
-from penstock.backends.base import Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
@@ -31,13 +31,14 @@ _GRACE = 0.1
 
 _MOST_REPLIES = 1024
 
+# The seq of a reply that only wakes whoever waits for replies.
+_NO_STEP = -1
+
 _FD = struct.Struct("i")
 
 
 class ProcessBackend:
     """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew."""
-
-    concurrent = True
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         with no_fork():
@@ -60,15 +61,21 @@ class ProcessBackend:
             "replies": replies_in,
             "strays": strays_in_fd,
         }
-        self._fds = (*theirs.values(), *ours)
+        self._fds = [*theirs.values(), *ours]
+        self._replies_in = replies_in
         self._pid = os.getpid()
-        self._closed = False
 
         self.arena = Arena(arena)
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
-        self._launcher = Launcher(method, main, job, theirs, explicit=explicit)
         self._workers: dict[int, WorkerProcess] = {}
+        self._unclaimed_strays: dict[tuple[int, int], int] = {}
+        self._launcher: Launcher | None = None
+        try:
+            self._launcher = Launcher(method, main, job, theirs, explicit=explicit)
+        except BaseException:
+            self.close()
+            raise
         self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
@@ -77,9 +84,9 @@ class ProcessBackend:
         self._unsent = b""
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._unclaimed_strays: dict[tuple[int, int], int] = {}
 
     def hire(self, worker: int, seat: int) -> None:
+        assert self._launcher is not None
         process = self._launcher.start(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
@@ -132,7 +139,7 @@ class ProcessBackend:
             return replies
         if self._unsent:
             self._poller.register(self._tokens, select.POLLOUT)
-        ready = self._poller.poll(None if timeout is None else timeout * 1000)
+        ready = self._poller.poll(None if timeout is None else min(timeout, LONGEST_WAIT) * 1000)
         if self._unsent:
             self._poller.unregister(self._tokens)
         dead = [fd for fd, _ in ready if fd not in (self._replies, self._tokens)]
@@ -155,28 +162,35 @@ class ProcessBackend:
             return "no worker yet"
         return self._who(worker)
 
+    def wake(self) -> None:
+        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 8))
+
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
         self._close_fds(self._tokens)
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
-        for process in self._workers.values():
+        for worker, process in list(self._workers.items()):
             process.kill()
             process.join()
             process.close()
-        self._launcher.close()
-        self._close_fds(*(fd for fd in self._fds if fd != self._tokens), *self._unclaimed_strays.values())
+            del self._workers[worker]
+        if self._launcher is not None:
+            self._launcher.close()
+        self._close_fds(*self._fds, *self._unclaimed_strays.values())
 
-    @staticmethod
-    def _close_fds(*fds: int) -> None:
+    def _close_fds(self, *fds: int) -> None:
+        """Closes those that are still open, so that an interrupted close() can be called again."""
         with no_fork():
-            forget(*fds)
             for fd in fds:
-                os.close(fd)
+                if fd in self._fds or fd in self._unclaimed_strays.values():
+                    forget(fd)
+                    os.close(fd)
+                    self._fds = [other for other in self._fds if other != fd]
+                    self._unclaimed_strays = {k: v for k, v in self._unclaimed_strays.items() if v != fd}
 
     def _who(self, worker: int) -> str:
         return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"
@@ -204,7 +218,7 @@ class ProcessBackend:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            outcomes += [self._understand(*fields) for fields in REPLY.iter_unpack(data)]
+            outcomes += [self._understand(*reply) for reply in REPLY.iter_unpack(data) if reply[0] != _NO_STEP]
             if not everything:
                 return outcomes
 
@@ -231,7 +245,10 @@ class ProcessBackend:
         data = root[start : start + length].tobytes()
         if verdict == Verdict.FAILED:
             return Failed(seq, worker, restore(data))
-        trailer: Trailer = pickle.loads(data)
+        try:
+            trailer: Trailer = pickle.loads(data)
+        except Exception as error:  # of a class of the user's that is part of the batch's structure
+            return Failed(seq, worker, annotate(error, f"While a batch was received from {self._who(worker)}."))
         layout = trailer.layout
         if layout is None:
             layout = self._layouts[worker, number]
@@ -251,7 +268,7 @@ class ProcessBackend:
                     (fd,) = _FD.unpack(control[0][2])
                     close_in_child(fd)
                 self._unclaimed_strays[STRAY.unpack(data)] = fd
-        fd = self._unclaimed_strays.pop((seq, worker))
+        fd = self._unclaimed_strays[seq, worker]
         mapping = Mapping(fd, size)
         self._close_fds(fd)
         return np.frombuffer(mapping.buffer, np.uint8)

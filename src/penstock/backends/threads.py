@@ -6,6 +6,7 @@ For datasets whose work releases the GIL (decoding, reading, waiting) or must no
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from queue import Empty, SimpleQueue
 
@@ -17,7 +18,7 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
-from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
+from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Outcome, Payload
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -27,15 +28,13 @@ _GRACE = 0.05
 class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
-    concurrent = True
-
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
         self._job = job
         # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
-        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
         self._doing: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
 
@@ -67,13 +66,13 @@ class ThreadBackend:
         return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | None] = []
         try:
-            outcomes.append(self._outcomes.get(timeout=timeout))
+            outcomes.append(self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT)))
             while True:
                 outcomes.append(self._outcomes.get_nowait())
         except Empty:
-            return outcomes
+            return [outcome for outcome in outcomes if outcome is not None]
 
     def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
         tree, root = outcome.held
@@ -82,18 +81,22 @@ class ThreadBackend:
     def doing(self, seq: int) -> str:
         return self._doing.get(seq, "no worker yet")
 
+    def wake(self) -> None:
+        self._outcomes.put(None)
+
     def close(self) -> None:
         self._posted.clear()
         for _ in self._threads:
             self._permits.put(False)
-        for thread in self._threads:
-            thread.join(_GRACE / len(self._threads))
-        self._threads.clear()
+        deadline = time.monotonic() + _GRACE
+        while self._threads:
+            self._threads[-1].join(max(0.0, deadline - time.monotonic()))
+            self._threads.pop()
 
     def _work(self, worker: int, seat: int) -> None:
         who = f"worker {seat} (thread)"
         runner = Runner(self._job, who)
-        runner.begin(seat)
+        runner.begin(seat, alone=False)
         while self._permits.get():
             try:
                 task, root = self._posted.popleft()
