@@ -95,14 +95,20 @@ def test_len_follows_a_growing_dataset(make: Any) -> None:
     assert len(loader) == len(iter(loader)) == 3
 
 
-def test_a_growing_list_is_seen_where_it_is_shared(make: Any) -> None:
+def test_a_dataset_that_grew_between_epochs_is_read_whole(make: Any) -> None:
     data = [0, 1, 2]
     loader = make(data)
     values(loader)
     data.append(3)
-    if loader.backend == "process":
-        pytest.skip("workers have their own copy of the dataset")
     assert values(loader) == [0, 1, 2, 3]
+
+
+def test_threads_see_what_the_caller_changes_between_epochs() -> None:
+    data = [0, 1, 2, 3]
+    with DataLoader(data, num_workers=2, backend="thread") as loader:
+        assert values(loader) == [0, 1, 2, 3]
+        data[:] = [10, 11, 12, 13]
+        assert values(loader) == [10, 11, 12, 13]
 
 
 def test_a_foreign_sampler_is_asked_once_an_epoch_and_no_more_than_the_window(make: Any) -> None:

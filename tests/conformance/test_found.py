@@ -1,0 +1,230 @@
+"""Defects that were found once, each with the smallest program that showed it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import sources
+
+from penstock import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    UnshippableDataset,
+    get_worker_info,
+)
+
+
+class Late(IterableDataset[Any]):
+    """The first sample takes a while, so that the steps after it wait on the board."""
+
+    def __iter__(self) -> Iterator[Any]:
+        time.sleep(0.1)
+        yield from range(12)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_token_of_an_abandoned_epoch_claims_nothing_of_the_next(method: str) -> None:
+    with DataLoader(Late(), num_workers=1, prefetch_factor=4, multiprocessing_context=method) as loader:
+        for _ in range(3):
+            abandoned: Any = iter(loader)
+            abandoned.close()
+        assert [batch.item() for batch in loader] == list(range(12))
+
+
+def test_a_short_stream_is_in_order_in_every_epoch() -> None:
+    """What is prefetched beyond the end of a stream is rescinded, and left its tokens behind."""
+    with DataLoader(sources.Countdown(3), num_workers=1, prefetch_factor=8) as loader:
+        for _ in range(300):
+            assert [batch.item() for batch in loader] == [3, 2, 1]
+
+
+class Blocks(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for value in range(130):
+            yield np.full(1 << 20, value, np.uint8)
+
+
+def test_a_batch_that_fills_its_slab_to_the_last_byte_arrives() -> None:
+    with DataLoader(Blocks(), batch_size=64, num_workers=1) as loader:
+        for step, batch in enumerate(loader):
+            assert (batch[:, 0] == np.arange(64 * step, 64 * step + len(batch))).all()
+
+
+class Powers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(2, 8))
+
+    def load(self, item: Any) -> Any:
+        assert type(item) is int
+        return item**70 % 1_000_003
+
+
+def test_items_of_a_stream_keep_their_type(make: Any) -> None:
+    expected = [item**70 % 1_000_003 for item in range(2, 8)]
+    assert [value for batch in make(Powers(), batch_size=2) for value in batch.tolist()] == expected
+
+
+class Echo:
+    """Gives back the type and the value of the key that it is asked for."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(key).__name__, key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([1, 2], np.int32), np.array([[1.5]])],
+    ids=repr,
+)
+def test_a_key_keeps_its_type_and_value(make: Any, key: Any) -> None:
+    ((kind, value),) = list(make(Echo(), batch_size=None, sampler=[key]))
+    assert kind == type(key).__name__ and np.array_equal(value, key)
+
+
+def test_bulk_loading_through_a_batch_sampler_gives_lists(make: Any) -> None:
+    sampler = BatchSampler(SequentialSampler(range(4)), 2, False)
+    assert list(make(Echo(), batch_size=None, sampler=sampler)) == [("list", [0, 1]), ("list", [2, 3])]
+
+
+def stop(*_: Any) -> Any:
+    raise StopIteration
+
+
+def test_stop_iteration_out_of_collate_is_an_error(make: Any) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(make([1, 2], collate_fn=stop))
+
+
+def test_stop_iteration_out_of_worker_init_fn_is_an_error(make_concurrent: Any) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(make_concurrent([1, 2], worker_init_fn=stop))
+
+
+def test_closing_from_another_thread_wakes_the_one_that_waits(make_concurrent: Any) -> None:
+    loader = make_concurrent(sources.Slow(4, {1: 2.0}))
+    batches = iter(loader)
+    next(batches)
+    threading.Timer(0.1, loader.close).start()
+    with pytest.raises(RuntimeError, match=r"was closed. Call iter\(loader\)"):
+        next(batches)
+
+
+def test_two_threads_on_one_iterator_are_told(make_concurrent: Any) -> None:
+    loader = make_concurrent(sources.Slow(4, {1: 1.0}))
+    batches = iter(loader)
+    next(batches)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(next, batches) for _ in range(2)]
+        errors = [str(future.exception()) for future in futures if future.exception()]
+    assert len(errors) == 1 and "Two threads" in errors[0]
+
+
+def leave(worker: int) -> None:
+    sys.exit(3)
+
+
+def test_a_worker_thread_that_leaves_at_birth_is_reported() -> None:
+    with DataLoader([1], num_workers=1, backend="thread", worker_init_fn=leave) as loader, pytest.raises(SystemExit):
+        next(iter(loader))
+
+
+def test_a_start_that_fails_leaves_no_descriptors() -> None:
+    loader = DataLoader([1], num_workers=1, multiprocessing_context="spawn", collate_fn=threading.Lock().acquire)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(UnshippableDataset):
+            iter(loader)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert loader.epoch == 0
+
+
+class Pooled:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: int) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            info = pool.submit(get_worker_info).result()
+        return -1 if info is None else info.id
+
+
+def test_threads_of_a_worker_process_know_their_worker() -> None:
+    with DataLoader(Pooled(), num_workers=1) as loader:
+        assert [batch.item() for batch in loader] == [0, 0]
+
+
+def test_a_tensor_is_a_dataset(make: Any) -> None:
+    torch = pytest.importorskip("torch")
+    batches = list(make(torch.arange(6).reshape(3, 2), batch_size=2, multiprocessing_context=None))
+    assert [batch.tolist() for batch in batches] == [[[0, 1], [2, 3]], [[4, 5]]]
+
+
+def test_ragged_and_negative_keys_have_no_index(make: Any) -> None:
+    data = {("a", 1): 1, ("b", (2, 3)): 2}
+    assert [batch.index for batch in make(data, batch_sampler=[list(data)]).batches()] == [None]
+    assert [batch.index for batch in make([5, 6], sampler=[-1]).batches()] == [None]
+
+
+def test_a_batch_sampler_stands_alone() -> None:
+    loader = DataLoader([1, 2], batch_sampler=iter([[0], [1]]))
+    assert loader.sampler is None
+    with pytest.raises(TypeError, match="list_iterator has no len"):
+        len(loader)
+
+
+def test_any_timeout_can_be_waited_for(make_concurrent: Any) -> None:
+    for timeout in (float("inf"), 1e10):
+        assert len(list(make_concurrent([1, 2], timeout=timeout))) == 2
+
+
+def test_an_impossible_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match="from 0 to"):
+        DataLoader([1]).set_epoch(2**70)
+
+
+def test_interrupted_twice_while_closing_leaves_no_worker(tmp_path: Any) -> None:
+    program = """
+import gc, os, signal, time
+import penstock
+class Slow:
+    def __len__(self): return 9
+    def __getitem__(self, key): time.sleep(30 if key else 0); return os.getpid()
+loader = penstock.DataLoader(Slow(), num_workers=2)
+batches = iter(loader)
+pids = {next(batches).item()}
+real = penstock._engine.Engine._end
+def interrupted(self, by):
+    penstock._engine.Engine._end = real
+    backend_close = self._backend.close
+    def close():
+        del self._backend.close
+        raise KeyboardInterrupt
+    self._backend.close = close
+    real(self, by)
+penstock._engine.Engine._end = interrupted
+try:
+    loader.close()
+except KeyboardInterrupt:
+    pass
+workers = [os.pidfd_open(process.pid) for process in loader._crews.live.copy().pop()._backend._workers.values()]
+assert len(workers) == 2
+loader.close()
+import select
+for fd in workers:
+    poller = select.poll(); poller.register(fd, select.POLLIN)
+    assert poller.poll(5000)
+print("gone")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("gone\n", "")
