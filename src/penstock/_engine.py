@@ -267,7 +267,9 @@ class Engine:
         try:
             return self._pack(task)
         except Exception as error:
-            annotate(error, f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker.")
+            annotate(
+                error, f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
+            )
             run.error = error
             return None
 
@@ -282,7 +284,9 @@ class Engine:
             try:
                 data, root = self._backend.open(outcome)
             except Exception as trouble:
-                error = annotate(trouble, f"While the batch of step {task.step} of epoch {task.epoch} was received.")
+                error = annotate(
+                    trouble, f"While the batch of step {task.step} of epoch {task.epoch} was received."
+                )
             else:
                 self._leases.lend(slab, root)
                 self._answer = Delivery(task, data, outcome.rows)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import sources
 
+from conformance import sources
 from penstock import (
     BatchSampler,
     DataLoader,
@@ -135,12 +135,17 @@ def leave(worker: int) -> None:
 
 
 def test_a_worker_thread_that_leaves_at_birth_is_reported() -> None:
-    with DataLoader([1], num_workers=1, backend="thread", worker_init_fn=leave) as loader, pytest.raises(SystemExit):
+    with (
+        DataLoader([1], num_workers=1, backend="thread", worker_init_fn=leave) as loader,
+        pytest.raises(SystemExit),
+    ):
         next(iter(loader))
 
 
 def test_a_start_that_fails_leaves_no_descriptors() -> None:
-    loader = DataLoader([1], num_workers=1, multiprocessing_context="spawn", collate_fn=threading.Lock().acquire)
+    loader = DataLoader(
+        [1], num_workers=1, multiprocessing_context="spawn", collate_fn=threading.Lock().acquire
+    )
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(UnshippableDataset):

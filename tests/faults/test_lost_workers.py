@@ -90,9 +90,12 @@ def dies_at_birth(worker: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: str) -> None:
-    with DataLoader(
-        range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method
-    ) as loader, pytest.raises(WorkerLost, match="exited with code 3"):
+    with (
+        DataLoader(
+            range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method
+        ) as loader,
+        pytest.raises(WorkerLost, match="exited with code 3"),
+    ):
         next(iter(loader))
 
 

@@ -218,7 +218,9 @@ class ProcessBackend:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            outcomes += [self._understand(*reply) for reply in REPLY.iter_unpack(data) if reply[0] != _NO_STEP]
+            outcomes += [
+                self._understand(*reply) for reply in REPLY.iter_unpack(data) if reply[0] != _NO_STEP
+            ]
             if not everything:
                 return outcomes
 
@@ -248,7 +250,9 @@ class ProcessBackend:
         try:
             trailer: Trailer = pickle.loads(data)
         except Exception as error:  # of a class of the user's that is part of the batch's structure
-            return Failed(seq, worker, annotate(error, f"While a batch was received from {self._who(worker)}."))
+            return Failed(
+                seq, worker, annotate(error, f"While a batch was received from {self._who(worker)}.")
+            )
         layout = trailer.layout
         if layout is None:
             layout = self._layouts[worker, number]

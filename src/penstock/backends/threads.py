@@ -68,7 +68,9 @@ class ThreadBackend:
     def poll(self, timeout: float | None) -> list[Outcome]:
         outcomes: list[Outcome | None] = []
         try:
-            outcomes.append(self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT)))
+            outcomes.append(
+                self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT))
+            )
             while True:
                 outcomes.append(self._outcomes.get_nowait())
         except Empty:
