@@ -45,7 +45,7 @@ from penstock._schedule.events import (
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
 from penstock._work.task import Task, shorten
-from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
@@ -239,42 +239,40 @@ class Engine:
         self._backend.hire(command.worker, command.seat)
 
     def _post(self, command: Post) -> None:
-        seq, slab = command.seq, command.slab
-        drawn = self._draw(seq) if not command.attempt else self._pack(self._tasks[seq])
-        if drawn is None:
-            self._events.append(Exhausted(seq))
-            return
-        task, payload = drawn
-        self._tasks[seq] = task
-        self._backend.post(task, payload, self._pool.region(slab, len(payload)))
+        seq, slab, attempt = command
+        task = self._tasks[seq] if attempt else self._draw(seq)
+        if task is not None:
+            try:
+                payload = self._backend.pack(task)
+            except Exception as error:
+                keys = shorten(task.keys)
+                annotate(error, f"The keys {keys} of step {task.step} could not be sent to a worker.")
+                self._end_run(task, error)
+            else:
+                self._tasks[seq] = task
+                self._backend.post(task, payload, self._pool.region(slab, len(payload)))
+                return
+        self._events.append(Exhausted(seq))
 
-    def _draw(self, seq: int) -> tuple[Task, Payload] | None:
+    def _draw(self, seq: int) -> Task | None:
         """The next step of this run, or else of the one that may follow it."""
-        assert self._run is not None, "steps are posted only while a run is open"
-        if self.ahead is None:
-            drawn = self._draw_from(self._run, seq)
-            if drawn is not None:
-                return drawn
-            self._events.append(Bounded(seq))
-            if self._look_ahead and self._run.error is None:
-                self.ahead = self._run.follow()
-        return None if self.ahead is None else self._draw_from(self.ahead, seq)
-
-    def _draw_from(self, run: Run, seq: int) -> tuple[Task, Payload] | None:
+        run = self.ahead or self._run
+        assert run is not None, "steps are posted only while a run is open"
         task = run.draw(seq)
-        if task is None:
-            return None
-        try:
-            return self._pack(task)
-        except Exception as error:
-            annotate(
-                error, f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
-            )
-            run.error = error
-            return None
+        if task is None and run is self._run:
+            self._events.append(Bounded(seq))
+            if self._look_ahead and run.error is None:
+                self.ahead = run.follow()
+                return None if self.ahead is None else self.ahead.draw(seq)
+        return task
 
-    def _pack(self, task: Task) -> tuple[Task, Payload]:
-        return task, self._backend.pack(task)
+    def _end_run(self, task: Task, error: Exception) -> None:
+        """The run that the task was drawn from ends before it, with this error."""
+        run = self.ahead or self._run
+        assert run is not None
+        run.error = error
+        if run is self._run:
+            self._events.append(Bounded(task.seq))
 
     def _deliver(self, command: Deliver) -> None:
         seq, slab = command.seq, command.slab

@@ -25,7 +25,7 @@ def record(seq: int) -> Record:
 
 def test_a_task_is_claimed_once(fd: int) -> None:
     board = Board(fd, 4)
-    board.post(2, record(7))
+    board.post(2, *record(7))
     assert board.is_open(2) and board.claimant(2) is None
     assert board.claim(2, 7, worker=5) == record(7)
     assert not board.is_open(2) and board.claimant(2) == 5
@@ -36,16 +36,16 @@ def test_a_task_is_claimed_once(fd: int) -> None:
 
 def test_a_token_of_another_task_claims_nothing(fd: int) -> None:
     board = Board(fd, 1)
-    board.post(0, record(1))
+    board.post(0, *record(1))
     assert board.rescind(0)
-    board.post(0, record(2))
+    board.post(0, *record(2))
     assert board.claim(0, 1, worker=0) is None
     assert board.claim(0, 2, worker=0) == record(2)
 
 
 def test_a_claimed_task_cannot_be_rescinded(fd: int) -> None:
     board = Board(fd, 1)
-    board.post(0, record(1))
+    board.post(0, *record(1))
     board.claim(0, 1, worker=0)
     assert not board.rescind(0)
     assert board.claimant(0) == 0
@@ -53,7 +53,7 @@ def test_a_claimed_task_cannot_be_rescinded(fd: int) -> None:
 
 def test_a_lock_dies_with_its_holder(fd: int) -> None:
     board = Board(fd, 1)
-    board.post(0, record(1))
+    board.post(0, *record(1))
     ready, go = os.pipe()
     holder = os.fork()
     if holder == 0:
@@ -89,7 +89,7 @@ def test_many_processes_claim_every_task_exactly_once(fd: int) -> None:
             os._exit(0)
         pids.append(pid)
     for slot in range(slots):
-        board.post(slot, record(1000 + slot))
+        board.post(slot, *record(1000 + slot))
     for _ in range(3):
         for slot in range(slots):
             os.write(tokens_in, TOKEN.pack(slot, 1000 + slot))

@@ -63,7 +63,8 @@ class Board:
             os.ftruncate(fd, size)
         self._memory = memoryview(Mapping(fd, size).buffer).cast("B")
 
-    def post(self, slot: int, record: Record) -> None:
+    def post(self, slot: int, *record: int) -> None:
+        """Puts up a task; `record` has the fields of Record, in their order."""
         base = slot * _STRIDE
         _RECORD.pack_into(self._memory, base + _FIELDS, *record)
         self._memory[base + _STATE] = _OPEN

@@ -21,7 +21,7 @@ from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Lost, Outcome, Payload
-from penstock.backends.board import TOKEN, Board, Record
+from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
 
@@ -113,7 +113,7 @@ class ProcessBackend:
             root[:size] = payload
         seq, run, epoch, step, kind, _ = task
         self._posted[seq] = slot, root
-        self._board.post(slot, Record(seq, run, epoch, step, kind, size, *region))
+        self._board.post(slot, seq, run, epoch, step, kind, size, *region)
         self._unsent += TOKEN.pack(slot, seq)
 
     def flush(self) -> None:
