@@ -30,6 +30,7 @@ from penstock.batch import Batch
 from penstock.options import Options
 from penstock.plan import OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan.samplers import BatchSampler
+from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
 
 if TYPE_CHECKING:
@@ -192,10 +193,7 @@ class DataLoader(Generic[T_co]):
     def seed(self) -> int:
         """The seed that was given, or the one that was drawn when it was first needed."""
         if self._seed is None:
-            generator = self._options.generator
-            top = 2**63 - 1
-            drawn = np.random.randint(top) if generator is None else generator.integers(top)
-            self._seed = int(drawn)
+            self._seed = draw_key(self._options.generator)
         return self._seed
 
     @property
@@ -410,7 +408,6 @@ class _Reader:
         self._loader: DataLoader[Any] = loader
         self._engine: Engine | None = engine
         self._plan = run.plan
-        self._epoch = run.epoch
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
 
@@ -419,7 +416,12 @@ class _Reader:
             raise StopIteration
         delivery = self._engine.next(self._timeout)
         if delivery.error is not None:
-            raise delivery.error
+            error = delivery.error
+            del delivery
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
             self._let_go(cancel=False)
             raise StopIteration

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.plan.seeds import check_generator
+
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext  # 8 ms that only processes are worth
 
@@ -129,12 +131,7 @@ def _check_values(given: dict[str, Any]) -> None:
     for name in ("collate_fn", "worker_init_fn"):
         if given[name] is not None and not callable(given[name]):
             raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
-    generator = given["generator"]
-    if generator is not None and not isinstance(generator, np.random.Generator):
-        raise TypeError(
-            f"generator must be a numpy.random.Generator, got {type(generator).__name__}. "
-            "(torch generators belong to penstock.torch.)"
-        )
+    check_generator(given["generator"])
     seed = given["seed"]
     if seed is not None and (not _is_int(seed) or seed < 0):
         raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}.")
