@@ -112,7 +112,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
             if workload.kind == "rate":
-                found["limit"].append(limit_rate(workload, folder, effort.seconds, effort.warm))
+                found["limit"].append(limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm))
     finally:
         for driver in drivers.values():
             driver.close()
@@ -122,7 +122,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
 def _round(driver: Driver, workload: Workload, effort: Effort) -> list[float]:
     if workload.kind == "boundary":
         return [1e3 * wait for wait in driver.order(epochs=effort.epochs)["waits"]]
-    return [driver.order(lead=effort.lead, seconds=effort.seconds)["rate"]]
+    return [driver.order(lead=effort.lead, seconds=workload.longer * effort.seconds)["rate"]]
 
 
 def _or_leave_out(drivers: dict[str, Driver], engine: str, act: Any) -> Any:

@@ -139,6 +139,7 @@ class Workload:
     threads: bool = False  # penstock with backend="thread"; peers that have only processes use those
     arrays: bool = False  # penstock through ArrayDataset
     fields: tuple[str, ...] = ()
+    longer: float = 1.0  # times the usual round: where batches come in bursts, a short one counts parts of them
     kind: str = "rate"  # or "first": seconds to the first batch; or "boundary": seconds between two epochs
 
     def out(self) -> Any:
@@ -170,7 +171,14 @@ def _images(folder: Path) -> Mapped:
 
 
 _ROWS = {"batch_size": 256, "shape": ROWS_SHAPE[1:], "dtype": "int32"}
-_WAIT = {"batch_size": 16, "dataset": lambda _: Waits(), "shape": (), "dtype": "int64", "workers": 16}
+_WAIT = {
+    "batch_size": 16,
+    "dataset": lambda _: Waits(),
+    "shape": (),
+    "dtype": "int64",
+    "workers": 16,
+    "longer": 3.0,
+}
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload

@@ -29,7 +29,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     assert isinstance(payload, Job)
     job = payload
     worker, seat = divmod(number, job.num_workers)
-    _give_way()
+    if job.num_workers <= len(os.sched_getaffinity(0)):
+        _give_way()  # more workers than cores wait for something, and should then be quick to wake up
     board = Board(fds["board"], job.slots)
     arena = Arena(fds["arena"])
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
