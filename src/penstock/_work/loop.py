@@ -29,8 +29,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     assert isinstance(payload, Job)
     job = payload
     worker, seat = divmod(number, job.num_workers)
-    if job.num_workers <= len(os.sched_getaffinity(0)):
-        _give_way()  # more workers than cores wait for something, and should then be quick to wake up
+    _give_way()
     board = Board(fds["board"], job.slots)
     arena = Arena(fds["arena"])
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
@@ -49,7 +48,7 @@ def _give_way() -> None:
     """Asks the kernel not to interrupt the parent whenever this process wakes up.
 
     The training step goes on undisturbed, and processes change places less often: where workers and parent
-    share cores and steps are small, a third more batches.
+    share cores and steps are small, more batches (docs/decisions/0008).
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it
