@@ -44,10 +44,15 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import Task, shorten
-from penstock.backends.base import Backend, Ended, Failed, Filled, Lost, Outcome
+from penstock._work.task import MOST_STEPS, Task, shorten
+from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
+
+# Small steps are bundled, as many to a task as take so long and so much memory: a task costs the two sides
+# some 50 µs beyond its steps. (A caller who keeps one batch of a bundle keeps its slab.)
+_BUNDLE_SECONDS = 400e-6
+_BUNDLE_BYTES = 256 << 10
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
@@ -82,11 +87,16 @@ class Engine:
         self._retries = retries
         self._pool = Pool(backend.arena)
         self._leases = Leases()
-        self._scheduler = Scheduler(window=window, workers=workers, retries=retries, in_order=in_order)
+        self._scheduler = Scheduler(
+            window=window, workers=workers, retries=retries, in_order=in_order, room=MOST_STEPS
+        )
         self._run: Run | None = None
         self._look_ahead = look_ahead
         self._tasks: dict[int, Task] = {}
-        self._outcomes: dict[int, Filled | Failed] = {}
+        self._outcomes: dict[int, Filled | Failed | Bundle] = {}
+        self._ready: deque[tuple[Task, Filled | Failed]] = deque()  # the rest of a bundle
+        self._pace = 1e-3  # seconds a step, lately
+        self._bundle = 1
         self._losses: dict[int, Lost] = {}
         self._events: deque[Event] = deque()
         self._asking = False
@@ -135,6 +145,8 @@ class Engine:
     def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
             raise self._closed_error()
+        if self._ready:
+            return self._unwrap()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:  # not _closed_on_error: 2 µs, for every batch
             for slab in self._leases.collect():
@@ -164,6 +176,7 @@ class Engine:
             return
         self._tasks.clear()
         self._outcomes.clear()
+        self._ready.clear()
         self._run = self.ahead = self._answer = None
         self._asking = False
         with self._closed_on_error():
@@ -220,18 +233,29 @@ class Engine:
         self._backend.flush()
 
     def _take(self, outcome: Outcome) -> None:
-        if isinstance(outcome, (Filled, Failed)):
+        if isinstance(outcome, (Filled, Failed, Bundle)):
             if outcome.seq in self._tasks:  # else it was cancelled
                 self._outcomes[outcome.seq] = outcome
-            if isinstance(outcome, Filled):
-                self._pool.learn(outcome.nbytes)
+            if not isinstance(outcome, Failed):
+                self._learn(outcome)
             self._carry_out(StepFilled(outcome.seq, outcome.worker))
         elif isinstance(outcome, Ended):
             self._tasks.pop(outcome.seq, None)
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
         else:
             self._losses[outcome.worker] = outcome
-            self._carry_out(WorkerLost(outcome.worker, outcome.seq))
+            steps = self._tasks[outcome.seq].single() if outcome.seq in self._tasks else []
+            self._tasks.update((task.seq, task) for task in steps)
+            self._carry_out(WorkerLost(outcome.worker, outcome.seq, len(steps), outcome.at))
+
+    def _learn(self, outcome: Filled | Bundle) -> None:
+        count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
+        nbytes = outcome.nbytes // count + 1
+        self._pool.learn(nbytes)
+        # One step that was slow says little: it may have had to wait for a processor.
+        self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
+        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._backend.most_steps)
+        self._bundle = max(1, int(limit))
 
     # What each command means.
 
@@ -239,8 +263,8 @@ class Engine:
         self._backend.hire(command.worker, command.seat)
 
     def _post(self, command: Post) -> None:
-        seq, slab, attempt = command
-        task = self._tasks[seq] if attempt else self._draw(seq)
+        seq, slab, _ = command
+        task = self._tasks.get(seq) or self._draw(seq)
         if task is not None:
             try:
                 payload = self._backend.pack(task)
@@ -250,7 +274,7 @@ class Engine:
                 self._end_run(task, error)
             else:
                 self._tasks[seq] = task
-                self._backend.post(task, payload, self._pool.region(slab, len(payload)))
+                self._backend.post(task, payload, self._pool.region(slab, len(payload), task.steps))
                 return
         self._events.append(Exhausted(seq))
 
@@ -258,12 +282,12 @@ class Engine:
         """The next step of this run, or else of the one that may follow it."""
         run = self.ahead or self._run
         assert run is not None, "steps are posted only while a run is open"
-        task = run.draw(seq)
+        task = run.draw(seq, self._bundle)
         if task is None and run is self._run:
             self._events.append(Bounded(seq))
             if self._look_ahead and run.error is None:
                 self.ahead = run.follow()
-                return None if self.ahead is None else self.ahead.draw(seq)
+                return None if self.ahead is None else self.ahead.draw(seq, self._bundle)
         return task
 
     def _end_run(self, task: Task, error: Exception) -> None:
@@ -275,30 +299,38 @@ class Engine:
             self._events.append(Bounded(task.seq))
 
     def _deliver(self, command: Deliver) -> None:
-        seq, slab = command.seq, command.slab
+        seq, slab = command
         task, outcome = self._tasks.pop(seq), self._outcomes.pop(seq)
-        error: BaseException
-        if isinstance(outcome, Filled):
-            try:
-                data, root = self._backend.open(outcome)
-            except Exception as trouble:
-                error = annotate(
-                    trouble, f"While the batch of step {task.step} of epoch {task.epoch} was received."
-                )
-            else:
-                self._leases.lend(slab, root)
-                self._answer = Delivery(task, data, outcome.rows)
-                return
+        if isinstance(outcome, Bundle):
+            self._leases.lend(slab, outcome.root)
+            self._ready.extend(zip(task.single(), outcome.steps, strict=True))
         else:
-            error = outcome.error
-        self._leases.give_back(slab)
-        self._answer = Delivery(task, error=error)
+            if isinstance(outcome, Filled):
+                self._leases.lend(slab, outcome.root)
+            else:
+                self._leases.give_back(slab)
+            self._ready.append((task, outcome))
+        self._answer = self._unwrap()
+
+    def _unwrap(self) -> Delivery:
+        """The next of what was delivered by the scheduler."""
+        task, outcome = self._ready.popleft()
+        if isinstance(outcome, Failed):
+            return Delivery(task, error=outcome.error)
+        try:
+            data = self._backend.open(outcome)
+        except Exception as trouble:
+            where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
+            return Delivery(task, error=annotate(trouble, where))
+        return Delivery(task, data, outcome.rows)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
-        task, loss = self._tasks.pop(command.seq), self._losses[command.worker]
-        error = lost_error(task, loss, self._retries)
-        error.__cause__ = loss.cause
-        self._answer = Delivery(task, error=error)
+        loss = self._losses[command.worker]
+        for task in self._tasks.pop(command.seq).single():
+            error = lost_error(task, loss, self._retries)
+            error.__cause__ = loss.cause
+            self._ready.append((task, Failed(task.seq, command.worker, error)))
+        self._answer = self._unwrap()
 
     def _finish(self, command: Finish) -> None:
         assert self._run is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock._work.failure import annotate
 from penstock._work.task import Kind, Task
-from penstock.plan import Plan
+from penstock.plan import Draw, Plan
 
 
 class Run:
@@ -30,6 +30,7 @@ class Run:
         self._kind = kind
         self._reads = kind in (Kind.ITEMS, Kind.ITEM)
         self._keys = keys
+        self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
         self._seed = seed
         self._step = 0
 
@@ -40,28 +41,31 @@ class Run:
         epoch = self.epoch + 1
         return Run(self._numbers, epoch, self._kind, self.plan.draw(epoch), self.plan, self._seed)
 
-    def draw(self, seq: int) -> Task | None:
-        """The next step as the task `seq`; None at the end, or where the user's code raised."""
+    def draw(self, seq: int, most: int = 1) -> Task | None:
+        """The next step as the task `seq`; None at the end, or where the user's code raised.
+
+        It may be several steps, `most` of them, where looking so far ahead can do no harm.
+        """
         if self.error is not None:
             return None
+        count = 1
         try:
-            if self._reads:
+            if self._take is not None:
+                keys, count = self._take(most)
+            elif self._reads:
                 from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
 
                 with borrowed_generators(self._seed, self.epoch, self._step, READ):
-                    keys = next(self._keys, _END)
+                    keys = next(self._keys)
             else:
-                keys = next(self._keys, _END)
+                keys = next(self._keys)
+        except StopIteration:
+            return None
         except Exception as error:
             what = "the stream" if self._reads else "the sampler"
             annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
             self.error = error
             return None
-        if keys is _END:
-            return None
-        task = Task(seq, self._number, self.epoch, self._step, self._kind, keys)
-        self._step += 1
+        task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count)
+        self._step += count
         return task
-
-
-_END: Any = object()

@@ -13,13 +13,13 @@ class Pool:
         self._regions: dict[int, Region] = {}
         self._largest = 0
 
-    def region(self, slab: int, at_least: int) -> Region:
-        """The memory of a slab that nobody uses now: a larger one than before if it must be.
+    def region(self, slab: int, at_least: int, count: int = 1) -> Region:
+        """The memory of a slab for `count` batches, which nobody uses now: larger than before if it must be.
 
         Before the first batch is known a slab is as large as an extent; its pages are taken only
         as they are written, so a generous guess costs nothing.
         """
-        wanted = max(self._largest, at_least)
+        wanted = max(self._largest * count, at_least)
         region = self._regions.get(slab)
         if region is not None and region.capacity >= wanted:
             return region

@@ -16,7 +16,7 @@ class Hire(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Draw a step and put it on the board; for attempt > 0, put the drawn one on it again.
+    """Put a step on the board: one that was drawn for this seq before, or else draw it now.
 
     A slab id not seen before means: allocate one. (Where the draw ends in `Exhausted` nothing need be
     allocated, and a later Post may name the same id.)

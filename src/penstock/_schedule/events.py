@@ -3,6 +3,9 @@
 A `seq` is the place of a step in the life of a crew: it grows, spans runs, and is never used twice (some
 are never used at all). A run is what one consumer reads from `Opened` to `Finish`.
 
+What is called a step here may be several steps of the plan, done and delivered as one, and nobody here
+knows: only when a worker dies of them they are told apart, so that one of them cannot take the others along.
+
 Events are named tuples because three of them are made for every batch, and a named tuple costs a third of
 a frozen dataclass. The price: they compare as plain tuples, so `Opened() == Asked()`. Compare their types
 too, or their `repr`.
@@ -57,10 +60,16 @@ class StepEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is dead, and all that it sent has been handled. `seq` is what it had claimed, unfinished."""
+    """A worker is dead, and all that it sent has been handled. `seq` is what it had claimed, unfinished.
+
+    That was `steps` steps of the plan, and the worker died in the one at `at`. From here on they are steps
+    of their own: seq, seq + 1 and so on.
+    """
 
     worker: int
     seq: int | None
+    steps: int = 1
+    at: int = 0
 
 
 class SlabReturned(NamedTuple):

@@ -112,11 +112,19 @@ class Scheduler:
 
     `window`: how many steps may be undelivered at once. `workers`: how many seats the crew has. `retries`:
     how many workers a step may cost beyond the first before it is given up. `spare`: how many free slabs
-    keep their pages (default: window + 2).
+    keep their pages (default: window + 2). `room`: the distance of two seqs, where a step may turn out to be
+    several.
     """
 
     def __init__(
-        self, *, window: int, workers: int, retries: int, in_order: bool = True, spare: int | None = None
+        self,
+        *,
+        window: int,
+        workers: int,
+        retries: int,
+        in_order: bool = True,
+        spare: int | None = None,
+        room: int = 1,
     ) -> None:
         if window < 1 or workers < 1 or retries < 0:
             raise ValueError(
@@ -128,6 +136,7 @@ class Scheduler:
         self._retries = retries
         self._in_order = in_order
         self._spare = window + 2 if spare is None else spare
+        self._room = room
 
         self._phase = NEW
         self._ask_is_open = False
@@ -158,7 +167,7 @@ class Scheduler:
 
     @property
     def outstanding(self) -> int:
-        """How many steps are posted, filled or lost, and not yet delivered. Never more than the window."""
+        """How many steps are posted, filled or lost, and not yet delivered."""
         return len(self._steps)
 
     @property
@@ -231,7 +240,7 @@ class Scheduler:
             return
         while len(self._steps) < self._window:
             seq = self._next_seq
-            self._next_seq = seq + 1
+            self._next_seq = seq + self._room
             slab = self._take_slab()
             self._steps[seq] = Step(POSTED, slab)
             out.append(Post(seq, slab, 0))
@@ -396,6 +405,15 @@ class Scheduler:
         step = self._steps.get(seq)
         if step is None or step.state is not POSTED:
             self._impossible(event, "the step is not posted")
+        if event.steps > 1:
+            # The others have done nothing wrong.
+            others = [s for s in range(seq, seq + event.steps) if s != seq + event.at]
+            slabs = [step.slab, *(self._take_slab() for _ in others)]
+            self._steps.update((s, Step(POSTED, slabs.pop())) for s in others)
+            out.extend(Post(s, self._steps[s].slab, 0) for s in others)
+            seq, step = seq + event.at, Step(POSTED, slabs.pop())
+            self._steps[seq] = step
+            self._steps = OrderedDict(sorted(self._steps.items()))
         step = Step(POSTED, step.slab, step.attempt + 1, event.worker)
         if step.attempt > self._retries:
             self._lose(seq, step)
@@ -464,7 +482,7 @@ class Scheduler:
         assert all(seq < self._next_seq for seq in (*steps, *abandoned)), "no seq is given twice"
         assert all(step.state is not ABANDONED for step in steps.values())
         assert all(step.state is ABANDONED for step in abandoned.values())
-        assert len(steps) <= self._window, "the window is respected"
+        assert len({seq // self._room for seq in steps}) <= self._window, "the window is respected"
         for step in steps.values():
             assert step.attempt <= self._retries + (step.state is LOST), "retries are obeyed"
             assert step.worker in range(self._next_worker) or not (step.attempt or step.state is LOST), (
@@ -495,4 +513,4 @@ class Scheduler:
             assert not self.run_is_over, "no end is withheld"
             assert self._crew or steps, "somebody is at work for whoever waits"
         if self._crew and not self._drained and not self._may_wait():
-            assert len(steps) == self._window, "there is no room left"
+            assert len(steps) >= self._window, "there is no room left"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from penstock._work.randomness import seed_step
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
-from penstock.backends.reply import Replier
+from penstock.backends.reply import REPLY, Replier
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
@@ -31,17 +33,16 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     worker, seat = divmod(number, job.num_workers)
     _give_way()
     board = Board(fds["board"], job.slots)
-    arena = Arena(fds["arena"])
     runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
     seed_step(job.seed, -1, seat)
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
-        replier = Replier(worker, fds["replies"], strays)
+        desk = _Desk(job.seed, Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays))
         while token := os.read(fds["tokens"], TOKEN.size):
             slot, seq = TOKEN.unpack(token)
             record = board.claim(slot, seq, worker)
             if record is not None:
-                _do(record, job, arena, runner, replier)
+                desk.do(record, partial(board.progress, slot))
 
 
 def _give_way() -> None:
@@ -55,21 +56,45 @@ def _give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _do(record: Record, job: Job, arena: Arena, runner: Runner, replier: Replier) -> None:
-    seq, run, epoch, step, kind, payload, *region = record
-    root = arena.root(Region._make(region))
-    task = Task(seq, run, epoch, step, _KINDS[kind], _keys(payload, root))
-    # Raw keys stay where they are: the samples are fetched by them while others are written.
-    writer = Writer(root, max(0, payload))
-    try:
-        seed_step(job.seed, task.epoch, task.step)
-        tree = runner.run(task, writer)
-        replier.filled(task.seq, tree, runner.rows, writer)
-    except StreamEnded:
-        replier.ended(task.seq, writer)
-    except BaseException as error:
-        failure = Failure.capture(error, where=runner.where(task))
-        replier.failed(task.seq, failure, Writer(root))
+class _Desk:
+    """Where a worker does the tasks that it has claimed."""
+
+    def __init__(self, seed: int, arena: Arena, runner: Runner, replier: Replier) -> None:
+        self._seed = seed
+        self._arena = arena
+        self._runner = runner
+        self._replier = replier
+
+    def do(self, record: Record, progress: Callable[[int], None]) -> None:
+        seq, run, epoch, step, kind, payload, count, *region = record
+        root = self._arena.root(Region._make(region))
+        task = Task(seq, run, epoch, step, _KINDS[kind], _keys(payload, root), count)
+        # Raw keys stay where they are: the samples are fetched by them while others are written.
+        used = max(0, payload)
+        if count == 1:
+            self._replier.send(self._do_step(task, Writer(root, used)))
+            return
+        began = perf_counter_ns()
+        table, writer = used, Writer(root, used + count * REPLY.size)
+        replies: list[bytes] = []
+        for single in task.single():
+            writer = Writer(root, writer.used)
+            replies.append(self._do_step(single, writer))
+            progress(len(replies))
+        self._replier.send(self._replier.bundle(seq, replies, table, writer, began))
+
+    def _do_step(self, task: Task, writer: Writer) -> bytes:
+        """Does one step, and returns the reply that tells of it."""
+        began, used = perf_counter_ns(), writer.used
+        try:
+            seed_step(self._seed, task.epoch, task.step)
+            tree = self._runner.run(task, writer)
+            return self._replier.filled(task.seq, tree, self._runner.rows, writer, began)
+        except StreamEnded:
+            return self._replier.ended(task.seq, writer, began)
+        except BaseException as error:
+            failure = Failure.capture(error, where=self._runner.where(task))
+            return self._replier.failed(task.seq, failure, Writer(writer.root, used), began)
 
 
 def _keys(payload: int, root: NDArray[np.uint8]) -> object:

@@ -24,8 +24,15 @@ class Kind(IntEnum):
 BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
 
 
+# How many steps may be done as one task.
+MOST_STEPS = 8
+
+
 class Task(NamedTuple):
-    """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`."""
+    """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`.
+
+    Steps that take a few microseconds travel several in one task: `steps` equal shares of `keys`.
+    """
 
     seq: int
     run: int
@@ -33,6 +40,17 @@ class Task(NamedTuple):
     step: int
     kind: Kind
     keys: Any
+    steps: int = 1
+
+    def single(self) -> list[Task]:
+        """Its steps as tasks of their own. Their seqs follow its own, which leaves room for them."""
+        seq, run, epoch, step, kind, keys, count = self
+        if count == 1:
+            return [self]
+        share = len(keys) // count
+        return [
+            Task(seq + i, run, epoch, step + i, kind, keys[i * share : (i + 1) * share]) for i in range(count)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

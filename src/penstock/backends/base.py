@@ -15,12 +15,17 @@ from penstock._work.task import Task
 
 
 class Filled(NamedTuple):
-    """The step's batch is in its slab. `held` is what the backend needs to open it."""
+    """The step's batch is done, and took so long. `held` is what the backend needs to open it.
+
+    The root is what all its views of the slab keep alive.
+    """
 
     seq: int
     worker: int
     rows: int
     nbytes: int
+    seconds: float
+    root: NDArray[np.uint8]
     held: Any
 
 
@@ -32,6 +37,17 @@ class Failed(NamedTuple):
     error: BaseException
 
 
+class Bundle(NamedTuple):
+    """The steps of a task of several are done. All their batches are in its slab: views of `root`."""
+
+    seq: int
+    worker: int
+    nbytes: int
+    seconds: float
+    steps: list[Filled | Failed]
+    root: NDArray[np.uint8]
+
+
 class Ended(NamedTuple):
     """The stream had nothing left for the step."""
 
@@ -40,10 +56,11 @@ class Ended(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker is dead; `seq` is the step that it had in its hands."""
+    """A worker is dead; `seq` is the task that it had in its hands, `at` how many of its steps it had done."""
 
     worker: int
     seq: int | None
+    at: int
     who: str
     how: str
     signal: str
@@ -56,13 +73,15 @@ Payload = NDArray[np.uint8] | bytes
 # Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
 LONGEST_WAIT = 3600.0
 
-Outcome = Filled | Failed | Ended | Lost
+Outcome = Filled | Failed | Bundle | Ended | Lost
 
 
 class Backend(Protocol):
     """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it."""
 
     arena: Arena
+    most_steps: int
+    """How many steps a task may have."""
 
     def hire(self, worker: int, seat: int) -> None:
         """Starts a worker."""
@@ -88,8 +107,8 @@ class Backend(Protocol):
         It may come back with nothing before that.
         """
 
-    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
-        """The batch, and the root that all its views of the slab keep alive."""
+    def open(self, outcome: Filled) -> object:
+        """The batch."""
 
     def doing(self, seq: int) -> str:
         """Who has the step in hand, for a message: "worker 2 (pid 8127)", or "no worker yet"."""

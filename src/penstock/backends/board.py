@@ -27,10 +27,11 @@ from penstock._memory.mapping import Mapping
 
 _FREE, _OPEN, _CLAIMED = 0, 1, 2
 
-_RECORD = struct.Struct("<10q")
+_RECORD = struct.Struct("<11q")
 _WORKER = struct.Struct("<q")
 _STRIDE = 128  # two cache lines: neighbours do not share one
 _STATE = 0
+_DONE = 1
 _CLAIMANT = 8
 _FIELDS = 16
 
@@ -46,6 +47,7 @@ class Record(NamedTuple):
     step: int
     kind: int
     payload: int  # bytes of the keys; negative: they are pickled
+    steps: int
     extent: int
     length: int
     start: int
@@ -80,6 +82,7 @@ class Board:
             record = Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
             if record.seq != seq:
                 return None
+            self._memory[base + _DONE] = 0
             _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
             self._memory[base + _STATE] = _CLAIMED
             return record
@@ -109,6 +112,14 @@ class Board:
             return None
         (worker,) = _WORKER.unpack_from(self._memory, base + _CLAIMANT)
         return int(worker)
+
+    def progress(self, slot: int, done: int) -> None:
+        """The claimant has done so many of the task's steps."""
+        self._memory[slot * _STRIDE + _DONE] = done
+
+    def done(self, slot: int) -> int:
+        """How many of the task's steps the claimant has done."""
+        return self._memory[slot * _STRIDE + _DONE]
 
     def is_open(self, slot: int) -> bool:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
@@ -18,6 +15,8 @@ from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
 
 class InlineBackend:
     """A plain loop in the calling thread."""
+
+    most_steps = 1
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
@@ -57,11 +56,10 @@ class InlineBackend:
             return [Ended(task.seq, self._worker)]
         except (Exception, SystemExit) as error:
             return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
-        return [Filled(task.seq, self._worker, self._runner.rows, writer.used, (tree, writer.root))]
+        return [Filled(task.seq, self._worker, self._runner.rows, writer.used, 0.0, writer.root, tree)]
 
-    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
-        tree, root = outcome.held
-        return tree, root
+    def open(self, outcome: Filled) -> object:
+        return outcome.held
 
     def doing(self, seq: int) -> str:
         return "the calling process"

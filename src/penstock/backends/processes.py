@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from penstock._memory.layout import Layout
 from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
-from penstock._work.task import Job, Kind, Task
-from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock._work.task import MOST_STEPS, Job, Kind, Task
+from penstock.backends.base import LONGEST_WAIT, Bundle, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
@@ -39,6 +40,8 @@ _FD = struct.Struct("i")
 
 class ProcessBackend:
     """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew."""
+
+    most_steps = MOST_STEPS
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         with no_fork():
@@ -111,9 +114,9 @@ class ProcessBackend:
             size = -size
         else:
             root[:size] = payload
-        seq, run, epoch, step, kind, _ = task
+        seq, run, epoch, step, kind, _, count = task
         self._posted[seq] = slot, root
-        self._board.post(slot, seq, run, epoch, step, kind, size, *region)
+        self._board.post(slot, seq, run, epoch, step, kind, size, count, *region)
         self._unsent += TOKEN.pack(slot, seq)
 
     def flush(self) -> None:
@@ -147,13 +150,13 @@ class ProcessBackend:
         outcomes = self._read(everything=bool(dead))
         return outcomes + [self._bury(fd) for fd in dead]
 
-    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
-        layout, trailer, root = outcome.held
+    def open(self, outcome: Filled) -> object:
+        (layout, trailer), root = outcome.held, outcome.root
         rest = ()
         if trailer is not None and trailer.rest is not None:
             views = [root[start : start + length] for start, length in trailer.buffers]
             rest = pickle.loads(trailer.rest, buffers=views)
-        return layout.open(root, rest), root
+        return layout.open(root, rest)
 
     def doing(self, seq: int) -> str:
         entry = self._posted.get(seq)
@@ -163,7 +166,7 @@ class ProcessBackend:
         return self._who(worker)
 
     def wake(self) -> None:
-        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 8))
+        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 9))
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
@@ -219,13 +222,16 @@ class ProcessBackend:
             except BlockingIOError:
                 return outcomes
             outcomes += [
-                self._understand(*reply) for reply in REPLY.iter_unpack(data) if reply[0] != _NO_STEP
+                self._understand(self._forget(reply[0]), *reply)
+                for reply in REPLY.iter_unpack(data)
+                if reply[0] != _NO_STEP
             ]
             if not everything:
                 return outcomes
 
     def _understand(
         self,
+        root: NDArray[np.uint8],
         seq: int,
         worker: int,
         verdict: int,
@@ -233,18 +239,21 @@ class ProcessBackend:
         rows: int,
         number: int,
         nbytes: int,
+        took: int,
         start: int,
         length: int,
     ) -> Outcome:
         """The outcome that a reply (see `reply.py` for its fields) tells of."""
-        root = self._forget(seq)
-        if verdict == Verdict.ENDED:
-            return Ended(seq, worker)
         if stray:
             root = self._take_stray(seq, worker, stray)
         if not length:
-            return Filled(seq, worker, rows, nbytes, (self._layouts[worker, number], None, root))
+            if verdict == Verdict.ENDED:
+                return Ended(seq, worker)
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (self._layouts[worker, number], None))
         data = root[start : start + length].tobytes()
+        if verdict == Verdict.BUNDLE:
+            steps: list[Any] = [self._understand(root, *reply) for reply in REPLY.iter_unpack(data)]
+            return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
         if verdict == Verdict.FAILED:
             return Failed(seq, worker, restore(data))
         try:
@@ -258,7 +267,7 @@ class ProcessBackend:
             layout = self._layouts[worker, number]
         elif number != UNNUMBERED:
             self._layouts[worker, number] = layout
-        return Filled(seq, worker, rows, nbytes, (layout, trailer, root))
+        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer))
 
     def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Maps the memfd that came with a reply; it is unmapped with the batch."""
@@ -289,10 +298,12 @@ class ProcessBackend:
         lost = next(
             (s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
         )
+        at = 0
         if lost is not None:
+            at = self._board.done(self._posted[lost][0])
             self._forget(lost)
         self._send_tokens_again()
-        return Lost(worker, lost, who, how, name, cause)
+        return Lost(worker, lost, at, who, how, name, cause)
 
 
 def _fate(exitcode: int | None) -> tuple[str, str]:

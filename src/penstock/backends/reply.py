@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import cloudpickle
@@ -28,6 +29,7 @@ class Verdict(IntEnum):
     FILLED = 0
     FAILED = 1
     ENDED = 2
+    BUNDLE = 3
 
 
 # A worker whose batches never look alike describes each one anew, and nobody remembers them.
@@ -35,8 +37,9 @@ _MOST_LAYOUTS = 64
 UNNUMBERED = -1
 
 # seq, worker, verdict; the size of the stray that holds it all, or 0 for the slab; rows; the number of the
-# worker's layout; bytes used; where the trailer begins, and its length.
-REPLY = struct.Struct("<9q")
+# worker's layout; bytes used; nanoseconds that it took; where the trailer begins, and its length. The trailer
+# of a bundle holds a reply for each of its steps.
+REPLY = struct.Struct("<10q")
 # seq, worker
 STRAY = struct.Struct("<2q")
 
@@ -70,29 +73,46 @@ class Replier:
         self._strays = strays
         self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
 
-    def filled(self, seq: int, tree: object, rows: int, writer: Writer) -> None:
+    def filled(self, seq: int, tree: object, rows: int, writer: Writer, began: int) -> bytes:
         written = self._write_batch(tree, writer)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = self._write_batch(tree, writer)
-        self._send(seq, Verdict.FILLED, rows, writer, *written)
+        return self._reply(seq, Verdict.FILLED, rows, writer, began, *written)
 
-    def failed(self, seq: int, failure: bytes, writer: Writer) -> None:
+    def failed(self, seq: int, failure: bytes, writer: Writer, began: int) -> bytes:
         written = _put(writer, failure)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = _put(writer, failure)
-        self._send(seq, Verdict.FAILED, 0, writer, UNNUMBERED, *written)
+        return self._reply(seq, Verdict.FAILED, 0, writer, began, UNNUMBERED, *written)
 
-    def ended(self, seq: int, writer: Writer) -> None:
-        self._send(seq, Verdict.ENDED, 0, writer, UNNUMBERED, 0, 0)
+    def ended(self, seq: int, writer: Writer, began: int) -> bytes:
+        return self._reply(seq, Verdict.ENDED, 0, writer, began, UNNUMBERED, 0, 0)
 
-    def _send(
-        self, seq: int, verdict: int, rows: int, writer: Writer, layout: int, trailer: int, length: int
-    ) -> None:
-        stray = writer.root.nbytes if writer.is_stray else 0
-        reply = REPLY.pack(seq, self._worker, verdict, stray, rows, layout, writer.used, trailer, length)
+    def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
+        """A reply for all of these, which are put into the slab at `table`."""
+        joined = np.frombuffer(b"".join(replies), np.uint8)
+        writer.root[table : table + len(joined)] = joined
+        return self._reply(seq, Verdict.BUNDLE, 0, writer, began, UNNUMBERED, table, len(joined))
+
+    def send(self, reply: bytes) -> None:
         os.write(self._pipe, reply)
+
+    def _reply(
+        self,
+        seq: int,
+        verdict: int,
+        rows: int,
+        writer: Writer,
+        began: int,
+        layout: int,
+        trailer: int,
+        length: int,
+    ) -> bytes:
+        stray = writer.root.nbytes if writer.is_stray else 0
+        took = perf_counter_ns() - began
+        return REPLY.pack(seq, self._worker, verdict, stray, rows, layout, writer.used, took, trailer, length)
 
     def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""

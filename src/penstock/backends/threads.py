@@ -28,6 +28,8 @@ _GRACE = 0.05
 class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
+    most_steps = 1
+
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
         self._job = job
@@ -76,9 +78,8 @@ class ThreadBackend:
         except Empty:
             return [outcome for outcome in outcomes if outcome is not None]
 
-    def open(self, outcome: Filled) -> tuple[object, NDArray[np.uint8]]:
-        tree, root = outcome.held
-        return tree, root
+    def open(self, outcome: Filled) -> object:
+        return outcome.held
 
     def doing(self, seq: int) -> str:
         return self._doing.get(seq, "no worker yet")
@@ -117,4 +118,4 @@ class ThreadBackend:
             return Ended(task.seq, worker)
         except BaseException as error:
             return Failed(task.seq, worker, annotate(error, runner.where(task)))
-        return Filled(task.seq, worker, runner.rows, writer.used, (tree, writer.root))
+        return Filled(task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree)

@@ -2,7 +2,7 @@
 
 from penstock.plan.order import Order, Sequential, Shuffled
 from penstock.plan.permutation import Permutation
-from penstock.plan.plan import OrderPlan, Plan, SamplerPlan
+from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan
 from penstock.plan.samplers import (
     BatchSampler,
     DistributedSampler,
@@ -17,6 +17,7 @@ from penstock.plan.seeds import mix
 __all__ = [
     "BatchSampler",
     "DistributedSampler",
+    "Draw",
     "Order",
     "OrderPlan",
     "Permutation",

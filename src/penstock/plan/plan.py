@@ -67,31 +67,56 @@ class OrderPlan:
         steps = self.steps(epoch)
         if not 0 <= step < steps:
             raise IndexError(f"step {step} is outside of epoch {epoch}, which has {steps} steps.")
-        block = self._block(epoch, step, step + 1)
+        block = self.block(epoch, step, step + 1)
         return int(block[0]) if self.batch_size is None else block
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
+    def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)
-        return self._draw(epoch, start)
+        return Draw(self, epoch, start)
 
-    def _draw(self, epoch: int, start: int) -> Iterator[Any]:
-        size, steps = self.batch_size or 1, self.steps(epoch)
-        at_once = max(1, _BLOCK // size)
-        for first in range(start, steps, at_once):
-            block = self._block(epoch, first, min(first + at_once, steps))
-            if self.batch_size is None:
-                yield from block.tolist()
-            else:
-                for at in range(0, len(block), size):
-                    yield block[at : at + size]
-
-    def _block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
+    def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
         """The keys of the steps from first to before last; only the epoch's last step may be short."""
         size = self.batch_size or 1
         stop = min(last * size, self.order.size(epoch))
         block = self.order.at(epoch, np.arange(first * size, stop, dtype=np.int64)).view()
         block.flags.writeable = False
         return block
+
+
+class Draw:
+    """The steps of an epoch one after the other, or several at once."""
+
+    def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self._size = plan.batch_size or 1
+        self._step = start
+        self._steps = plan.steps(epoch)
+        self._at_once = max(1, _BLOCK // self._size)
+        self._block: NDArray[np.int64] = np.empty(0, np.int64)
+        self._at = 0
+
+    def __iter__(self) -> Draw:
+        return self
+
+    def __next__(self) -> Any:
+        keys, _ = self.take(1)
+        return keys if self._plan.batch_size is not None else int(keys[0])
+
+    def take(self, most: int) -> tuple[NDArray[np.int64], int]:
+        """The keys of the next steps, of at most so many, and of how many: equally many keys for each."""
+        at, size = self._at, self._size
+        left = len(self._block) - at
+        if not left:
+            if self._step >= self._steps:
+                raise StopIteration
+            last = min(self._step + self._at_once, self._steps)
+            self._block = self._plan.block(self._epoch, self._step, last)
+            at, left = 0, len(self._block)
+        count = min(most, left // size) or 1  # a last step that is short comes alone
+        self._step += count
+        self._at = min(at + count * size, at + left)
+        return self._block[at : self._at], count
 
 
 @dataclass(frozen=True, slots=True)
