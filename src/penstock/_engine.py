@@ -243,10 +243,14 @@ class Engine:
             self._tasks.pop(outcome.seq, None)
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
         else:
-            self._losses[outcome.worker] = outcome
-            steps = self._tasks[outcome.seq].single() if outcome.seq in self._tasks else []
-            self._tasks.update((task.seq, task) for task in steps)
-            self._carry_out(WorkerLost(outcome.worker, outcome.seq, len(steps), outcome.at))
+            worker, seq, at = outcome[:3]
+            steps: list[Task] = []
+            if seq is not None and seq in self._tasks:
+                steps = self._tasks[seq].single()
+                self._tasks.update((task.seq, task) for task in steps)
+                outcome = outcome._replace(seq=steps[at].seq)
+            self._losses[worker] = outcome
+            self._carry_out(WorkerLost(worker, seq, len(steps), at))
 
     def _learn(self, outcome: Filled | Bundle) -> None:
         count = len(outcome.steps) if isinstance(outcome, Bundle) else 1

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock._engine import Delivery, Engine
 from penstock._run import Run
 from penstock._work.collate import convert, default_collate
-from penstock._work.task import Job, Kind
+from penstock._work.task import MOST_STEPS, Job, Kind
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
@@ -333,8 +333,8 @@ class DataLoader(Generic[T_co]):
             num_workers=workers,
             seed=self.seed,
             drop_last=options.drop_last,
-            # A cancelled run may leave one step in the hands of each worker.
-            slots=window + workers,
+            # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
+            slots=window * MOST_STEPS + workers,
         )
         # A stream that a worker reads cannot be read again from the middle.
         retries = 0 if self._kind in (Kind.PULL, Kind.PULL_ONE) else options.retries

@@ -41,11 +41,17 @@ def test_every_batch_may_be_kept(make: Any) -> None:
 
 
 def test_dropped_batches_are_used_again(make: Any) -> None:
-    loader = make(Filled(200, 1000), batch_size=2)
+    loader = make(Filled(200, 50_000), batch_size=2)
     seen = set()
     for batch in loader:
         seen.add(address(batch))
     assert len(seen) <= 2 * loader.num_workers + 4
+
+
+def test_small_batches_are_used_again(make: Any) -> None:
+    loader = make(Filled(4000, 1000), batch_size=2)
+    pages = {address(batch) // 4096 for batch in loader}
+    assert len(pages) <= (2 * loader.num_workers + 4) * (320 << 10) // 4096 < 2000 * 16_000 // 4096
 
 
 def test_a_small_view_keeps_its_batch(make: Any) -> None:

@@ -36,6 +36,19 @@ WORLDS = {
     "a crew that dies at birth": Setting(runs=(3, 1), window=2, workers=1, retries=0, crashes=5),
     "half a crew that dies at birth": Setting(runs=(2,), window=2, retries=0, crashes=5),
     "a crew that dies, cancel": Setting(runs=(1, 1), window=1, retries=0, crashes=4, cancels=1, unread=0),
+    "bundles, crash": Setting(runs=(5,), course="found", bundle=2, window=2, crashes=1),
+    "bundles, two crashes": Setting(runs=(4, 1), course="found", bundle=2, window=2, crashes=2, unread=0),
+    "bundles, no retries": Setting(
+        runs=(3, 2), course="found", bundle=2, window=2, retries=0, crashes=2, unread=0
+    ),
+    "bundles of three": Setting(runs=(3,), course="found", bundle=3, window=1, crashes=3, hold=2),
+    "bundles, cancel": Setting(
+        runs=(3, 2), course="found", bundle=2, window=2, crashes=1, cancels=1, unread=0
+    ),
+    "bundles as they come": Setting(runs=(4,), course="found", bundle=2, window=2, crashes=1, in_order=False),
+    "a crew that dies at birth, bundles": Setting(
+        runs=(3,), course="found", bundle=2, window=1, workers=1, retries=0, crashes=5
+    ),
     "every free slab is cooled": Setting(runs=(3,), window=2, hold=2, spare=0, crashes=1),
 }
 

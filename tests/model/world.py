@@ -72,6 +72,7 @@ class Setting:
     hold: int = 1  # batches kept while asking for another
     crashes: int = 0
     cancels: int = 0
+    bundle: int = 1  # steps drawn as one (not with "known", which counts on one seq for each)
     unread: int = 1  # results a worker may leave in its pipe and still claim the next task
 
 
@@ -84,6 +85,10 @@ class Task(NamedTuple):
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
     doomed: bool = False  # it was on the board when the last of a crew died that is not replaced
+    steps: int = 1  # places, from `place` on
+
+
+NO_SLAB = -1  # of a step that was drawn with others, until it is posted by itself
 
 
 class Worker(NamedTuple):
@@ -104,7 +109,7 @@ IN_KEY = {
 # What `World.key` leaves out of the scheduler: settings, the log, and ids, which are only names. (A slab is
 # known by who has it, and the world has checked by then that both agree on that.)
 NOT_IN_KEY = {
-    "_window", "_workers", "_retries", "_in_order", "_spare", "_recent", "_slabs", "_next_slab",
+    "_window", "_workers", "_retries", "_in_order", "_spare", "_room", "_recent", "_slabs", "_next_slab",
     "_next_worker",
 }  # fmt: skip
 
@@ -119,6 +124,7 @@ class World:
             retries=setting.retries,
             in_order=setting.in_order,
             spare=setting.spare,
+            room=setting.bundle,
         )
         self.history: Any = None  # the events so far, as a linked list: copies share it
         self.stopped = False
@@ -159,7 +165,7 @@ class World:
             s._phase.value, s._ask_is_open, s._bound, s._drained, s._idle_losses, s._next_seq,
             tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._warm), len(s._cold), len(s._crew),
-            tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed) for seq, t in self.tasks.items()]),
+            tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed, t.steps) for seq, t in self.tasks.items()]),
             self.board, self.drawn, self.idle_losses, self.crashes, self.mode, self.run,
             tuple(sorted([(w.alive, -1 if w.claim is None else w.claim, str(w.pipe))
                           for w in self.workers.values()])),
@@ -248,17 +254,24 @@ class World:
 
     def notice(self, worker: int) -> None:
         w = self.workers.pop(worker)
+        steps, at = 1, 0
         if w.claim is None:
             self.idle_losses += 1
+        elif not self.tasks[w.claim].wanted:
+            del self.tasks[w.claim]
         else:
             task = self.tasks[w.claim]
-            self.tasks[w.claim] = task._replace(deaths=task.deaths + 1)
-            if not task.wanted:
-                del self.tasks[w.claim]
+            steps = task.steps
+            at = self.crashes % steps
+            for i in range(steps) if steps > 1 else ():
+                slab = task.slab if i == at else NO_SLAB
+                self.tasks[w.claim + i] = Task(slab, task.run, task.place + i)
+            self.tasks[w.claim + at] = self.tasks[w.claim + at]._replace(deaths=task.deaths + 1)
+            self.tasks = dict(sorted(self.tasks.items()))
         if not self.workers and self.idle_losses > self.setting.workers + self.setting.retries:
             for seq, task in self.tasks.items():
                 self.tasks[seq] = task._replace(doomed=True)
-        self.tell(WorkerLost(worker, w.claim))
+        self.tell(WorkerLost(worker, w.claim, steps, at))
 
     def give_back(self, seq: int) -> None:
         self.tell(SlabReturned(self.held.pop(seq)))
@@ -332,7 +345,20 @@ class World:
                 self.law(self.idle_losses <= patience, f"a hire after {self.idle_losses} idle deaths")
                 self.last_worker = worker
                 self.workers[worker] = Worker(seat)
-            case Post(seq, slab, 0):
+            case Post(seq, slab, attempt) if seq in self.tasks:
+                task = self.tasks[seq]
+                kept = slab not in self.taken() if task.slab == NO_SLAB else slab == task.slab
+                self.law(task.wanted and kept, "a lost step keeps its slab")
+                self.law(attempt == task.deaths, f"attempt {attempt} after {task.deaths} deaths")
+                self.law(attempt <= self.setting.retries, f"attempt {attempt} is one too many")
+                again = attempt == 0 and task.slab != NO_SLAB
+                self.law(
+                    not again and seq not in self.board and not self.in_hand(seq), f"{seq} is posted twice"
+                )
+                self.tasks[seq] = task._replace(slab=slab)
+                self.slabs |= {slab}
+                self.board = tuple(sorted((*self.board, seq)))
+            case Post(seq, slab, _):
                 self.law(seq > self.last_seq, f"seq {seq} is used twice")
                 self.last_seq = seq
                 taken = self.taken()
@@ -340,15 +366,8 @@ class World:
                 self.law(slab in self.slabs or taken >= self.slabs, "a new slab while one is free")
                 self.slabs |= {slab}
                 yield from self.draw(seq, slab)
-                waiting = sum(task.wanted for task in self.tasks.values())
+                waiting = len({seq // self.setting.bundle for seq, task in self.tasks.items() if task.wanted})
                 self.law(waiting <= self.setting.window, f"{waiting} steps are undelivered")
-            case Post(seq, slab, attempt):
-                task = self.tasks[seq]
-                self.law(task.wanted and task.slab == slab, "a lost step keeps its slab")
-                self.law(attempt == task.deaths, f"attempt {attempt} after {task.deaths} deaths")
-                self.law(attempt <= self.setting.retries, f"attempt {attempt} is one too many")
-                self.law(seq not in self.board and not self.in_hand(seq), f"step {seq} is posted twice")
-                self.board = tuple(sorted((*self.board, seq)))
             case Rescind(seq):
                 if seq in self.board:
                     self.board = tuple(s for s in self.board if s != seq)
@@ -393,8 +412,9 @@ class World:
             self.first_seq[run] = seq
             if setting.course == "known" and run == self.run:
                 yield Bounded(seq + setting.runs[run])
-        self.drawn = (run, index + 1)
-        self.tasks[seq] = Task(slab, run, index)
+        steps = 1 if setting.course == "stream" else min(setting.bundle, setting.runs[run] - index)
+        self.drawn = (run, index + steps)
+        self.tasks[seq] = Task(slab, run, index, steps=steps)
         self.board = (*self.board, seq)
 
     def receive(self, seq: int, slab: int) -> Task:
@@ -406,8 +426,9 @@ class World:
         self.law(task.run == self.run, f"step {task.place} of run {task.run} is delivered in run {self.run}")
         if self.setting.in_order:
             self.law(task.place == len(self.got), f"{task.place} is delivered after {self.got}")
-        self.law(task.place not in self.got, f"{task.place} is delivered twice")
-        self.got = (*self.got, task.place)
+        places = range(task.place, task.place + task.steps)
+        self.law(not {*places} & {*self.got}, f"{task.place} is delivered twice")
+        self.got = (*self.got, *places)
         self.mode = IN
         return task
 

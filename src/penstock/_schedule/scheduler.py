@@ -406,12 +406,14 @@ class Scheduler:
         if step is None or step.state is not POSTED:
             self._impossible(event, "the step is not posted")
         if event.steps > 1:
-            # The others have done nothing wrong.
-            others = [s for s in range(seq, seq + event.steps) if s != seq + event.at]
-            slabs = [step.slab, *(self._take_slab() for _ in others)]
-            self._steps.update((s, Step(POSTED, slabs.pop())) for s in others)
-            out.extend(Post(s, self._steps[s].slab, 0) for s in others)
-            seq, step = seq + event.at, Step(POSTED, slabs.pop())
+            # One of them is guilty. The others are posted as if it were for the first time.
+            guilty = seq + event.at
+            for other in range(seq, seq + event.steps):
+                if other != guilty:
+                    slab = self._take_slab()
+                    self._steps[other] = Step(POSTED, slab)
+                    out.append(Post(other, slab, 0))
+            seq = guilty
             self._steps[seq] = step
             self._steps = OrderedDict(sorted(self._steps.items()))
         step = Step(POSTED, step.slab, step.attempt + 1, event.worker)

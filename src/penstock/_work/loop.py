@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
-from penstock._memory.layout import Writer
+from penstock._memory.layout import ALIGN, Writer
 from penstock._work.failure import Failure
 from penstock._work.randomness import seed_step
 from penstock._work.runner import Runner, StreamEnded
@@ -75,26 +75,30 @@ class _Desk:
             self._replier.send(self._do_step(task, Writer(root, used)))
             return
         began = perf_counter_ns()
-        table, writer = used, Writer(root, used + count * REPLY.size)
+        table, used = used, used + count * REPLY.size
         replies: list[bytes] = []
         for single in task.single():
-            writer = Writer(root, writer.used)
-            replies.append(self._do_step(single, writer))
+            # Each in a piece of the slab of its own, so that batches that are alike have one layout.
+            base = -(-used // ALIGN) * ALIGN
+            writer = Writer(root[base:])
+            replies.append(self._do_step(single, writer, base))
+            used = base + writer.used
             progress(len(replies))
-        self._replier.send(self._replier.bundle(seq, replies, table, writer, began))
+        self._replier.send(self._replier.bundle(seq, replies, table, Writer(root, used), began))
 
-    def _do_step(self, task: Task, writer: Writer) -> bytes:
-        """Does one step, and returns the reply that tells of it."""
+    def _do_step(self, task: Task, writer: Writer, base: int = 0) -> bytes:
+        """Does one step, and returns the reply that tells of it. The writer's piece begins at `base`."""
         began, used = perf_counter_ns(), writer.used
         try:
             seed_step(self._seed, task.epoch, task.step)
             tree = self._runner.run(task, writer)
-            return self._replier.filled(task.seq, tree, self._runner.rows, writer, began)
+            return self._replier.filled(task.seq, tree, self._runner.rows, writer, base, began)
         except StreamEnded:
-            return self._replier.ended(task.seq, writer, began)
+            return self._replier.ended(task.seq, writer, base, began)
         except BaseException as error:
             failure = Failure.capture(error, where=self._runner.where(task))
-            return self._replier.failed(task.seq, failure, Writer(writer.root, used), began)
+            writer.used, writer.overflow = used, False  # over what there was of the batch
+            return self._replier.failed(task.seq, failure, writer, base, began)
 
 
 def _keys(payload: int, root: NDArray[np.uint8]) -> object:

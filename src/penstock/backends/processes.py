@@ -166,7 +166,7 @@ class ProcessBackend:
         return self._who(worker)
 
     def wake(self) -> None:
-        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 9))
+        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
@@ -236,6 +236,7 @@ class ProcessBackend:
         worker: int,
         verdict: int,
         stray: int,
+        base: int,
         rows: int,
         number: int,
         nbytes: int,
@@ -246,6 +247,8 @@ class ProcessBackend:
         """The outcome that a reply (see `reply.py` for its fields) tells of."""
         if stray:
             root = self._take_stray(seq, worker, stray)
+        elif base:
+            root = root[base:]
         if not length:
             if verdict == Verdict.ENDED:
                 return Ended(seq, worker)

@@ -36,10 +36,10 @@ class Verdict(IntEnum):
 _MOST_LAYOUTS = 64
 UNNUMBERED = -1
 
-# seq, worker, verdict; the size of the stray that holds it all, or 0 for the slab; rows; the number of the
-# worker's layout; bytes used; nanoseconds that it took; where the trailer begins, and its length. The trailer
-# of a bundle holds a reply for each of its steps.
-REPLY = struct.Struct("<10q")
+# seq, worker, verdict; the size of the stray that holds it all, or 0 for the slab; where its piece of the slab
+# begins; rows; the number of the worker's layout; bytes used; nanoseconds that it took; where in the piece the
+# trailer begins, and its length. The trailer of a bundle holds a reply for each of its steps.
+REPLY = struct.Struct("<11q")
 # seq, worker
 STRAY = struct.Struct("<2q")
 
@@ -73,28 +73,28 @@ class Replier:
         self._strays = strays
         self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
 
-    def filled(self, seq: int, tree: object, rows: int, writer: Writer, began: int) -> bytes:
+    def filled(self, seq: int, tree: object, rows: int, writer: Writer, base: int, began: int) -> bytes:
         written = self._write_batch(tree, writer)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = self._write_batch(tree, writer)
-        return self._reply(seq, Verdict.FILLED, rows, writer, began, *written)
+        return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
 
-    def failed(self, seq: int, failure: bytes, writer: Writer, began: int) -> bytes:
+    def failed(self, seq: int, failure: bytes, writer: Writer, base: int, began: int) -> bytes:
         written = _put(writer, failure)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = _put(writer, failure)
-        return self._reply(seq, Verdict.FAILED, 0, writer, began, UNNUMBERED, *written)
+        return self._reply(seq, Verdict.FAILED, 0, writer, base, began, UNNUMBERED, *written)
 
-    def ended(self, seq: int, writer: Writer, began: int) -> bytes:
-        return self._reply(seq, Verdict.ENDED, 0, writer, began, UNNUMBERED, 0, 0)
+    def ended(self, seq: int, writer: Writer, base: int, began: int) -> bytes:
+        return self._reply(seq, Verdict.ENDED, 0, writer, base, began, UNNUMBERED, 0, 0)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """A reply for all of these, which are put into the slab at `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
-        return self._reply(seq, Verdict.BUNDLE, 0, writer, began, UNNUMBERED, table, len(joined))
+        return self._reply(seq, Verdict.BUNDLE, 0, writer, 0, began, UNNUMBERED, table, len(joined))
 
     def send(self, reply: bytes) -> None:
         os.write(self._pipe, reply)
@@ -105,6 +105,7 @@ class Replier:
         verdict: int,
         rows: int,
         writer: Writer,
+        base: int,
         began: int,
         layout: int,
         trailer: int,
@@ -112,7 +113,9 @@ class Replier:
     ) -> bytes:
         stray = writer.root.nbytes if writer.is_stray else 0
         took = perf_counter_ns() - began
-        return REPLY.pack(seq, self._worker, verdict, stray, rows, layout, writer.used, took, trailer, length)
+        return REPLY.pack(
+            seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
+        )
 
     def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""

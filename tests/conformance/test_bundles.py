@@ -1,0 +1,155 @@
+"""Small steps travel several in one task, and nobody can tell by what arrives."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from same import same
+
+from penstock import DataLoader, Dataset, WorkerLost, _engine
+
+METHODS = ["fork", "spawn"]
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+
+
+class Ragged(Dataset[Any]):
+    """Batches of all sizes, random numbers in them, objects, and keys that fail."""
+
+    def __init__(self, n: int, bad: frozenset[int] = frozenset()) -> None:
+        self.n = n
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> Any:
+        if key in self.bad:
+            raise KeyError(key)
+        size = 20_000 if key % 31 == 0 else key % 5
+        return {"x": np.full(size, key), "r": random.random(), "n": np.random.random(), "s": f"{key}"}
+
+
+def stream(loader: DataLoader[Any]) -> list[Any]:
+    """The batches of two epochs, each with its keys; an error by its type and text."""
+    found: list[Any] = []
+    for _ in range(2):
+        batches = loader.batches()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            except KeyError as error:
+                found.append((type(error), error.args))
+            else:
+                index = batch.index
+                assert index is not None
+                found.append((batch.epoch, batch.step, index.tolist(), batch.data))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_bundles_give_what_the_plain_loop_gives(method: str, batch_size: int | None) -> None:
+    settings: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": 5}
+    dataset = Ragged(301, frozenset({7, 8, 77, 300}))
+    inline = stream(DataLoader(dataset, **settings))
+    with DataLoader(dataset, num_workers=2, multiprocessing_context=method, **settings) as loader:
+        assert same(stream(loader), inline)
+
+
+def test_a_last_step_that_is_short_is_short() -> None:
+    with DataLoader(range(203), batch_size=4, num_workers=2) as loader:
+        for _ in range(3):
+            assert [batch.tolist() for batch in loader] == [
+                list(range(at, min(at + 4, 203))) for at in range(0, 203, 4)
+            ]
+
+
+def test_steps_are_bundled() -> None:
+    with DataLoader(range(400), num_workers=1) as loader:
+        iterator = iter(loader)
+        lengths = set()
+        for _ in iterator:
+            lengths.add(len(iterator._engine._ready))  # type: ignore[attr-defined]
+    assert max(lengths) == 7
+
+
+def test_large_steps_are_not_bundled() -> None:
+    with DataLoader(np.zeros((60, 100_000)), num_workers=1) as loader:
+        iterator = iter(loader)
+        for _ in iterator:
+            assert not iterator._engine._ready  # type: ignore[attr-defined]
+
+
+def test_an_iterator_may_be_left_in_the_middle_of_a_bundle() -> None:
+    with DataLoader(range(4000), num_workers=2) as loader:
+        for left_at in (100, 101, 103, 107, 110):
+            for at, batch in enumerate(loader):
+                assert batch.tolist() == [at]
+                if at == left_at:
+                    break
+
+
+class Deadly(Dataset[Any]):
+    """The process dies at one key, as long as there is a life left to lose in the folder."""
+
+    def __init__(self, deadly: int, lives: Path) -> None:
+        self.deadly = deadly
+        self.lives = lives
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, key: int) -> int:
+        if key == self.deadly:
+            for life in sorted(self.lives.iterdir()):
+                life.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return key
+
+
+def give_lives(folder: Path, count: int) -> Path:
+    for life in range(count):
+        (folder / str(life)).touch()
+    return folder
+
+
+@pytest.mark.parametrize("deadly", range(120, 129))
+def test_a_worker_that_dies_in_a_bundle_is_not_noticed(tmp_path: Path, deadly: int) -> None:
+    with DataLoader(Deadly(deadly, give_lives(tmp_path, 2)), num_workers=2) as loader:
+        assert [int(batch[0]) for batch in loader] == list(range(200))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("deadly", [120, 123, 127])
+def test_of_a_bundle_only_the_step_that_kills_is_lost(
+    tmp_path: Path, deadly: int, retries: int, in_order: bool
+) -> None:
+    dataset = Deadly(deadly, give_lives(tmp_path, 100))
+    arrived, lost = [], []
+    with DataLoader(dataset, num_workers=2, retries=retries, in_order=in_order) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                arrived.append(int(next(batches)[0]))
+            except StopIteration:
+                break
+            except WorkerLost as error:
+                lost.append(str(error))
+    assert sorted(arrived) == [key for key in range(200) if key != deadly]
+    assert len(lost) == 1
+    assert f"Samples in the step: [{deadly}]" in lost[0]
+    assert len(list(tmp_path.iterdir())) == 100 - retries - 1
