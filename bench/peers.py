@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,8 @@ from bench.workloads import Workload
 Stream = AbstractContextManager[Iterator[Any]]
 Open = Callable[[Workload, Any], Stream]
 
-GRAIN_THREADS = {"images", "dict20"}  # grain's threads beat its processes there by 3x and more
+# grain's threads beat its processes there by 3x and more; at the end of an epoch its processes end.
+GRAIN_THREADS = {"images", "dict20", "epoch_boundary"}
 SPDL_PROCESSES = {"python", "epoch_boundary"}
 
 
@@ -117,8 +118,15 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     size = workload.batch_size
     # A batch of keys mapped to a batch: several times faster than .source(dataset).batch(size), which
     # passes each sample through grain's bookkeeping.
-    keys = grain.MapDataset.range(len(dataset)).seed(0).shuffle().repeat().batch(size, drop_remainder=True)
-    batches = keys.map(_Fetch(workload, dataset))
+    keys = grain.MapDataset.range(len(dataset)).seed(0).shuffle()
+    if workload.kind == "boundary":
+        # It repeats within one loop that never ends. Here the loop ends with the epoch, as the others' do.
+        options = grain.ReadOptions(num_threads=workload.workers, prefetch_buffer_size=2 * workload.workers)
+        epoch = keys.batch(size, drop_remainder=True).map(_Fetch(workload, dataset))
+        with closing(endless(epoch.to_iter_dataset(options))) as stream:
+            yield stream
+        return
+    batches = keys.repeat().batch(size, drop_remainder=True).map(_Fetch(workload, dataset))
     if workload.threads or workload.name in GRAIN_THREADS:
         options = grain.ReadOptions(num_threads=workload.workers, prefetch_buffer_size=2 * workload.workers)
         stream = iter(batches.to_iter_dataset(options))
@@ -141,19 +149,36 @@ def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
         pool = None
         if workload.name in SPDL_PROCESSES:
             pool = stack.enter_context(ProcessPoolExecutor(workload.workers))
-        pipeline = (
-            PipelineBuilder()
-            .add_source(_shuffled_keys(len(dataset), workload.batch_size))
-            .pipe(_Fetch(workload, dataset), concurrency=(2 if pool else 1) * workload.workers, executor=pool)
-            .add_sink(2 * workload.workers)
-            .build(num_threads=workload.workers)
-        )
-        stack.enter_context(pipeline.auto_stop())
-        yield iter(pipeline)
+
+        def build(epochs: Iterable[int]) -> Any:
+            return (
+                PipelineBuilder()
+                .add_source(_shuffled_keys(len(dataset), workload.batch_size, epochs))
+                .pipe(
+                    _Fetch(workload, dataset),
+                    concurrency=(2 if pool else 1) * workload.workers,
+                    executor=pool,
+                )
+                .add_sink(2 * workload.workers)
+                .build(num_threads=workload.workers)
+            )
+
+        def epoch_by_epoch() -> Iterator[Any]:
+            for epoch in itertools.count():
+                pipeline = build([epoch])
+                with pipeline.auto_stop():
+                    yield from pipeline
+
+        if workload.kind == "boundary":
+            yield stack.enter_context(closing(epoch_by_epoch()))
+        else:
+            pipeline = build(itertools.count())
+            stack.enter_context(pipeline.auto_stop())
+            yield iter(pipeline)
 
 
-def _shuffled_keys(n: int, size: int) -> Iterator[np.ndarray]:
-    for epoch in itertools.count():
+def _shuffled_keys(n: int, size: int, epochs: Iterable[int]) -> Iterator[np.ndarray]:
+    for epoch in epochs:
         order = np.random.default_rng(epoch).permutation(n)
         for start in range(0, n - size + 1, size):
             yield order[start : start + size]

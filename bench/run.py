@@ -112,7 +112,9 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
             if workload.kind == "rate":
-                found["limit"].append(limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm))
+                found["limit"].append(
+                    limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm)
+                )
     finally:
         for driver in drivers.values():
             driver.close()

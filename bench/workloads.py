@@ -139,7 +139,9 @@ class Workload:
     threads: bool = False  # penstock with backend="thread"; peers that have only processes use those
     arrays: bool = False  # penstock through ArrayDataset
     fields: tuple[str, ...] = ()
-    longer: float = 1.0  # times the usual round: where batches come in bursts, a short one counts parts of them
+    longer: float = (
+        1.0  # times the usual round: where batches come in bursts, a short one counts parts of them
+    )
     kind: str = "rate"  # or "first": seconds to the first batch; or "boundary": seconds between two epochs
 
     def out(self) -> Any:
