@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from penstock._memory.lease import Leases
 from penstock._memory.pool import Pool
 from penstock._run import Run
+from penstock._schedule.assigned import Assigned
 from penstock._schedule.commands import (
     Cool,
     Deliver,
@@ -44,7 +45,7 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import MOST_STEPS, Task, shorten
+from penstock._work.task import Task, shorten
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -78,18 +79,14 @@ class Delivery(NamedTuple):
 class Engine:
     """A crew and its memory. One run at a time is read from it; the next may be prefetched."""
 
-    def __init__(
-        self, backend: Backend, *, window: int, workers: int, retries: int, in_order: bool, look_ahead: bool
-    ) -> None:
+    def __init__(self, backend: Backend, scheduler: Scheduler, *, retries: int, look_ahead: bool) -> None:
         self._process = _this_process
         self.ahead: Run | None = None
         self._backend = backend
         self._retries = retries
         self._pool = Pool(backend.arena)
         self._leases = Leases()
-        self._scheduler = Scheduler(
-            window=window, workers=workers, retries=retries, in_order=in_order, room=MOST_STEPS
-        )
+        self._scheduler = scheduler
         self._run: Run | None = None
         self._look_ahead = look_ahead
         self._tasks: dict[int, Task] = {}
@@ -184,6 +181,8 @@ class Engine:
             # What was done before it could be rescinded. Without this, its places on the board would be
             # missing when the next run is posted; what is left after it is in the hands of a worker each.
             self._take_in(0)
+            while isinstance(self._scheduler, Assigned) and self._scheduler.is_busy:
+                self._take_in(None)
 
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid.
@@ -249,6 +248,8 @@ class Engine:
                 steps = self._tasks[seq].single()
                 self._tasks.update((task.seq, task) for task in steps)
                 outcome = outcome._replace(seq=steps[at].seq)
+            if isinstance(self._scheduler, Assigned):
+                raise irreplaceable(outcome, steps)
             self._losses[worker] = outcome
             self._carry_out(WorkerLost(worker, seq, len(steps), at))
 
@@ -267,7 +268,7 @@ class Engine:
         self._backend.hire(command.worker, command.seat)
 
     def _post(self, command: Post) -> None:
-        seq, slab, _ = command
+        seq, slab, _, seat = command
         task = self._tasks.get(seq) or self._draw(seq)
         if task is not None:
             try:
@@ -278,7 +279,7 @@ class Engine:
                 self._end_run(task, error)
             else:
                 self._tasks[seq] = task
-                self._backend.post(task, payload, self._pool.region(slab, len(payload), task.steps))
+                self._backend.post(task, payload, self._pool.region(slab, len(payload), task.steps), seat)
                 return
         self._events.append(Exhausted(seq))
 
@@ -388,6 +389,19 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
         f"  Samples in the step: {shorten(task.keys)}. The step was tried {tries} time{'s' * (tries > 1)}; "
         "raise retries= to try more."
     )
+
+
+def irreplaceable(loss: Lost, steps: list[Task]) -> WorkerLostError:
+    """The error for a worker whose place nobody can take."""
+    doing = "" if not steps else f", while filling step {steps[0].step} (samples {shorten(steps[0].keys)})"
+    error = WorkerLostError(
+        f"DataLoader {loss.who} exited unexpectedly: it {loss.how}{doing}.\n"
+        f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
+        "  Its random generators died with it, so no other can go on in its place. With seed= given, "
+        "randomness belongs to the sample, and a worker that dies is replaced."
+    )
+    error.__cause__ = loss.cause
+    return error
 
 
 _LIKELY = {

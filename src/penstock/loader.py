@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from penstock._engine import Delivery, Engine
 from penstock._run import Run
+from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
 from penstock._work.task import MOST_STEPS, Job, Kind
 from penstock.backends.base import Backend
@@ -338,12 +339,17 @@ class DataLoader(Generic[T_co]):
         )
         # A stream that a worker reads cannot be read again from the middle.
         retries = 0 if self._kind in (Kind.PULL, Kind.PULL_ONE) else options.retries
-        engine = Engine(
-            _new_backend(job, options),
+        scheduler = Scheduler(
             window=window,
             workers=max(1, workers),
             retries=retries,
             in_order=options.in_order,
+            room=MOST_STEPS,
+        )
+        engine = Engine(
+            _new_backend(job, options),
+            scheduler,
+            retries=retries,
             # Threads share the dataset with the caller, who may change it before the next epoch.
             look_ahead=options.persistent_workers and options.backend == "process",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock._schedule.assigned import Assigned
 from penstock._schedule.scheduler import Scheduler
 
-__all__ = ["Scheduler"]
+__all__ = ["Assigned", "Scheduler"]

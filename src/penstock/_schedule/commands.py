@@ -20,11 +20,14 @@ class Post(NamedTuple):
 
     A slab id not seen before means: allocate one. (Where the draw ends in `Exhausted` nothing need be
     allocated, and a later Post may name the same id.)
+
+    `seat`: who must do it; -1 where workers are alike, and whoever is free does it.
     """
 
     seq: int
     slab: int
     attempt: int
+    seat: int = -1
 
 
 class Rescind(NamedTuple):

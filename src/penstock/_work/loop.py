@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
-from penstock._work.failure import Failure
-from penstock._work.randomness import seed_step
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
@@ -33,12 +31,12 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     worker, seat = divmod(number, job.num_workers)
     _give_way()
     board = Board(fds["board"], job.slots)
-    runner = Runner(job, f"worker {seat} (pid {os.getpid()})")
-    seed_step(job.seed, -1, seat)
+    runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
-        desk = _Desk(job.seed, Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays))
-        while token := os.read(fds["tokens"], TOKEN.size):
+        desk = _Desk(Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays))
+        tokens = fds[f"tokens {seat if job.assigned else 0}"]
+        while token := os.read(tokens, TOKEN.size):
             slot, seq = TOKEN.unpack(token)
             record = board.claim(slot, seq, worker)
             if record is not None:
@@ -59,8 +57,7 @@ def _give_way() -> None:
 class _Desk:
     """Where a worker does the tasks that it has claimed."""
 
-    def __init__(self, seed: int, arena: Arena, runner: Runner, replier: Replier) -> None:
-        self._seed = seed
+    def __init__(self, arena: Arena, runner: Runner, replier: Replier) -> None:
         self._arena = arena
         self._runner = runner
         self._replier = replier
@@ -90,13 +87,13 @@ class _Desk:
         """Does one step, and returns the reply that tells of it. The writer's piece begins at `base`."""
         began, used = perf_counter_ns(), writer.used
         try:
-            seed_step(self._seed, task.epoch, task.step)
+            self._runner.prepare(task)
             tree = self._runner.run(task, writer)
             return self._replier.filled(task.seq, tree, self._runner.rows, writer, base, began)
         except StreamEnded:
             return self._replier.ended(task.seq, writer, base, began)
         except BaseException as error:
-            failure = Failure.capture(error, where=self._runner.where(task))
+            failure = self._runner.capture(error, task)
             writer.used, writer.overflow = used, False  # over what there was of the batch
             return self._replier.failed(task.seq, failure, writer, base, began)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock._memory.layout import Writer
 from penstock._work.collate import collate, convert
+from penstock._work.failure import Failure
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.task import BATCHED, Job, Kind, Task, shorten
 from penstock.errors import CollateError, WorkerLost
@@ -50,6 +51,11 @@ class Runner:
         `alone`: this process is this worker, and no other.
         """
         job = self._job
+        if alone:
+            from penstock._work.randomness import seed_step  # late: see InlineBackend
+
+            self._seed_step = seed_step
+            seed_step(job.seed, -1, seat)
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
         if job.worker_init_fn is not None:
             try:
@@ -57,6 +63,10 @@ class Runner:
             except BaseException as error:
                 self._init_error = error
                 self._init_notes = list(getattr(error, "__notes__", ()))
+
+    def prepare(self, task: Task) -> None:
+        """In a process of its own: sets the global random generators for the task."""
+        self._seed_step(self._job.seed, task.epoch, task.step)
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
@@ -93,6 +103,10 @@ class Runner:
         except CollateError as error:
             _name_rows(error, task)
             raise
+
+    def capture(self, error: BaseException, task: Task) -> bytes:
+        """The error that just came out of `run`, as it travels to the caller."""
+        return Failure.capture(error, where=self.where(task))
 
     def where(self, task: Task) -> str:
         """Which sample of which step failed, and who was at it: for the error that just came out."""

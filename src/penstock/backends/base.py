@@ -89,8 +89,8 @@ class Backend(Protocol):
     def pack(self, task: Task) -> Payload:
         """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""
 
-    def post(self, task: Task, payload: Payload, region: Region) -> None:
-        """Offers the task to whichever worker is free, at the latest at the next `flush`.
+    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
+        """Offers the task to whichever worker is free, or to that in `seat`, at the latest at the next `flush`.
 
         Its batch goes into `region`.
         """

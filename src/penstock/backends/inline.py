@@ -34,7 +34,7 @@ class InlineBackend:
     def pack(self, task: Task) -> Payload:
         return b""
 
-    def post(self, task: Task, payload: Payload, region: Region) -> None:
+    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, region))
 
     def flush(self) -> None:

@@ -39,7 +39,10 @@ _FD = struct.Struct("i")
 
 
 class ProcessBackend:
-    """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew."""
+    """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew.
+
+    Where tasks are assigned, each seat has a pipe of tokens of its own.
+    """
 
     most_steps = MOST_STEPS
 
@@ -47,20 +50,21 @@ class ProcessBackend:
         with no_fork():
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
-            self._tokens_out, self._tokens = os.pipe()
+            pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
+            self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, replies_in = os.pipe()
             strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
-            ours = (self._tokens, self._replies, self._strays)
-            close_in_child(arena, board, self._tokens_out, replies_in, strays_in_fd, *ours)
+            ours = (*self._tokens, self._replies, self._strays)
+            close_in_child(arena, board, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
-        os.set_blocking(self._tokens, False)
-        os.set_blocking(self._replies, False)
+        for fd in (*self._tokens, self._replies):
+            os.set_blocking(fd, False)
         theirs = {
             "arena": arena,
             "board": board,
-            "tokens": self._tokens_out,
+            **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
             "strays": strays_in_fd,
         }
@@ -71,6 +75,7 @@ class ProcessBackend:
         self.arena = Arena(arena)
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
+        self._assigned = job.assigned
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
@@ -84,7 +89,7 @@ class ProcessBackend:
         self._poller.register(self._replies, select.POLLIN)
 
         self._free = list(range(job.slots))
-        self._unsent = b""
+        self._unsent = [b""] * len(pipes)
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
 
@@ -105,7 +110,7 @@ class ProcessBackend:
                     return np.array(keys, np.int64).view(np.uint8)
         return dumps(keys)
 
-    def post(self, task: Task, payload: Payload, region: Region) -> None:
+    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         slot = self._free.pop()
         root = self.arena.root(region)
         size = len(payload)
@@ -117,16 +122,17 @@ class ProcessBackend:
         seq, run, epoch, step, kind, _, count = task
         self._posted[seq] = slot, root
         self._board.post(slot, seq, run, epoch, step, kind, size, count, *region)
-        self._unsent += TOKEN.pack(slot, seq)
+        self._unsent[seat] += TOKEN.pack(slot, seq)  # seat -1, whoever is free, is the only pipe
 
     def flush(self) -> None:
         # All in one write: it wakes one worker, which wakes the next while there are more.
-        while self._unsent:
-            try:
-                sent = os.write(self._tokens, self._unsent[: select.PIPE_BUF])
-            except BlockingIOError:
-                return  # full of tokens for tasks that were rescinded: `poll` waits for room
-            self._unsent = self._unsent[sent:]
+        for pipe, unsent in enumerate(self._unsent):
+            while unsent:
+                try:
+                    sent = os.write(self._tokens[pipe], unsent[: select.PIPE_BUF])
+                except BlockingIOError:
+                    break  # full of tokens for tasks that were rescinded: `poll` waits for room
+                self._unsent[pipe] = unsent = unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
         entry = self._posted.get(seq)
@@ -140,12 +146,13 @@ class ProcessBackend:
         replies = self._read()
         if replies:
             return replies
-        if self._unsent:
-            self._poller.register(self._tokens, select.POLLOUT)
+        full = [fd for fd, unsent in zip(self._tokens, self._unsent, strict=True) if unsent]
+        for fd in full:
+            self._poller.register(fd, select.POLLOUT)
         ready = self._poller.poll(None if timeout is None else min(timeout, LONGEST_WAIT) * 1000)
-        if self._unsent:
-            self._poller.unregister(self._tokens)
-        dead = [fd for fd, _ in ready if fd not in (self._replies, self._tokens)]
+        for fd in full:
+            self._poller.unregister(fd)
+        dead = [fd for fd, _ in ready if fd != self._replies and fd not in full]
         # A worker that is dead has sent all that it ever will: its replies come before its loss.
         outcomes = self._read(everything=bool(dead))
         return outcomes + [self._bury(fd) for fd in dead]
@@ -165,6 +172,11 @@ class ProcessBackend:
             return "no worker yet"
         return self._who(worker)
 
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        """The living, by seat."""
+        return [self._workers[worker] for worker in sorted(self._workers, key=self._seat_of.__getitem__)]
+
     def wake(self) -> None:
         os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
 
@@ -172,7 +184,7 @@ class ProcessBackend:
         # A child that the user forked has this object too, and must leave the workers alone.
         if os.getpid() != self._pid:
             return
-        self._close_fds(self._tokens)
+        self._close_fds(*self._tokens)
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -200,13 +212,14 @@ class ProcessBackend:
 
     def _send_tokens_again(self) -> None:
         """For what is open on the board: a worker may have died with a token in its hand."""
-        if not self._workers and select.select([self._tokens_out], [], [], 0)[0]:
+        (tokens,) = self._tokens_out
+        if not self._workers and select.select([tokens], [], [], 0)[0]:
             # Nobody else reads them: begin anew, so that a stream's only reader finds them in order.
-            os.read(self._tokens_out, 1 << 20)
-            self._unsent = b""
+            os.read(tokens, 1 << 20)
+            self._unsent = [b""]
         for seq, (slot, _) in sorted(self._posted.items()):
             if self._board.is_open(slot):
-                self._unsent += TOKEN.pack(slot, seq)
+                self._unsent[0] += TOKEN.pack(slot, seq)
 
     def _forget(self, seq: int) -> NDArray[np.uint8]:
         slot, root = self._posted.pop(seq)
@@ -305,7 +318,8 @@ class ProcessBackend:
         if lost is not None:
             at = self._board.done(self._posted[lost][0])
             self._forget(lost)
-        self._send_tokens_again()
+        if not self._assigned:
+            self._send_tokens_again()
         return Lost(worker, lost, at, who, how, name, cause)
 
 

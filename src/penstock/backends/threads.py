@@ -50,7 +50,7 @@ class ThreadBackend:
     def pack(self, task: Task) -> Payload:
         return b""
 
-    def post(self, task: Task, payload: Payload, region: Region) -> None:
+    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
 

@@ -1,0 +1,83 @@
+"""The scheduler for workers that are not alike: each step belongs to one of them from the beginning.
+
+torch's loader has such workers: each has random generators of its own, and its own copy of a stream. So
+who does a step decides what is in it. Steps go round the seats in turn; a seat whose stream has ended is
+passed over; what was posted is always done, because it moves the worker's generators on; and a worker that
+dies cannot be replaced.
+"""
+
+from __future__ import annotations
+
+from penstock._schedule.commands import Command, Post, Rescind
+from penstock._schedule.events import Cancelled, Opened, StepEnded
+from penstock._schedule.scheduler import POSTED, Scheduler, Step
+
+
+class Assigned(Scheduler):
+    """As `Scheduler`, with a seat in every Post. `WorkerLost` is the end, and not told to it."""
+
+    def __init__(self, *, window: int, workers: int, in_order: bool = True) -> None:
+        super().__init__(window=window, workers=workers, retries=0, in_order=in_order)
+        self._ended: set[int] = set()  # seats whose stream has
+        self._seat_of: dict[int, int] = {}
+        self._turn = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps of a cancelled run are not done yet. Until they are, no other may be opened."""
+        return bool(self._abandoned)
+
+    def _may_wait(self) -> bool:
+        return False  # a caller's sampler is asked for one step for each that is delivered, no later
+
+    def _opened(self, event: Opened, out: list[Command]) -> None:
+        if self._abandoned:
+            self._impossible(event, "steps of the last run are not done yet")
+        super()._opened(event, out)
+        self._ended.clear()
+        self._seat_of.clear()
+        self._turn = 0
+
+    def _post(self, out: list[Command]) -> None:
+        while not self._drained and len(self._steps) < self._window:
+            seat = self._next_seat()
+            if seat is None:
+                return
+            seq, slab = self._next_seq, self._take_slab()
+            self._next_seq = seq + self._room
+            self._seat_of[seq] = seat
+            self._steps[seq] = Step(POSTED, slab)
+            out.append(Post(seq, slab, 0, seat))
+
+    def _next_seat(self) -> int | None:
+        """Whose turn it is; out of order, of those that have no more than their share."""
+        share = self._window // (self._workers - len(self._ended)) if not self._in_order else self._window
+        for _ in range(self._workers):
+            seat = self._turn
+            self._turn = (seat + 1) % self._workers
+            if seat in self._ended:
+                continue
+            if self._in_order or sum(self._seat_of[seq] == seat for seq in self._steps) < share:
+                return seat
+        return None
+
+    def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
+        if event.seq in self._abandoned:
+            self._forget_abandoned(event.seq, out)
+            return
+        self._forget_posted(event.seq, event, out)
+        seat = self._seat_of[event.seq]
+        self._ended.add(seat)
+        self._abandon([seq for seq in self._steps if self._seat_of[seq] == seat and seq > event.seq], out)
+        if len(self._ended) == self._workers:
+            self._drained = True
+            self._lower_bound_to(self._next_seq)
+
+    def _abandon(self, seqs: list[int], out: list[Command]) -> None:
+        commands: list[Command] = []
+        super()._abandon(seqs, commands)
+        out.extend(command for command in commands if type(command) is not Rescind)
+
+    def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
+        super()._cancelled(event, out)
+        self._drained = True
