@@ -113,6 +113,11 @@ class Engine:
         """Whether it belongs to this process, and not to the one that this was forked from."""
         return self._process is _this_process
 
+    @property
+    def workers(self) -> list[Any]:
+        """Handles of the worker processes."""
+        return self._backend.workers
+
     def open(self, run: Run) -> None:
         """Begins a run: the one that is prefetched, or any other."""
         if run is not self.ahead:

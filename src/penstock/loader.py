@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +121,8 @@ class DataLoader(Generic[T_co]):
         self._length: int | None = None
         self._promised: int | None = None
         self._give_crews()
+
+    _make_runner: ClassVar[Callable[[Job, str], Any] | None] = None
 
     # The epochs.
 
@@ -336,6 +338,7 @@ class DataLoader(Generic[T_co]):
             drop_last=options.drop_last,
             # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
             slots=window * MOST_STEPS + workers,
+            make_runner=self._make_runner,
         )
         # A stream that a worker reads cannot be read again from the middle.
         retries = 0 if self._kind in (Kind.PULL, Kind.PULL_ONE) else options.retries

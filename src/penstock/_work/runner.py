@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -43,6 +44,8 @@ class Runner:
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
             self._gather = getattr(dataset, "__gather__", None)
+        # A collate function that can write its arrays where they belong.
+        self._into: Callable[[Any, Any], Any] | None = getattr(custom, "into", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
 
     def begin(self, seat: int, *, alone: bool) -> None:
@@ -64,9 +67,15 @@ class Runner:
                 self._init_error = error
                 self._init_notes = list(getattr(error, "__notes__", ()))
 
-    def prepare(self, task: Task) -> None:
-        """In a process of its own: sets the global random generators for the task."""
-        self._seed_step(self._job.seed, task.epoch, task.step)
+    def prepare(self, task: Task) -> int:
+        """In a process of its own: sets the global random generators for the task; the number for it."""
+        return self._seed_step(self._job.seed, task.epoch, task.step)
+
+    def borrowed(self, task: Task) -> AbstractContextManager[int]:
+        """In the caller's own process: the same, and the generators are put back afterwards."""
+        from penstock._work.randomness import borrowed_generators  # late: see InlineBackend
+
+        return borrowed_generators(self._job.seed, task.epoch, task.step)
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
@@ -96,6 +105,8 @@ class Runner:
             return convert(samples) if custom is None else custom(samples)
         self.rows = len(samples)
         self._at, self._keys = "collate of ", None
+        if self._into is not None:
+            return self._into(samples, writer.empty)
         if custom is not None:
             return custom(samples)
         try:

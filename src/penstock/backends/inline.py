@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
+from typing import Any, ClassVar
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Writer
@@ -17,14 +17,11 @@ class InlineBackend:
     """A plain loop in the calling thread."""
 
     most_steps = 1
+    workers: ClassVar[list[Any]] = []
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
-        # Late: numpy.random takes 15 ms to import, and other backends have it in their workers only.
-        from penstock._work.randomness import borrowed_generators
-
-        self._seeded = partial(borrowed_generators, job.seed)
-        self._runner = Runner(job, "the calling process")
+        self._runner = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, Region]] = deque()
         self._worker = -1
 
@@ -50,7 +47,8 @@ class InlineBackend:
         task, region = self._posted.popleft()
         writer = Writer(self.arena.root(region))
         try:
-            with self._seeded(task.epoch, task.step):
+            # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
+            with self._runner.borrowed(task):
                 tree = self._runner.run(task, writer)
         except StreamEnded:
             return [Ended(task.seq, self._worker)]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     most_steps = 1
+    workers: ClassVar[list[Any]] = []
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
