@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_convert
+from torch.utils.data import default_collate, default_convert
 
 # The one private module of torch's that is used here: `collate`, `default_collate_fn_map` (both named in the
 # documentation of default_collate), and the rules in it: `collate_tensor_fn`, `collate_numpy_array_fn`,
@@ -42,7 +42,7 @@ def convert(sample: object) -> Any:
 def collate(samples: Any, empty: Empty) -> Any:
     """What `torch.utils.data.default_collate` makes of these samples, large tensors in memory of `empty`."""
     if not torch.empty(0).is_cpu:  # torch.set_default_device: numbers and arrays become tensors there
-        return theirs.default_collate(samples)
+        return default_collate(samples)
     return _collate(samples, empty, theirs.default_collate_fn_map)
 
 
