@@ -107,7 +107,7 @@ def test_a_tensor_without_gaps_keeps_its_strides(shape: tuple[int, ...], look: s
     sent = LOOKS[look](random(torch.float32, shape))
     got = travel([sent], slab())[0]
     steps = [(size, step) for size, step in zip(sent.shape, sent.stride(), strict=True) if size > 1]
-    if 0 < sent.numel() and 1 + sum((size - 1) * step for size, step in steps) <= sent.numel():
+    if sent.numel() > 0 and 1 + sum((size - 1) * step for size, step in steps) <= sent.numel():
         assert [step for size, step in zip(got.shape, got.stride(), strict=True) if size > 1] == [
             step for _, step in steps
         ]
