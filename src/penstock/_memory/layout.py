@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.leaves import STORES, Place
 from penstock._memory.tree import Spec, flatten, unflatten
 
 # A cache line: arrays of one batch never share one, and every dtype is aligned.
 ALIGN = 64
 
-Place = tuple[int, np.dtype[Any], tuple[int, ...]]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each leaf of a batch is: a place in the slab, or None for one that is not an array."""
+    """Where each leaf of a batch is: a place in the slab, or None for one that is pickled."""
 
     spec: Spec
     places: tuple[Place | None, ...]
@@ -29,12 +28,12 @@ class Layout:
         """The batch, its arrays being views of `root`, its other leaves taken from `rest`."""
         if not rest:
             places: Any = self.places  # all of them are places, then
-            return unflatten(self.spec, [np.ndarray(shape, dtype, root, at) for at, dtype, shape in places])
+            return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in places])
         others = iter(rest)
         return unflatten(
             self.spec,
             [
-                next(others) if place is None else np.ndarray(place[2], place[1], root, place[0])
+                next(others) if place is None else place[0](place[1], place[2], root, place[3])
                 for place in self.places
             ],
         )
@@ -46,7 +45,7 @@ class Writer:
     What does not fit is put in ordinary memory, and `overflow` says so.
     """
 
-    __slots__ = ("_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
+    __slots__ = ("_address", "_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
 
     def __init__(self, root: NDArray[np.uint8], used: int = 0, is_stray: bool = False) -> None:
         self.root = root
@@ -54,6 +53,7 @@ class Writer:
         self.overflow = False
         self.is_stray = is_stray
         self._size = root.nbytes
+        self._address = 0
         # By id, because arrays do not hash. _kept holds them so that no id is used again.
         self._starts: dict[int, int] = {}
         self._kept: list[NDArray[Any]] = []
@@ -77,6 +77,13 @@ class Writer:
             return None
         return start
 
+    def find(self, address: int, nbytes: int) -> int | None:
+        """Where in the slab the bytes at this address are; None for memory outside of it."""
+        if not self._address:
+            self._address = self.root.__array_interface__["data"][0]
+        start = address - self._address
+        return start if 0 <= start <= self._size - nbytes else None
+
     def place(self, tree: object) -> tuple[Spec, tuple[Place | None, ...], list[object]]:
         """The tree's layout, its arrays being in the slab afterwards, and its other leaves."""
         leaves, spec = flatten(tree)
@@ -89,8 +96,11 @@ class Writer:
                     copy = self.empty(leaf.shape, leaf.dtype)
                     copy[...] = leaf
                     start = self._starts.get(id(copy), -1)
-                places.append((start, leaf.dtype, leaf.shape))
-            else:
-                places.append(None)
+                places.append((np.ndarray, leaf.shape, leaf.dtype, start))
+                continue
+            store = STORES.get(type(leaf))
+            place = None if store is None else store(leaf, self)
+            places.append(place)
+            if place is None:
                 rest.append(leaf)
         return spec, tuple(places), rest

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import cloudpickle
 import numpy as np
 
-from penstock._memory.layout import Layout, Place, Writer
+from penstock._memory.layout import Layout, Writer
+from penstock._memory.leaves import Place, dump
 from penstock._memory.mapping import Mapping
 from penstock._memory.tree import Spec
 
@@ -53,15 +54,17 @@ class Trailer(NamedTuple):
 
 
 def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """Pickles, by value what cannot be imported by name."""
-    callback = None if buffers is None else buffers.append
+    """Pickles, by value what cannot be imported by name. The arrays in it go to `buffers`, where given."""
     try:
-        return pickle.dumps(value, 5, buffer_callback=callback)
+        if buffers is None:
+            return pickle.dumps(value, 5)
+        return dump(pickle.Pickler, value, buffers)
     except Exception:  # pickle says "cannot" in many types: PicklingError, AttributeError, TypeError
-        if buffers is not None:
-            buffers.clear()
-        data: bytes = cloudpickle.dumps(value, 5, buffer_callback=callback)
-        return data
+        if buffers is None:
+            data: bytes = cloudpickle.dumps(value, 5)
+            return data
+        buffers.clear()
+        return dump(cloudpickle.Pickler, value, buffers)
 
 
 class Replier:

@@ -1,0 +1,169 @@
+"""torch's default_collate, its tensors written straight into the slab.
+
+What comes out is what torch's own function makes of the same samples: its containers and its choice of
+a rule are repeated here, the rules that copy are replaced. A rule of ours does a column of the usual
+kind, or says None; then torch's own does it, and raises what it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+# The one private module of torch's that is used here: `collate`, `default_collate_fn_map` (both named in the
+# documentation of default_collate), and the rules in it: `collate_tensor_fn`, `collate_numpy_array_fn`,
+# `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails when torch moves one.
+from torch.utils.data._utils import collate as theirs
+
+from penstock.torch.tensors import NATIVE, blank
+
+Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
+"""Hands out C-contiguous memory for one array: of the slab, or `np.empty`."""
+
+Rules = dict[Any, Callable[..., Any]]
+
+# Tensors of a batch below this size are stacked in memory of their own, and copied into the slab afterwards:
+# that takes less time than the checks before writing into given memory (64 rows: equal near 100 KB).
+SMALL = 1 << 16
+
+
+def convert(sample: object) -> Any:
+    """What torch makes of a sample that is not part of a batch (`batch_size=None`)."""
+    return default_convert(sample)  # type: ignore[no-untyped-call]
+
+
+def collate(samples: Any, empty: Empty) -> Any:
+    """What `torch.utils.data.default_collate` makes of these samples, large tensors in memory of `empty`."""
+    if not torch.empty(0).is_cpu:  # torch.set_default_device: numbers and arrays become tensors there
+        return default_collate(samples)
+    return _collate(samples, empty, theirs.default_collate_fn_map)
+
+
+def _collate(batch: Any, empty: Empty, rules: Rules) -> Any:
+    first = batch[0]
+    kind = type(first)
+    rule = rules.get(kind)
+    if rule is None:
+        rule = next((rules[key] for key in rules if isinstance(first, key)), None)
+    if rule is not None:
+        return _apply(rule, empty, rules, batch)
+    if kind is dict:
+        return {key: _collate([sample[key] for sample in batch], empty, rules) for key in first}
+    if kind is tuple or kind is list:
+        if len(set(map(len, batch))) == 1:
+            return [_collate(column, empty, rules) for column in zip(*batch, strict=True)]
+    elif issubclass(kind, tuple) and hasattr(first, "_fields"):
+        return kind(*[_collate(column, empty, rules) for column in zip(*batch, strict=False)])
+    # Other containers are torch's, with our rules in its table.
+    return theirs.collate(
+        batch, collate_fn_map={key: partial(_apply, rule, empty, rules) for key, rule in rules.items()}
+    )
+
+
+def _apply(
+    rule: Callable[..., Any], empty: Empty, rules: Rules, batch: Any, collate_fn_map: Any = None
+) -> Any:
+    usual = type(rule) is FunctionType and type(batch) in _BATCHES
+    ours = _OURS.get(rule) if usual else None
+    made = None if ours is None else ours(batch, empty, rules)
+    return rule(batch, collate_fn_map=rules) if made is None else made
+
+
+# ---- the rules: a tensor, or None where it is not certain that torch would make just this one ----------
+
+
+def _tensors(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+    first = batch[0]
+    if (
+        type(first) is not torch.Tensor
+        or first.layout is not torch.strided
+        or not first.is_cpu
+        or first.is_nested
+        or first.is_quantized
+    ):
+        return None
+    dtype, size = first.dtype, len(batch)
+    try:
+        # Of images with the channels last torch makes such a batch. That is left to it.
+        if first.nbytes * size < SMALL or (first.ndim > 3 and not first.is_contiguous()):
+            made = torch.stack(batch)
+            # With dtypes mixed, or gradients, a worker of torch's does not do what its inline loader does.
+            if type(made) is torch.Tensor and made.dtype is dtype and not made.requires_grad:
+                return made
+        elif all(type(each) is torch.Tensor and each.dtype is dtype for each in batch):
+            return torch.stack(batch, out=blank((size, *first.shape), dtype, empty))
+    except Exception:
+        pass  # torch's own rule says what is wrong
+    return None
+
+
+def _arrays(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+    if rules.get(torch.Tensor) is not _STACK:
+        return None  # torch's rule hands the arrays to that one, as tensors
+    first, size = batch[0], len(batch)
+    dtype, shape = first.dtype, first.shape
+    at_once = type(batch) is np.ndarray  # what a dataset's __getitems__ may give
+    if dtype not in _DTYPES or not shape or not (at_once or _ARRAYS.issuperset(map(type, batch))):
+        return None
+    # Steps that torch refuses: backwards, and over parts of an element.
+    every = {first.strides} if at_once else set(map(attrgetter("strides"), batch))
+    if any(step < 0 or step % dtype.itemsize for strides in every for step in strides):
+        return None
+    try:
+        if at_once:
+            out = empty(batch.shape, dtype)
+            out[...] = batch
+        elif len(set(map(len, batch))) == 1:
+            out = empty((size, *shape), dtype)
+            # It refuses other lengths in the other axes, and by "no" other dtypes.
+            np.concatenate(batch, out=out.reshape(size * shape[0], *shape[1:]), casting="no")
+        else:
+            return None
+    except (TypeError, ValueError):
+        return None
+    return torch.from_numpy(out)
+
+
+def _numbers(kinds: dict[type, np.dtype[Any]], batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+    kind, size = type(batch[0]), len(batch)
+    dtype = kinds.get(kind)
+    if dtype is None or type(batch) is np.ndarray or list(map(type, batch)).count(kind) != size:
+        return None
+    out = empty((size,), dtype)
+    try:
+        out[:] = batch
+    except OverflowError:
+        return None
+    return torch.from_numpy(out)
+
+
+def _is_taken(kind: type[np.generic]) -> bool:
+    """Whether torch makes a tensor of scalars of this class, with the dtype that numpy gives them."""
+    try:
+        return bool(torch.as_tensor([kind(1)]).numpy().dtype == np.dtype(kind))
+    except (TypeError, ValueError):
+        return False
+
+
+_BATCHES = {list, tuple, np.ndarray}
+_ARRAYS = {np.ndarray, np.memmap}
+_DTYPES = set(NATIVE.values())
+_INTS: dict[type, np.dtype[Any]] = {int: np.dtype(np.int64), bool: np.dtype(np.bool_)}
+_FLOATS: dict[type, np.dtype[Any]] = {float: np.dtype(np.float64)}
+_SCALARS: dict[type, np.dtype[Any]] = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
+
+_STACK = theirs.collate_tensor_fn
+_OURS: dict[Any, Callable[[Any, Empty, Rules], torch.Tensor | None]] = {
+    _STACK: _tensors,
+    theirs.collate_numpy_array_fn: _arrays,
+    theirs.collate_numpy_scalar_fn: partial(_numbers, _SCALARS),
+    theirs.collate_float_fn: partial(_numbers, _FLOATS),
+    theirs.collate_int_fn: partial(_numbers, _INTS),
+}
