@@ -122,7 +122,7 @@ class DataLoader(Generic[T_co]):
         self._promised: int | None = None
         self._give_crews()
 
-    _make_runner: ClassVar[Callable[[Job, str], Any] | None] = None
+    _make_runner: ClassVar[type | None] = None
 
     # The epochs.
 

@@ -64,7 +64,7 @@ class Job:
     seed: int
     drop_last: bool
     slots: int
-    make_runner: Callable[[Job, str], Any] | None = None  # for workers that run tasks in another way
+    make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
 
 

@@ -83,8 +83,9 @@ class Backend(Protocol):
     most_steps: int
     """How many steps a task may have."""
 
-    workers: list[Any]
-    """Handles of the living worker processes, by seat."""
+    @property
+    def workers(self) -> list[Any]:
+        """Handles of the living worker processes, by seat."""
 
     def hire(self, worker: int, seat: int) -> None:
         """Starts a worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import Writer
@@ -17,13 +17,16 @@ class InlineBackend:
     """A plain loop in the calling thread."""
 
     most_steps = 1
-    workers: ClassVar[list[Any]] = []
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
         self._runner = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, Region]] = deque()
         self._worker = -1
+
+    @property
+    def workers(self) -> list[Any]:
+        return []
 
     def hire(self, worker: int, seat: int) -> None:
         self._worker = worker

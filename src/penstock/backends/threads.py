@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     most_steps = 1
-    workers: ClassVar[list[Any]] = []
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
@@ -41,6 +40,10 @@ class ThreadBackend:
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
         self._doing: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
+
+    @property
+    def workers(self) -> list[Any]:
+        return []
 
     def hire(self, worker: int, seat: int) -> None:
         thread = threading.Thread(

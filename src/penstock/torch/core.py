@@ -1,0 +1,101 @@
+"""The penstock loader behind a torch loader that was given a seed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
+
+from penstock._work.runner import Runner
+from penstock._work.task import Task
+from penstock.loader import DataLoader
+from penstock.torch import private
+from penstock.torch.collate import collate
+
+
+class Stacked:
+    """torch's default_collate, which penstock's runner may give memory to write into."""
+
+    def __call__(self, samples: Any) -> Any:
+        return default_collate(samples)
+
+    def into(self, samples: Any, empty: Any) -> Any:
+        return collate(samples, empty)
+
+
+class SeededRunner(Runner):
+    """As penstock's, for datasets that ask torch who they are and for random numbers."""
+
+    def begin(self, seat: int, *, alone: bool) -> None:
+        job = self._job
+        torch.set_num_threads(1)
+        private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
+        super().begin(seat, alone=alone)
+
+    def prepare(self, task: Task) -> int:
+        state = super().prepare(task)
+        torch.default_generator.manual_seed(state)
+        return state
+
+    @contextmanager
+    def borrowed(self, task: Task) -> Iterator[int]:
+        ours = torch.get_rng_state()
+        try:
+            with super().borrowed(task) as state:
+                torch.default_generator.manual_seed(state)
+                yield state
+        finally:
+            torch.set_rng_state(ours)
+
+
+class Core(DataLoader[Any]):
+    """As any penstock loader, with tensors in its batches."""
+
+    _make_runner = SeededRunner
+
+    @classmethod
+    def of(cls, loader: Any, seed: int) -> Core:
+        given: dict[str, Any] = {
+            "collate_fn": Stacked() if loader.collate_fn is default_collate else loader.collate_fn,
+            "num_workers": loader.num_workers,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "in_order": loader.in_order,
+            "seed": seed,
+        }
+        if loader.num_workers:
+            given["prefetch_factor"] = loader.prefetch_factor
+            given["persistent_workers"] = loader.persistent_workers
+            given["multiprocessing_context"] = (
+                loader.multiprocessing_context or multiprocessing.get_start_method()
+            )
+        return cls(loader.dataset, **given, **_order(loader))
+
+    @property
+    def workers(self) -> list[Any]:
+        """Handles of the worker processes that live now."""
+        return [worker for engine in self._crews.live for worker in engine.workers]
+
+
+def _order(loader: Any) -> dict[str, Any]:
+    """The order, as arguments of penstock's loader: an order of its own where torch's is a plain one."""
+    batched = private.is_batched(loader)
+    if private.is_stream(loader):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    if batched and type(batch_sampler) is not BatchSampler:
+        return {"batch_sampler": batch_sampler}
+    order: dict[str, Any] = {"batch_size": None}
+    if batched:
+        sampler = batch_sampler.sampler
+        order = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+    if type(sampler) is SequentialSampler and sampler.data_source is loader.dataset:
+        return order
+    plain = type(sampler) is RandomSampler and not sampler.replacement
+    if plain and sampler.data_source is loader.dataset and sampler.num_samples == len(loader.dataset):
+        return {**order, "shuffle": True}
+    return {**order, "sampler": sampler}

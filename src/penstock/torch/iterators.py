@@ -1,0 +1,216 @@
+"""What iterating a torch loader gives: torch's own iterators, with penstock's engine inside.
+
+They are subclasses of torch's, so what torch does around its engine stays torch's: the order of the random
+draws when an iterator is made, its warnings, its name in a profile, and what frameworks look for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from penstock._engine import Engine
+from penstock._run import Run
+from penstock._schedule import Assigned
+from penstock._work.task import Job, Kind
+from penstock.backends.launch import choose_method
+from penstock.backends.processes import ProcessBackend
+from penstock.torch import private
+from penstock.torch.core import Core
+from penstock.torch.worker import NOT_THE_END, Replica, sealed
+
+_served = 0
+
+
+def served() -> int:
+    """How many times an iteration was begun on penstock's engine in this process; torch's own do not count."""
+    return _served
+
+
+def _count() -> None:
+    global _served
+    _served += 1
+
+
+class Inline(private.InlineIterator):  # type: ignore[misc]
+    """Without workers: torch's plain loop, but for a StopIteration that is none."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._profile_name = private.profiled_as(private.InlineIterator)
+        _count()
+
+    def _next_data(self) -> Any:
+        index = self._next_index()
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration as error:
+            if private.is_stream(self):
+                raise
+            raise RuntimeError(NOT_THE_END) from error
+        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
+
+
+class _Ours(private.WorkersIterator):  # type: ignore[misc]
+    """What torch's iterator with workers is to others, without its engine."""
+
+    _workers: list[Any]
+    _persistent_workers: bool
+    _pin_memory: bool
+    _pin_memory_device: str | None
+
+    def _shutdown_workers(self) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _pinned(self, data: Any) -> Any:
+        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
+
+    def __del__(self) -> None:
+        self._shutdown_workers()
+
+
+class Workers(_Ours):
+    """torch's semantics: each worker has its steps, its seeds and its copy of the dataset."""
+
+    def __init__(self, loader: Any) -> None:
+        self._engine: Engine | None = None
+        private.BaseIterator.__init__(self, loader)
+        self._profile_name = private.profiled_as(private.WorkersIterator)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0")
+        self._kind = _kind(loader)
+        self._runs = itertools.count()
+        self._engine, backend = _new_engine(loader, self._kind, self._base_seed)
+        self._reset(loader, first_iter=True)
+        self._workers = backend.workers
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        engine = self._engine
+        if engine is None or engine.closed:
+            raise RuntimeError("The workers of this loader have ended. Make a new loader.")
+        if not first_iter:
+            engine.cancel()
+        private.BaseIterator._reset(self, loader, first_iter)
+        engine.open(Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None, 0))
+        _count()
+
+    def _next_data(self) -> Any:
+        if self._engine is None:
+            raise StopIteration
+        delivery = self._engine.next(self._timeout or None)
+        if delivery.error is not None:
+            error = delivery.error
+            del delivery
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
+        if delivery.task is None:
+            self._finish()
+        return self._pinned(delivery.data)
+
+    def _shutdown_workers(self) -> None:
+        engine, self._engine = getattr(self, "_engine", None), None
+        if engine is not None:
+            engine.close()
+
+
+class Seeded(_Ours):
+    """penstock's semantics (`seed=`): what is in a batch does not depend on who computes it."""
+
+    def __init__(self, loader: Any, core: Core) -> None:
+        self._core = core
+        self._stream: Any = None
+        self._persistent_workers = loader.persistent_workers
+        self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
+        device = torch.accelerator.current_accelerator() if self._pin_memory else None
+        self._pin_memory_device = None if device is None else device.type
+        kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
+        self._profile_name = private.profiled_as(kind)
+        self._reset(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._stream = None  # its engine is free for the next
+        self._stream = iter(self._core)
+        _count()
+
+    def __next__(self) -> Any:
+        with private.profile(self._profile_name):
+            return self._pinned(next(self._stream))
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    @property
+    def _workers(self) -> list[Any]:  # type: ignore[override]
+        return self._core.workers
+
+    def _shutdown_workers(self) -> None:
+        self._stream = None
+
+
+def new_iterator(loader: Any) -> Any:
+    """An iterator over a torch loader, whoever made it, on penstock's engine."""
+    seed = getattr(loader, "seed", None)
+    if seed is not None:
+        return Seeded(loader, core_of(loader, seed))
+    return Inline(loader) if loader.num_workers == 0 else Workers(loader)
+
+
+_cores: weakref.WeakKeyDictionary[Any, Core] = weakref.WeakKeyDictionary()
+
+
+def core_of(loader: Any, seed: int) -> Core:
+    """The penstock loader behind a torch loader with a seed: one for its life, for it counts the epochs."""
+    core = _cores.get(loader)
+    if core is None:
+        core = _cores[loader] = Core.of(loader, seed)
+    return core
+
+
+def _kind(loader: Any) -> Kind:
+    if private.is_stream(loader):
+        return Kind.PULL if private.is_batched(loader) else Kind.PULL_ONE
+    return Kind.KEYS if private.is_batched(loader) else Kind.KEY
+
+
+# What is drawn from the sampler for a step, as the step's task holds it.
+_DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
+    Kind.KEYS: lambda sampler: map(sealed, sampler),
+    Kind.KEY: iter,
+    Kind.PULL: lambda sampler: map(len, sampler),
+    Kind.PULL_ONE: iter,
+}
+
+
+def _new_engine(loader: Any, kind: Kind, base_seed: int) -> tuple[Engine, ProcessBackend]:
+    workers = loader.num_workers
+    window = loader.prefetch_factor * workers
+    job = Job(
+        dataset=loader.dataset,
+        collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        num_workers=workers,
+        seed=base_seed,
+        drop_last=loader.drop_last,
+        # What was posted to a worker whose stream has ended is void, and still on the board.
+        slots=2 * window,
+        make_runner=Replica,
+        assigned=True,
+    )
+    # torch's default, whatever it is: a program that torch's loader serves has no more to say than before.
+    context = loader.multiprocessing_context or multiprocessing.get_start_method()
+    backend = ProcessBackend(job, choose_method(context), explicit=True)
+    scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)
+    return Engine(backend, scheduler, retries=0, look_ahead=False), backend

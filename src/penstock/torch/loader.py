@@ -1,0 +1,97 @@
+"""torch's DataLoader on penstock's engine: as a class of its own, or, after `enable()`, all of them."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch.utils.data
+
+from penstock.torch import private, tensors
+from penstock.torch.iterators import core_of, new_iterator
+
+T_co = TypeVar("T_co", covariant=True)
+
+tensors.register()
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
+
+    It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
+    hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
+    of workers, and a worker that dies is replaced.
+    """
+
+    def __init__(self, *args: Any, seed: int | None = None, **kwargs: Any) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
+        super().__init__(*args, **kwargs)
+        self.seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
+        if self.seed is None:
+            raise ValueError(
+                "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
+            )
+        core_of(self, self.seed).set_epoch(epoch)
+
+
+def _iterate(loader: Any) -> Any:
+    if private.is_pipe(loader.dataset):
+        _say_why_not(
+            "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
+        )
+        return _theirs(loader)
+    return new_iterator(loader)
+
+
+_theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
+setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
+
+_said: set[str] = set()
+
+
+def _say_why_not(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=4)
+
+
+class enable:
+    """From now on every loader of torch's in this process iterates on penstock.
+
+    Also as a context manager, which puts back what was before. Calling it again changes nothing.
+
+    >>> import penstock.torch
+    >>> with penstock.torch.enable():
+    ...     pass
+    """
+
+    def __init__(self) -> None:
+        self._was = _is_enabled()
+        _set(_iterate)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._was:
+            disable()
+
+
+def disable() -> None:
+    """Loaders of torch's iterate on torch's own engine again. Iterators that live go on as they are."""
+    _set(_theirs)
+
+
+def _is_enabled() -> bool:
+    return getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD) is _iterate
+
+
+def _set(method: Any) -> None:
+    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, method)

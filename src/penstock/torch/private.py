@@ -1,0 +1,78 @@
+"""Every private name of torch that is used outside of `collate.py`, in one place.
+
+`tests/parity/test_private.py` fails when torch moves one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import _utils
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import dataloader as _dataloader
+from torch.utils.data._utils import pin_memory as _pin_memory
+from torch.utils.data._utils import worker as _worker
+
+# What a loader of torch's calls for a new iterator, once for each epoch or, with persistent workers, once.
+ITERATOR_METHOD = "_get_iterator"
+
+ExceptionWrapper: Any = _utils.ExceptionWrapper
+
+BaseIterator: Any = _dataloader._BaseDataLoaderIter
+InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter
+WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
+
+__all__ = [
+    "ITERATOR_METHOD",
+    "BaseIterator",
+    "ExceptionWrapper",
+    "InlineIterator",
+    "WorkersIterator",
+    "is_pipe",
+    "is_stream",
+    "numpy_seed",
+    "pin",
+    "profiled_as",
+    "set_worker_info",
+]
+
+
+def is_stream(loader: Any) -> bool:
+    """Whether the loader reads an IterableDataset."""
+    return bool(loader._dataset_kind == _dataloader._DatasetKind.Iterable)
+
+
+def is_pipe(dataset: object) -> bool:
+    """Whether torch's loader has further plans with the dataset: it seeds and shards pipes."""
+    return isinstance(dataset, (IterDataPipe, MapDataPipe))
+
+
+def is_batched(loader: Any) -> bool:
+    """Whether the loader makes batches of samples."""
+    return bool(loader._auto_collation)
+
+
+def profiled_as(kind: Any) -> str:
+    """The name that torch gives to one `next` of such an iterator in a profile."""
+    return f"enumerate(DataLoader)#{kind.__name__}.__next__"
+
+
+def numpy_seed(base_seed: int, worker: int) -> Any:
+    """What torch seeds `numpy.random` with in a worker."""
+    return _worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
+
+
+def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
+    """From now on `torch.utils.data.get_worker_info()` answers with this."""
+    _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def pin(batch: Any, device: str | None) -> Any:
+    """The batch in pinned memory."""
+    return _pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
+
+
+def profile(name: str) -> Any:
+    """A range of this name in a profile that is being taken."""
+    return torch.autograd.profiler.record_function(name)

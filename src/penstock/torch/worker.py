@@ -1,0 +1,169 @@
+"""A worker as torch has it: with random generators of its own, and its own copy of a stream."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from penstock._memory.layout import Writer
+from penstock._work.failure import annotate
+from penstock._work.info import WorkerInfo, set_worker_info
+from penstock._work.runner import StreamEnded
+from penstock._work.task import Job, Kind, Task, shorten
+from penstock.backends.reply import dumps
+from penstock.torch import private
+from penstock.torch.collate import collate
+
+
+class Replica:
+    """Runs tasks as torch's workers do. It stands in the place of `Runner`."""
+
+    def __init__(self, job: Job, who: str) -> None:
+        self._job = job
+        self._who = who
+        self._seat = -1
+        self._init_error: Exception | None = None
+        self._stream: Iterator[Any] = iter(())
+        self._stream_run = -1
+        self._at: Any = None
+        self.rows = 1
+
+    def begin(self, seat: int, *, alone: bool) -> None:
+        """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""
+        job = self._job
+        self._seat = seat
+        with suppress(OSError), open("/proc/self/comm", "w") as name:
+            name.write("pt_data_worker")
+        torch.set_num_threads(1)
+        seed = job.seed + seat
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(private.numpy_seed(job.seed, seat))
+        private.set_worker_info(seat, job.num_workers, seed, job.dataset)
+        set_worker_info(WorkerInfo(seat, job.num_workers, seed, job.dataset), of_process=True)
+        if job.worker_init_fn is not None:
+            try:
+                job.worker_init_fn(seat)
+            except Exception as error:
+                self._init_error = error
+
+    def prepare(self, task: Task) -> None:
+        """Nothing is seeded again."""
+
+    def run(self, task: Task, writer: Writer) -> object:
+        """The batch. Its tensors are in the writer's slab where collate is torch's."""
+        self._at = None
+        if self._init_error is not None:
+            raise self._init_error
+        job = self._job
+        try:
+            samples = self._samples(task)
+            return collate(samples, writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+        except StopIteration as error:
+            raise RuntimeError(NOT_THE_END) from error
+
+    def capture(self, error: BaseException, task: Task) -> bytes:
+        """The error as it travels to the caller, in torch's words. One that means to exit does."""
+        if not isinstance(error, Exception):
+            raise error
+        where = f"step {task.step}, in {self._who}."
+        if self._at is not None:
+            where = f"sample {self._at!r} of {where}"
+        elif task.kind in (Kind.KEYS, Kind.KEY):
+            where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
+        wrapped = private.ExceptionWrapper(
+            (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
+        )
+        failure = TorchFailure(wrapped, f"In {where}")
+        try:
+            return dumps(failure)
+        except Exception:  # a class that cannot be sent
+            text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
+            return pickle.dumps(_Told(text, f"In {where}"))
+
+    def _samples(self, task: Task) -> Any:
+        dataset = self._job.dataset
+        match task.kind:
+            case Kind.KEYS:
+                keys = _keys(task.keys)
+                many = getattr(dataset, "__getitems__", None)
+                return many(keys) if many else [self._get(key) for key in keys]
+            case Kind.KEY:
+                return self._get(task.keys)
+            case Kind.PULL | Kind.PULL_ONE:
+                return self._pull(task)
+        raise AssertionError(task.kind)
+
+    def _get(self, key: Any) -> Any:
+        self._at = key
+        sample = self._job.dataset[key]
+        self._at = None
+        return sample
+
+    def _pull(self, task: Task) -> Any:
+        if task.run != self._stream_run:
+            self._stream_run = task.run
+            self._stream = iter(())
+            self._stream = iter(self._job.dataset)
+        if task.kind is Kind.PULL_ONE:
+            try:
+                return next(self._stream)
+            except StopIteration:
+                self._stream = iter(())
+                raise StreamEnded from None
+        samples = []
+        for _ in range(task.keys):
+            try:
+                samples.append(next(self._stream))
+            except StopIteration:
+                self._stream = iter(())  # some begin again when asked after their end
+                if not samples or self._job.drop_last:
+                    raise StreamEnded from None
+                break
+        return samples
+
+
+class TorchFailure(NamedTuple):
+    """An exception on its way to the caller, as torch wraps it: one of its type, with the traceback as text."""
+
+    wrapped: Any
+    note: str
+
+    def exception(self) -> BaseException:
+        try:
+            self.wrapped.reraise()
+        except BaseException as error:
+            error.__traceback__ = error.__context__ = None
+            return annotate(error, self.note)
+        raise AssertionError("it raises")
+
+
+class _Told(NamedTuple):
+    """What is left of an exception that could not be sent."""
+
+    text: str
+    note: str
+
+    def exception(self) -> BaseException:
+        return annotate(RuntimeError(self.text), self.note)
+
+
+def sealed(keys: Any) -> Any:
+    """The keys of a batch, so that `_keys` gives back just what the sampler gave."""
+    return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
+
+
+def _keys(sent: Any) -> Any:
+    return sent[0] if type(sent) is tuple else sent.tolist() if type(sent) is np.ndarray else sent
+
+
+NOT_THE_END = (
+    "The dataset (or collate_fn) raised StopIteration. That is an error, and does not end the epoch: raise "
+    "IndexError for a missing sample, or derive from IterableDataset for a stream."
+)
