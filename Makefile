@@ -1,7 +1,7 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint frameworks bench clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -17,6 +17,10 @@ test: lint
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src
+
+# Runs of accelerate, Lightning and Hugging Face's Trainer: a minute, and 300 MB to install, so not part of `test`.
+frameworks: $(VENV)/.frameworks
+	$(BIN)/python -m pytest tests/frameworks
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
@@ -40,6 +44,10 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml
 
 $(VENV)/.developed: $(VENV)/.installed requirements-dev.txt
 	$(PIP) install --requirement requirements-dev.txt
+	@touch $@
+
+$(VENV)/.frameworks: $(VENV)/.developed requirements-frameworks.txt
+	$(PIP) install --requirement requirements-frameworks.txt
 	@touch $@
 
 # One by one: a peer without a wheel for this machine must not keep the others out.

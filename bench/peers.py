@@ -6,7 +6,7 @@ several modes the choice is beside it, with the reason. All have their workers u
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -65,6 +65,24 @@ def torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
+def penstock_torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """penstock.torch with torch's semantics: the loader that a swapped import gives."""
+    from penstock.torch import DataLoader
+
+    with closing(endless(DataLoader(dataset, **_torch_options(workload)))) as stream:
+        yield stream
+
+
+@contextmanager
+def penstock_torch_seed_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """penstock.torch with penstock's own laws."""
+    from penstock.torch import DataLoader
+
+    with closing(endless(DataLoader(dataset, seed=0, **_torch_options(workload)))) as stream:
+        yield stream
+
+
+@contextmanager
 def torch_own_collate_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     """torch with a collate function that knows that `__getitems__` already returned the batch."""
     import torch
@@ -91,7 +109,7 @@ def _torch_options(workload: Workload) -> dict[str, Any]:
         "shuffle": True,
         "drop_last": True,
         "num_workers": workload.workers,
-        "persistent_workers": True,
+        "persistent_workers": workload.persistent,
         "prefetch_factor": PREFETCH_FACTOR,
     }
 
@@ -191,7 +209,12 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "torchdata": ("torchdata.stateful_dataloader", torchdata_stream),
     "grain": ("grain", grain_stream),
     "spdl": ("spdl.pipeline", spdl_stream),
+    "penstock_torch": ("penstock.torch", penstock_torch_stream),
+    "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
+
+# Ours in the rows of tensors, and what their rows are called in the tables.
+TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
 
 def installed(engine: str) -> str | None:
@@ -200,6 +223,9 @@ def installed(engine: str) -> str | None:
         from penstock import __version__
 
         return __version__
+    if engine in TENSOR_ENGINES:
+        there = installed("torch") and importlib.util.find_spec("penstock.torch")
+        return installed("penstock") if there else None
     try:
         return version(ENGINES[engine][0].partition(".")[0])
     except PackageNotFoundError:

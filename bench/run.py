@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.limit import limit_first_batch, limit_rate
-from bench.peers import ENGINES, installed
+from bench.peers import ENGINES, TENSOR_ENGINES, installed
 from bench.workloads import WORKLOADS, Workload, write_files
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ class Effort:
 
 USUAL = Effort(rounds=5, seconds=0.8, lead=0.2, warm=0.8, epochs=6)
 QUICK = Effort(rounds=2, seconds=0.4, lead=0.1, warm=0.3, epochs=3)
-QUICK_ENGINES = ["penstock", "torch", "grain", "spdl"]  # starting the other two takes longer than measuring
+QUICK_ENGINES = ["penstock", "torch", "grain", "spdl", *TENSOR_ENGINES]  # the others start too slowly
 
 
 # Installed peers have compiled files; penstock in its source tree may have them too, whatever the shell says.
@@ -111,7 +111,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
         for _ in range(effort.rounds):
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
-            if workload.kind == "rate":
+            if workload.kind == "rate" and not workload.tensors:
                 found["limit"].append(
                     limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm)
                 )
@@ -141,7 +141,8 @@ def measure_first(
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {engine: [] for engine in ["limit", *engines]}
     for _ in range(effort.rounds):
-        found["limit"].append(1e3 * limit_first_batch(workload, folder))
+        if not workload.tensors:
+            found["limit"].append(1e3 * limit_first_batch(workload, folder))
         for engine in engines:
             driver = Driver(engine, workload, folder)
             try:
@@ -160,7 +161,8 @@ def machine() -> list[str]:
     model = models[0] if models else platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    peers = [engine for engine in ENGINES if engine != "torch_own_collate" and installed(engine)]
+    variants = ("torch_own_collate", *TENSOR_ENGINES)
+    peers = [engine for engine in ENGINES if engine not in variants and installed(engine)]
     versions = ", ".join(f"{engine} {installed(engine)}" for engine in peers)
     import numpy
 
@@ -179,19 +181,21 @@ def _commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def row(workload: Workload, found: dict[str, list[float]], engines: list[str]) -> list[str]:
-    """The cells of one row; a ratio above 1 always means that penstock is the faster."""
-    medians = {engine: statistics.median(figures) for engine, figures in found.items()}
-    ours = medians.get("penstock")
-    cells = [workload.name, _figure(found.get("penstock"))]
-    for engine in engines:
-        if engine == "penstock":
-            continue
+def row(
+    workload: Workload, found: dict[str, list[float]], peers: list[str], own: str = "penstock"
+) -> list[str]:
+    """The cells of one row; a ratio above 1 always means that `own`, penstock's engine, is the faster."""
+    medians = {
+        engine: statistics.median(found[engine]) for engine in [own, *peers, "limit"] if engine in found
+    }
+    ours = medians.get(own)
+    cells = [workload.name + TENSOR_ENGINES.get(own, ""), _figure(found.get(own))]
+    for engine in peers:
         median = medians.get(engine)
         cells.append(f"{median:,.4g}{_times(workload, ours, median)}" if median else "-")
     limit = medians.get("limit")
     share = f"{_ratio(workload, ours, limit):.2f}" if ours and limit else "-"
-    cells += [f"{limit:,.4g}" if limit else "-", share, _verdict(workload, medians, share)]
+    cells += [f"{limit:,.4g}" if limit else "-", share, _verdict(workload, medians, own, share)]
     return cells
 
 
@@ -209,8 +213,8 @@ def _times(workload: Workload, ours: float | None, other: float) -> str:
     return f" ({_ratio(workload, ours, other):.3g}x)" if ours else ""
 
 
-def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
-    ours = medians.get("penstock")
+def _verdict(workload: Workload, medians: dict[str, float], own: str, share: str) -> str:
+    ours = medians.get(own)
     if ours is None:
         return "-"
     missed = []
@@ -221,7 +225,7 @@ def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
     missed += [
         f"slower than {engine}"
         for engine, median in medians.items()
-        if engine not in ("penstock", "limit")
+        if engine not in (own, "limit")
         and _ratio(workload, ours, median) < 1.0
         and not (engine == "torch" and workload.required)
     ]
@@ -230,8 +234,17 @@ def _verdict(workload: Workload, medians: dict[str, float], share: str) -> str:
     return "; ".join(missed) or "met"
 
 
-def table(rows: list[list[str]], engines: list[str]) -> str:
-    peers = [engine for engine in engines if engine != "penstock"]
+def tables(chosen: list[Workload], results: dict[str, Any], engines: list[str]) -> str:
+    """The rows of arrays beside every peer, then those of tensors beside torch."""
+    peers = [engine for engine in engines if engine not in ("penstock", *TENSOR_ENGINES)]
+    arrays = [row(w, results[w.name], peers) for w in chosen if not w.tensors]
+    ours = [engine for engine in TENSOR_ENGINES if engine in engines]
+    tensors = [row(w, results[w.name], ["torch"], own) for w in chosen if w.tensors for own in ours]
+    parts = [(arrays, peers), (tensors, ["torch"])]
+    return "\n\n".join(table(rows, beside) for rows, beside in parts if rows)
+
+
+def table(rows: list[list[str]], peers: list[str]) -> str:
     head = ["row", "penstock (min-max)", *peers, "limit", "share", "required"]
     widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
@@ -243,7 +256,7 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     options.add_argument("--only", metavar="ROWS", help=f"comma separated, of: {', '.join(WORKLOADS)}")
     options.add_argument("--engines", metavar="NAMES", help=f"comma separated, of: {', '.join(ENGINES)}")
-    options.add_argument("--quick", action="store_true", help="under two minutes, and noisier")
+    options.add_argument("--quick", action="store_true", help="a third of the time, and noisier")
     options.add_argument("--data", type=Path, help="keep and reuse the 1.1 GB of files in this folder")
     options.add_argument("--no-save", action="store_true", help="print only")
     options.add_argument("--readme", action="store_true", help="put the ratios into README.md too")
@@ -256,9 +269,14 @@ def main() -> int:
     header = machine()
     print("\n".join(header), flush=True)
     for engine in wanted:
-        if installed(engine) is None:
+        if installed(engine) is None and engine not in TENSOR_ENGINES:
             print(f"skipped: {engine} is not installed")
     engines = [engine for engine in wanted if installed(engine)]
+    if any(workload.tensors for workload in chosen) and not set(engines) & set(TENSOR_ENGINES):
+        print("skipped: the rows of tensors, because penstock.torch is not there or not asked for")
+        chosen = [workload for workload in chosen if not workload.tensors]
+    if not chosen:
+        return 1
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         folder = args.data or Path(temporary)
@@ -267,19 +285,24 @@ def main() -> int:
         results: dict[str, dict[str, list[float]]] = {}
         for workload in chosen:
             print(f"{workload.name}: {workload.what}", flush=True)
-            able = [e for e in engines if e != "torch_own_collate" or workload.many]
+            able = [engine for engine in engines if _can_run(engine, workload)]
             results[workload.name] = measure(workload, able, folder, effort)
             figures = [f"{engine} {_figure(found)}" for engine, found in results[workload.name].items()]
             print("  " + ", ".join(figures), flush=True)
 
-    rows = [row(workload, results[workload.name], engines) for workload in chosen]
-    text = table(rows, engines)
+    text = tables(chosen, results, engines)
     print("\n" + text)
     if not args.no_save:
         save(header, chosen, text, results, effort)
     if args.readme:
         fill_readme(header, chosen, results, engines)
     return 0
+
+
+def _can_run(engine: str, workload: Workload) -> bool:
+    if workload.tensors:
+        return engine == "torch" or engine in TENSOR_ENGINES
+    return engine not in TENSOR_ENGINES and (engine != "torch_own_collate" or workload.many)
 
 
 def save(
@@ -292,7 +315,7 @@ def save(
         f"# {day}",
         "",
         f"`python -m bench.run`: {effort.rounds} rounds of {effort.seconds:g} s for each loader, in turn.",
-        "Figures are medians of batches a second (first_batch, epoch_boundary: ms); in brackets: how",
+        "Figures are medians of batches a second (first batch, epoch boundary: ms); in brackets: how",
         "many times faster penstock is.",
         "",
         *(f"- {line}" for line in header),
@@ -312,26 +335,50 @@ def save(
 def fill_readme(
     header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]
 ) -> None:
-    """Replace what stands between the marks by this run's ratios, and name the file that has the rest."""
-    peers = [engine for engine in engines if engine not in ("penstock", "torch_own_collate")]
+    """Put this run's ratios between the marks, and name the file that has the rest."""
+    medians = {
+        name: {engine: statistics.median(figures) for engine, figures in found.items()}
+        for name, found in results.items()
+    }
+    day = datetime.date.today().isoformat()
+    source = ["", f"[{day}](bench/results/{day}.md), {header[0].removeprefix('machine: ')}."]
+
+    def ratio(workload: Workload, ours: str, other: str, digits: str) -> str:
+        found = medians[workload.name]
+        both = ours in found and other in found
+        return format(_ratio(workload, found[ours], found[other]), digits) if both else "-"
+
+    peers = [e for e in engines if e not in ("penstock", "torch_own_collate", *TENSOR_ENGINES)]
     lines = [f"| row | {' | '.join(peers)} | share of the limit |", "|---" * (len(peers) + 2) + "|"]
     for workload in chosen:
-        medians = {engine: statistics.median(figures) for engine, figures in results[workload.name].items()}
-        if "penstock" not in medians:
-            continue
-        ours, limit = medians["penstock"], medians.get("limit")
-        cells = [f"{_ratio(workload, ours, medians[e]):.3g}" if e in medians else "-" for e in peers]
-        cells.append(f"{_ratio(workload, ours, limit):.2f}" if limit else "-")
-        lines.append(f"| {workload.name} | {' | '.join(cells)} |")
-    day = datetime.date.today().isoformat()
-    lines += ["", f"[{day}](bench/results/{day}.md), {header[0].removeprefix('machine: ')}."]
+        if "penstock" in medians[workload.name]:
+            cells = [ratio(workload, "penstock", peer, ".3g") for peer in peers]
+            cells.append(ratio(workload, "penstock", "limit", ".2f"))
+            lines.append(f"| {workload.name} | {' | '.join(cells)} |")
+    if len(lines) > 2:
+        fill("bench", lines + source)
+
+    lines = ["| row | torch's semantics | with `seed=` |", "|---|---|---|"]
+    for workload in chosen:
+        if workload.tensors:
+            cells = [ratio(workload, ours, "torch", ".3g") for ours in TENSOR_ENGINES]
+            lines.append(f"| {workload.name} | {' | '.join(cells)} |")
+    if len(lines) > 2:
+        fill("bench-torch", lines + source)
+
+
+def fill(mark: str, lines: list[str]) -> None:
+    """Replace what README.md has between `<!-- mark:begin ... -->` and `<!-- mark:end -->`, if it has them."""
     readme = ROOT / "README.md"
-    before, begin, rest = readme.read_text().partition("<!-- bench:begin")
-    mark, _, after = rest.partition("<!-- bench:end -->")
-    table_of_ratios = "\n".join(lines)
-    readme.write_text(
-        f"{before}{begin}{mark.partition('-->')[0]}-->\n{table_of_ratios}\n<!-- bench:end -->{after}"
-    )
+    begin, end = f"<!-- {mark}:begin", f"<!-- {mark}:end -->"
+    before, found, rest = readme.read_text().partition(begin)
+    comment, _, rest = rest.partition("-->")
+    _, ended, after = rest.partition(end)
+    if not ended:
+        print(f"README.md has no {begin} ... {end}")
+        return
+    text = "\n".join(lines)
+    readme.write_text(f"{before}{found}{comment}-->\n{text}\n{ended}{after}")
 
 
 if __name__ == "__main__":

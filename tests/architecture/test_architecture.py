@@ -61,8 +61,10 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
     for path in ROOT.rglob("*.py"):
         for name in imports(path):
             if name.split(".")[0] in GUESTS:
-                places.setdefault(name.split(".")[0], set()).add(path.name)
-    assert all(len(where) == 1 for where in places.values()), places
+                parts = path.relative_to(ROOT).parts
+                places.setdefault(name.split(".")[0], set()).add(parts[0])
+    # The demo measures torch's loader beside ours, where torch is installed.
+    assert all(where - {"demo.py"} == {guest} for guest, where in places.items()), places
 
 
 def test_importing_penstock_imports_no_guest() -> None:
