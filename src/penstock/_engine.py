@@ -357,10 +357,10 @@ class Engine:
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
         if task is None:
-            return LoaderTimeout(f"DataLoader timed out after {timeout} seconds.")
+            return LoaderTimeout(f"DataLoader timed out after {timeout} seconds")
         return LoaderTimeout(
-            f"DataLoader timed out after {timeout} seconds: step {task.step} of epoch {task.epoch} is not done; "
-            f"{self._backend.doing(task.seq)} has it.\n"
+            f"DataLoader timed out after {timeout} seconds\n"
+            f"  Step {task.step} of epoch {task.epoch} is not done; {self._backend.doing(task.seq)} has it.\n"
             f"  Samples in the step: {shorten(task.keys)}.\n"
             "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
             "or look at these samples."

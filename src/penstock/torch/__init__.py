@@ -1,56 +1,15 @@
 """The face for torch users: `from penstock.torch import DataLoader`, and nothing else changes.
 
 `enable()` makes every loader of torch's in this process iterate on penstock, for frameworks that build their
-loaders themselves.
+loaders themselves. What is imported from `torch.utils.data` beside the loader is here too, as it is there.
 """
 
 from __future__ import annotations
 
-from torch.utils.data import (
-    BatchSampler,
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-    default_convert,
-    get_worker_info,
-    random_split,
-)
+import torch.utils.data as _theirs
+from torch.utils.data import *  # noqa: F403
 
 from penstock.torch.iterators import served
 from penstock.torch.loader import DataLoader, disable, enable
 
-__all__ = [
-    "BatchSampler",
-    "ChainDataset",
-    "ConcatDataset",
-    "DataLoader",
-    "Dataset",
-    "DistributedSampler",
-    "IterableDataset",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "StackDataset",
-    "Subset",
-    "SubsetRandomSampler",
-    "TensorDataset",
-    "WeightedRandomSampler",
-    "default_collate",
-    "default_convert",
-    "disable",
-    "enable",
-    "get_worker_info",
-    "random_split",
-    "served",
-]
+__all__ = [*_theirs.__all__, "DataLoader", "disable", "enable", "served"]  # noqa: PLE0604

@@ -102,13 +102,16 @@ class Workers(_Ours):
         if not first_iter:
             engine.cancel()
         private.BaseIterator._reset(self, loader, first_iter)
-        engine.open(Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None, 0))
+        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None, 0)
+        engine.open(self._run)
+        self._raise_the_samplers_error()
         _count()
 
     def _next_data(self) -> Any:
         if self._engine is None:
             raise StopIteration
         delivery = self._engine.next(self._timeout or None)
+        self._raise_the_samplers_error()
         if delivery.error is not None:
             error = delivery.error
             del delivery
@@ -119,6 +122,15 @@ class Workers(_Ours):
         if delivery.task is None:
             self._finish()
         return self._pinned(delivery.data)
+
+    def _raise_the_samplers_error(self) -> None:
+        """As torch does: from the call in which the sampler was asked, though that was for a later step."""
+        error, self._run.error = self._run.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -165,7 +177,10 @@ def new_iterator(loader: Any) -> Any:
     seed = getattr(loader, "seed", None)
     if seed is not None:
         return Seeded(loader, core_of(loader, seed))
-    return Inline(loader) if loader.num_workers == 0 else Workers(loader)
+    if loader.num_workers == 0:
+        return Inline(loader)
+    loader.check_worker_number_rationality()
+    return Workers(loader)
 
 
 _cores: weakref.WeakKeyDictionary[Any, Core] = weakref.WeakKeyDictionary()

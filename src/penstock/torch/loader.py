@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from types import TracebackType
 from typing import Any, TypeVar
@@ -40,13 +41,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _iterate(loader: Any) -> Any:
-    if private.is_pipe(loader.dataset):
+    if loader.num_workers and private.is_pipe(loader.dataset):
         _say_why_not(
             "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
         )
         return _theirs(loader)
     return new_iterator(loader)
 
+
+def _signature() -> inspect.Signature:
+    """torch's, of whichever torch is installed, and `seed`."""
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__)
+    seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
+    return theirs.replace(parameters=[*theirs.parameters.values(), seed])
+
+
+DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 _theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
