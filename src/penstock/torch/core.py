@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,9 @@ class Stacked:
 
     def into(self, samples: Any, empty: Any) -> Any:
         return collate(samples, empty)
+
+
+_STACKED = Stacked()
 
 
 class SeededRunner(Runner):
@@ -53,32 +57,43 @@ class SeededRunner(Runner):
 
 
 class Core(DataLoader[Any]):
-    """As any penstock loader, with tensors in its batches."""
+    """As any penstock loader, with tensors in its batches. It goes on with the epochs of the one before."""
 
     _make_runner = SeededRunner
 
-    @classmethod
-    def of(cls, loader: Any, seed: int) -> Core:
-        given: dict[str, Any] = {
-            "collate_fn": Stacked() if loader.collate_fn is default_collate else loader.collate_fn,
-            "num_workers": loader.num_workers,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "in_order": loader.in_order,
-            "seed": seed,
-        }
-        if loader.num_workers:
-            given["prefetch_factor"] = loader.prefetch_factor
-            given["persistent_workers"] = loader.persistent_workers
-            given["multiprocessing_context"] = (
-                loader.multiprocessing_context or multiprocessing.get_start_method()
-            )
-        return cls(loader.dataset, **given, **_order(loader))
+    def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
+        with warnings.catch_warnings():  # torch's constructor has said so
+            warnings.filterwarnings("ignore", "num_workers=.* is more than the")
+            super().__init__(**settings)
+        self.settings = settings
+        if before is not None:
+            self.set_epoch(before._next_epoch)
 
     @property
     def workers(self) -> list[Any]:
         """Handles of the worker processes that live now."""
         return [worker for engine in self._crews.live for worker in engine.workers]
+
+
+def settings_of(loader: Any, seed: int) -> dict[str, Any]:
+    """The arguments of penstock's loader for a loader of torch's."""
+    settings: dict[str, Any] = {
+        "dataset": loader.dataset,
+        "collate_fn": _STACKED if loader.collate_fn is default_collate else loader.collate_fn,
+        "num_workers": loader.num_workers,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "in_order": loader.in_order,
+        "seed": seed,
+        **_order(loader),
+    }
+    if loader.num_workers:
+        settings["prefetch_factor"] = loader.prefetch_factor
+        settings["persistent_workers"] = loader.persistent_workers
+        # torch's default, not ours: what torch's loader serves must not need more than it does there.
+        method = loader.multiprocessing_context or multiprocessing.get_start_method()
+        settings["multiprocessing_context"] = method
+    return settings
 
 
 def _order(loader: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock._work.task import Job, Kind
 from penstock.backends.launch import choose_method
 from penstock.backends.processes import ProcessBackend
 from penstock.torch import private
-from penstock.torch.core import Core
+from penstock.torch.core import Core, settings_of
 from penstock.torch.worker import NOT_THE_END, Replica, sealed
 
 _served = 0
@@ -170,6 +170,8 @@ class Seeded(_Ours):
 
     def _shutdown_workers(self) -> None:
         self._stream = None
+        if self._persistent_workers:
+            self._core.close()
 
 
 def new_iterator(loader: Any) -> Any:
@@ -188,9 +190,10 @@ _cores: weakref.WeakKeyDictionary[Any, Core] = weakref.WeakKeyDictionary()
 
 def core_of(loader: Any, seed: int) -> Core:
     """The penstock loader behind a torch loader with a seed: one for its life, for it counts the epochs."""
-    core = _cores.get(loader)
-    if core is None:
-        core = _cores[loader] = Core.of(loader, seed)
+    core, settings = _cores.get(loader), settings_of(loader, seed)
+    if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
+        core = Core(settings, core)
+        _cores[loader] = core
     return core
 
 

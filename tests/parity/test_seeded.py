@@ -1,0 +1,153 @@
+"""With `seed=` penstock's laws hold in torch's face: what is in a batch does not depend on who computes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+
+from parity.compare import difference
+from penstock.torch import DataLoader
+
+
+class Noisy(Dataset[Any]):
+    """Each sample has random numbers from all the generators that people use."""
+
+    def __init__(self, n: int = 37) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> Any:
+        return {"key": key, "a": random.random(), "b": np.random.random(), "c": torch.rand(3), "s": str(key)}
+
+
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from ((torch.tensor([n]), torch.rand(1)) for n in range(23))
+
+
+def epochs(dataset: Any, count: int = 2, **settings: Any) -> list[Any]:
+    loader = DataLoader(dataset, seed=11, **settings)
+    return [list(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}])
+@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_the_stream_is_the_same_for_any_number_of_workers(
+    settings: dict[str, Any], batch_size: int | None
+) -> None:
+    inline = epochs(Noisy(), shuffle=True, batch_size=batch_size)
+    assert difference(epochs(Noisy(), shuffle=True, batch_size=batch_size, **settings), inline) is None
+    assert difference(inline[0], inline[1]) is not None
+    keys = inline[0] if batch_size is None else [batch["key"] for batch in inline[0]]
+    flat = [sample["key"] for sample in keys] if batch_size is None else torch.cat(keys).tolist()
+    assert sorted(flat) == list(range(37)) != flat
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_start_method_does_not_matter(method: str) -> None:
+    given = epochs(Noisy(), shuffle=True, batch_size=8, num_workers=1, multiprocessing_context=method)
+    assert difference(given, epochs(Noisy(), shuffle=True, batch_size=8)) is None
+
+
+def test_a_stream_is_read_once() -> None:
+    with pytest.warns(UserWarning, match="read by one reader"):
+        given = epochs(Numbers(), batch_size=5, num_workers=2)
+    assert difference(given, epochs(Numbers(), batch_size=5)) is None
+    assert torch.cat([batch[0] for batch in given[0]]).flatten().tolist() == list(range(23))
+
+
+def test_the_callers_generators_are_left_alone() -> None:
+    for workers in (0, 1):
+        torch.manual_seed(4)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+        epochs(Noisy(), shuffle=True, batch_size=4, num_workers=workers)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+        assert np.random.get_state()[1].tolist() == before[2]  # type: ignore[index]
+
+
+def test_a_sampler_of_ones_own_is_followed() -> None:
+    keys = [5, 3, 3, 1]
+    (batches,) = epochs(Noisy(), 1, sampler=keys, batch_size=2, num_workers=1)
+    assert [batch["key"].tolist() for batch in batches] == [[5, 3], [3, 1]]
+    sampler = RandomSampler(range(4), num_samples=3, generator=torch.Generator().manual_seed(0))
+    assert len(list(DataLoader(Noisy(), sampler=sampler, seed=1))) == 3
+
+
+class Mortal(Noisy):
+    def __init__(self, lives: Path) -> None:
+        super().__init__()
+        self.lives = lives
+
+    def __getitem__(self, key: int) -> Any:
+        if key == 20:
+            for life in self.lives.iterdir():
+                life.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(key)
+
+
+def test_a_worker_that_is_killed_is_not_noticed(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    given = epochs(Mortal(tmp_path), shuffle=True, batch_size=4, num_workers=2)
+    assert not list(tmp_path.iterdir())
+    assert difference(given, epochs(Noisy(), shuffle=True, batch_size=4)) is None
+
+
+def who(key: int) -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return info.id, info.num_workers, info.seed, len(info.dataset)  # type: ignore[arg-type]
+
+
+class Who(Noisy):
+    def __getitem__(self, key: int) -> Any:
+        return who(key)
+
+
+def test_torch_tells_a_dataset_which_worker_it_is_in() -> None:
+    (batches,) = epochs(Who(), 1, batch_size=None, num_workers=1)
+    assert batches == [[0, 1, 11, 37]] * 37
+
+
+def test_settings_that_torch_lets_change_take_effect_at_the_next_epoch() -> None:
+    loader = DataLoader(Noisy(), seed=11, shuffle=True, batch_size=8)
+    first = list(loader)
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    assert difference([first, list(loader)], epochs(Noisy(), shuffle=True, batch_size=8)) is None
+
+
+def test_an_epoch_may_be_repeated() -> None:
+    loader = DataLoader(Noisy(), seed=11, shuffle=True, batch_size=8)
+    first = list(loader)
+    loader.set_epoch(0)
+    assert difference(list(loader), first) is None
+
+
+@pytest.mark.parametrize("seed", [True, -1, "1", 1.5])
+def test_a_seed_is_a_number(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be an int"):
+        DataLoader(Noisy(), seed=seed)
+
+
+def test_persistent_workers_end_with_their_iterator() -> None:
+    loader = DataLoader(Noisy(), seed=1, num_workers=1, persistent_workers=True)
+    iterator: Any = iter(loader)
+    next(iterator)
+    (worker,) = iterator._workers
+    assert worker.is_alive()
+    loader._iterator = None
+    del iterator
+    worker.join()
+    assert not worker.is_alive()
