@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -59,10 +60,8 @@ def test_numpy_is_seeded_by_four_numbers() -> None:
 
 def test_an_exception_is_wrapped_and_raised_again() -> None:
     wrapped = private.ExceptionWrapper((ValueError, ValueError("x"), None), where="here")
-    try:
+    with pytest.raises(ValueError, match="^Caught ValueError here.\nOriginal "):
         wrapped.reraise()
-    except ValueError as error:
-        assert str(error).startswith("Caught ValueError here.\nOriginal ")
 
 
 def test_batches_are_pinned_by_a_function_of_two() -> None:
