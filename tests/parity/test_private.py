@@ -60,7 +60,7 @@ def test_numpy_is_seeded_by_four_numbers() -> None:
 
 def test_an_exception_is_wrapped_and_raised_again() -> None:
     wrapped = private.ExceptionWrapper((ValueError, ValueError("x"), None), where="here")
-    with pytest.raises(ValueError, match="^Caught ValueError here.\nOriginal "):
+    with pytest.raises(ValueError, match=r"^Caught ValueError here.\nOriginal "):
         wrapped.reraise()
 
 

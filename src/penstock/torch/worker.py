@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.random  # 20 ms, which every worker that is forked from here is spared
 import torch
 
 from penstock._memory.layout import Writer
