@@ -216,13 +216,13 @@ def batches(draw: Any) -> list[Any]:
 # ---- laws ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(batches())
 def test_collate_does_what_torch_does(samples: list[Any]) -> None:
     check(samples)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batches())
 def test_in_a_worker_collate_does_what_torch_does_in_a_worker(samples: list[Any]) -> None:
     # torch's workers lose channels_last, which its inline loader keeps; we keep it in both.
@@ -230,7 +230,7 @@ def test_in_a_worker_collate_does_what_torch_does_in_a_worker(samples: list[Any]
         check(samples, strides=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(templates, st.integers(0, 99))
 def test_convert_does_what_torch_does(template: Any, seed: int) -> None:
     sample = make(template, np.random.default_rng(seed))
