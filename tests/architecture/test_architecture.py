@@ -57,16 +57,14 @@ def test_plans_and_the_scheduler_do_no_input_or_output() -> None:
 
 
 def test_guests_are_each_imported_in_one_place_only() -> None:
-    """torch under penstock/torch/, and by the demo, which shows it; each other guest in one file."""
-    places: dict[str, set[Path]] = {}
+    places: dict[str, set[str]] = {}
     for path in ROOT.rglob("*.py"):
         for name in imports(path):
-            guest = name.split(".")[0]
-            if guest in GUESTS:
-                inside = (ROOT / guest) in path.parents
-                places.setdefault(guest, set()).add(ROOT / guest if inside else path)
-    assert places.pop("torch") - {ROOT / "demo.py"} == {ROOT / "torch"}
-    assert all(len(where) == 1 for where in places.values()), places
+            if name.split(".")[0] in GUESTS:
+                parts = path.relative_to(ROOT).parts
+                places.setdefault(name.split(".")[0], set()).add(parts[0])
+    # The demo measures torch's loader beside ours, where torch is installed.
+    assert all(where - {"demo.py"} == {guest} for guest, where in places.items()), places
 
 
 def test_importing_penstock_imports_no_guest() -> None:
