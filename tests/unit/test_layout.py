@@ -79,10 +79,11 @@ def test_an_array_arrives_as_it_was(array: Any, boxed: bool) -> None:
     [
         np.arange(4),
         np.arange(4)[::2],
-        np.arange(6).reshape(2, 3).T[:, :1],
+        np.arange(6).reshape(2, 3).T,
         np.broadcast_to(np.arange(3), (2, 3)),
+        np.frombuffer(b"abc", np.uint8),
     ],
-    ids=["plain", "with gaps", "transposed", "read-only"],
+    ids=["plain", "with gaps", "transposed", "repeated", "read-only"],
 )
 def test_arrays_in_an_object_are_writable_views_of_the_slab(array: Any) -> None:
     root = slab()

@@ -115,6 +115,12 @@ def test_a_tensor_without_gaps_keeps_its_strides(shape: tuple[int, ...], look: s
         assert got.is_contiguous()
 
 
+@pytest.mark.parametrize("sent", [torch.ones(2, 3), torch.ones(3, 2).T, torch.ones(2).bfloat16()])
+def test_to_autograd_a_tensor_is_a_view_of_no_other(sent: Any) -> None:
+    got = travel([sent], slab())[0]
+    assert got.detach_() is got  # "Can't detach views in-place"
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_of_every_dtype_can_be_written_to(dtype: Any) -> None:
     root = slab()

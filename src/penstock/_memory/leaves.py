@@ -58,7 +58,7 @@ def dump(
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
     """As numpy does it, but what would arrive read-only, or in the pickle itself, is copied first."""
     flags = array.flags
-    if not (flags.writeable and flags.forc) and not array.dtype.hasobject:
+    if not (flags.writeable and flags.forc):
         array = array.copy()
     return array.__reduce_ex__(5)
 
