@@ -5,6 +5,8 @@ Every loader gets the same dataset object, so a difference between two columns i
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,8 +150,16 @@ class Workload:
     def out(self) -> Any:
         """Private memory for one batch."""
         if self.fields:
-            return {name: np.empty((self.batch_size, *self.shape), self.dtype) for name in self.fields}
-        return np.empty((self.batch_size, *self.shape), self.dtype)
+            return {name: self._out() for name in self.fields}
+        return self._out()
+
+    def _out(self) -> np.ndarray:
+        # From the beginning of a page: np.empty begins 16 bytes after it, and copying images from a memory map
+        # to there runs at less than half the speed on this processor.
+        shape = (self.batch_size, *self.shape)
+        nbytes = math.prod(shape) * np.dtype(self.dtype).itemsize
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(memory, self.dtype).reshape(shape)
 
     def check(self, batch: Any) -> None:
         """Fails unless the batch holds what this workload promises."""
