@@ -13,6 +13,8 @@ import torch
 
 def difference(found: Any, expected: Any, where: str = "tape") -> str | None:
     """The first place where they differ, in words; None if they are the same."""
+    if isinstance(expected, BaseException) and isinstance(found, type(expected)):
+        return _errors(found, expected, where)
     if type(found) is not type(expected):
         return f"{where}: {found!r} is a {type(found)}, and torch has a {type(expected)}: {expected!r}"
     if found is expected:
@@ -21,8 +23,6 @@ def difference(found: Any, expected: Any, where: str = "tape") -> str | None:
         return _tensors(found, expected, where)
     if isinstance(expected, np.ndarray):
         return _arrays(found, expected, where)
-    if isinstance(expected, BaseException):
-        return _errors(found, expected, where)
     if isinstance(expected, Mapping):
         return _parts(list(found), list(expected), where + ".keys") or _parts(
             [found[key] for key in found], [expected[key] for key in expected], where, list(expected)
@@ -99,7 +99,7 @@ def _arrays(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], where: 
 
 
 def _errors(found: BaseException, expected: BaseException, where: str) -> str | None:
-    """An error has torch's first line and torch's last; it may say more."""
+    """An error has torch's first line and torch's last; it may say more, and be of a class below torch's."""
     has, wanted = str(found).splitlines() or [""], str(expected).splitlines() or [""]
     lost = [line for line in (wanted[0], wanted[-1]) if line not in has]
     if lost or has[0] != wanted[0]:

@@ -40,31 +40,6 @@ def test_stop_iteration_from_a_sample_is_an_error_and_no_end(workers: int) -> No
     assert isinstance(error, RuntimeError) and "StopIteration" in str(error)
 
 
-class Counted:
-    """A sampler that goes on where it was when it is begun again, and notices when it is (no generator does)."""
-
-    def __init__(self, batched: bool) -> None:
-        self.batched = batched
-        self.begun = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.begun += 1
-        keys = range(10 * self.begun, 10 * self.begun + 3)
-        return iter([[key] for key in keys] if self.batched else keys)
-
-
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_sampler_is_begun_once_in_an_epoch(workers: int, persistent: bool, batched: bool) -> None:
-    """With workers and no batch_size (or a batch_sampler) torch begins it twice in an iterator's first epoch."""
-    sampler = Counted(batched)
-    keys: Any = {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": None}
-    loader = Ours(sources.Made(0, int), num_workers=workers, persistent_workers=persistent, **keys)
-    for number in (10, 20, 30):
-        assert [int(batch) for batch in loader] == [number, number + 1, number + 2]
-    assert sampler.begun == 3
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_is_soon_an_error_that_names_it(workers: int, how: signal.Signals) -> None:

@@ -233,3 +233,36 @@ def test_the_suite_sees_a_different_order() -> None:
         return order
 
     assert difference(run(program(1), Ours), run(program(2), Theirs)) is not None
+
+
+class Counted:
+    """A sampler that goes on where it was when it is begun again, and notices when it is (no generator does)."""
+
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
+        self.begun = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        keys = range(10 * self.begun, 10 * self.begun + 3)
+        return iter([[key] for key in keys] if self.batched else keys)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_is_begun_as_often_as_torch_begins_it(
+    workers: int, persistent: bool, batched: bool
+) -> None:
+    """With workers and no batch_size (or a batch_sampler) torch begins it twice in an iterator's first epoch."""
+
+    def program(loader_class: Any, tape: Tape) -> None:
+        sampler = Counted(batched)
+        keys: Any = {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": None}
+        loader = loader_class(
+            sources.Made(0, int), num_workers=workers, persistent_workers=persistent, **keys
+        )
+        for _ in range(3):
+            tape.append([int(batch) for batch in loader])
+        tape.append(sampler.begun)
+
+    both(program)

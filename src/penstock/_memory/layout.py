@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.leaves import STORES, Place
-from penstock._memory.tree import Spec, flatten, unflatten
+from penstock._memory.leaves import STORES, Aliased, Place
+from penstock._memory.tree import LEAF, Spec, flatten, unflatten
 
 # A cache line: arrays of one batch never share one, and every dtype is aligned.
 ALIGN = 64
@@ -45,7 +45,7 @@ class Writer:
     What does not fit is put in ordinary memory, and `overflow` says so.
     """
 
-    __slots__ = ("_address", "_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
+    __slots__ = ("_address", "_copied", "_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
 
     def __init__(self, root: NDArray[np.uint8], used: int = 0, is_stray: bool = False) -> None:
         self.root = root
@@ -57,6 +57,7 @@ class Writer:
         # By id, because arrays do not hash. _kept holds them so that no id is used again.
         self._starts: dict[int, int] = {}
         self._kept: list[NDArray[Any]] = []
+        self._copied: set[int] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Like `np.empty`, in the slab."""
@@ -85,8 +86,20 @@ class Writer:
         return start if 0 <= start <= self._size - nbytes else None
 
     def place(self, tree: object) -> tuple[Spec, tuple[Place | None, ...], list[object]]:
-        """The tree's layout, its arrays being in the slab afterwards, and its other leaves."""
+        """The tree's layout, its arrays being in the slab afterwards, and its other leaves.
+
+        Where something is in the tree twice, the whole tree is one leaf: in a pickle it stays one.
+        """
         leaves, spec = flatten(tree)
+        if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
+            return LEAF, (None,), [tree]
+        try:
+            places, rest = self._place(leaves)
+        except Aliased:
+            return LEAF, (None,), [tree]
+        return spec, tuple(places), rest
+
+    def _place(self, leaves: list[object]) -> tuple[list[Place | None], list[object]]:
         places: list[Place | None] = []
         rest: list[object] = []
         for leaf in leaves:
@@ -103,4 +116,16 @@ class Writer:
             places.append(place)
             if place is None:
                 rest.append(leaf)
-        return spec, tuple(places), rest
+        return places, rest
+
+    def copies(self, address: int) -> None:
+        """What lives at this address is copied into the slab. Once: two copies would no longer be one."""
+        if address in self._copied:
+            raise Aliased
+        self._copied.add(address)
+
+
+def _repeats(leaves: list[object]) -> bool:
+    """Whether an array, or what else can be changed in place, is among the leaves twice."""
+    ids = [id(leaf) for leaf in leaves if type(leaf) is np.ndarray or type(leaf) in STORES]
+    return len(set(ids)) < len(ids)

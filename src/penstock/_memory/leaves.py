@@ -33,6 +33,10 @@ STORES: dict[type, Callable[[Any, Writer], Place | None]] = {}
 _REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
 
 
+class Aliased(Exception):
+    """Two leaves share their memory, which only a pickle of both keeps."""
+
+
 def register(
     kind: type,
     store: Callable[[Any, Writer], Place | None],
@@ -43,14 +47,18 @@ def register(
     _REDUCERS[kind] = reduce
 
 
-def dump(
-    make_pickler: Callable[..., pickle.Pickler], value: object, buffers: list[pickle.PickleBuffer]
-) -> bytes:
+def dump(make_pickler: type[pickle.Pickler], value: object, buffers: list[pickle.PickleBuffer]) -> bytes:
     """Pickles `value`, but for the bytes of the arrays in it, which are appended to `buffers`."""
     file = io.BytesIO()
-    pickler = make_pickler(file, 5, buffer_callback=buffers.append)
     # A table of its own replaces the common one, which programs add to at any time.
-    pickler.dispatch_table = {**getattr(pickler, "dispatch_table", copyreg.dispatch_table), **_REDUCERS}
+    if make_pickler is pickle.Pickler:
+        pickler = make_pickler(file, 5, buffer_callback=buffers.append)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
+    else:  # one with a table in its class, which it reads once, when it is made
+        table = {**make_pickler.dispatch_table, **_REDUCERS}
+        pickler = type("Pickler", (make_pickler,), {"dispatch_table": table})(
+            file, 5, buffer_callback=buffers.append
+        )
     pickler.dump(value)
     return file.getvalue()
 

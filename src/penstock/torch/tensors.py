@@ -9,6 +9,7 @@ one does not save its neighbours, and a change of one is no change of theirs to 
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
     if start is None or not source.is_contiguous():
         if tensor.__dict__:  # attributes of its own, which would be lost
             return None
+        writer.copies(source.untyped_storage().data_ptr())
         start = writer.reserve(nbytes)
         if start is None:
             return make, shape, how, -1
@@ -88,12 +90,62 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     """As `__reduce_ex__`, for tensors inside of other objects: their bytes go out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise RuntimeError(
+                "A batch holds a tensor that was computed with gradients. Its graph is in the worker and cannot "
+                "follow it: detach() it in the dataset or in collate_fn."
+            )
+        if not tensor.__dict__ and tensor.layout in _COMPRESSED:
+            one, other = (getattr(tensor, name)() for name in _COMPRESSED[tensor.layout])
+            parts = one, other, tensor.values(), tuple(tensor.shape), tensor.layout, tensor.requires_grad
+            return _compressed, parts
+        if not tensor.__dict__ and tensor.layout is torch.sparse_coo:
+            return _coo, (
+                *(tensor._indices(), tensor._values(), tuple(tensor.shape)),
+                *(tensor.is_coalesced(), tensor.requires_grad),
+            )
+        if tensor.is_quantized:
+            return _loads_quietly, (_dumps_quietly(tensor),)
         # In a pickle tensors keep their kind, their flags and their attributes, at the cost of copies.
         pickled: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         return pickled
     make, shape, how, source = described
     array: Any = source.contiguous().numpy()
     return rebuild, (make, shape, how, pickle.PickleBuffer(array))
+
+
+# Sparse tensors in parts. (What torch unpickles of its own pickle of one, it keeps in a list for ever.)
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def _coo(indices: Any, values: Any, shape: Shape, coalesced: bool, requires_grad: bool) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
+    return made.requires_grad_(requires_grad)
+
+
+def _compressed(
+    one: Any, other: Any, values: Any, shape: Shape, layout: torch.layout, grad: bool
+) -> torch.Tensor:
+    made = torch.sparse_compressed_tensor(one, other, values, shape, layout=layout, check_invariants=False)
+    return made.requires_grad_(grad)
+
+
+def _dumps_quietly(tensor: torch.Tensor) -> bytes:
+    with warnings.catch_warnings():  # torch warns of a class that it uses itself
+        warnings.simplefilter("ignore", UserWarning)
+        return pickle.dumps(tensor, 5)
+
+
+def _loads_quietly(data: bytes) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return pickle.loads(data)
 
 
 def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
