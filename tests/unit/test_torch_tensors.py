@@ -242,13 +242,21 @@ def test_a_tensor_of_an_unusual_kind_arrives_as_it_was(name: str, boxed: bool) -
     assert facts(got) == facts(sent)
 
 
-def test_tensors_that_share_a_storage_arrive_equal() -> None:
+@pytest.mark.parametrize("wrap", [list, Box], ids=["leaves", "in an object"])
+def test_tensors_that_share_their_memory_do_so_afterwards(wrap: Any) -> None:
     whole = torch.arange(6)
-    for got in (
-        travel(Box([whole, whole[2:], whole[2:]]), slab()).value,
-        travel([whole, whole[2:], whole[2:]], slab()),
-    ):
-        assert [part.tolist() for part in got] == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]]
+    got = travel(wrap([whole[2:], whole, whole[3:5], whole]), slab())
+    late, all_of_it, middle, again = got.value if wrap is Box else got
+    assert all_of_it is again
+    assert late.tolist() == [2, 3, 4, 5] and middle.tolist() == [3, 4]
+    middle.zero_()
+    assert all_of_it.tolist() == [0, 1, 2, 0, 0, 5] and late.tolist() == [2, 0, 0, 5]
+
+
+def test_rows_of_one_tensor_are_leaves_like_others() -> None:
+    rows = torch.arange(6).reshape(3, 2)
+    _, places, rest = Writer(slab()).place([rows[2], rows[0], rows[1]])
+    assert not rest and None not in places
 
 
 def test_a_small_part_of_a_large_storage_takes_little() -> None:

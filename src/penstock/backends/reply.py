@@ -128,7 +128,7 @@ class Replier:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
-        at = tuple(_put(writer, buffer.raw()) for buffer in buffers)
+        at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at)))
         # Numbered only now: the parent learns the layout from this trailer, so it must be there.
@@ -147,7 +147,7 @@ class Replier:
         os.close(fd)
 
 
-def _put(writer: Writer, data: bytes | memoryview) -> tuple[int, int]:
+def _put(writer: Writer, data: bytes) -> tuple[int, int]:
     """Writes bytes; says where they begin, and how many they are."""
     start = writer.reserve(len(data))
     if start is None:

@@ -76,11 +76,8 @@ def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
     if start is None or not source.is_contiguous():
         if tensor.__dict__:  # attributes of its own, which would be lost
             return None
-        start = writer.reserve(nbytes)
-        if start is None:
-            return make, shape, how, -1
-        array = source.numpy()
-        np.ndarray(array.shape, array.dtype, writer.root, start)[...] = array
+        source = source.contiguous()
+        start = writer.copy(source.data_ptr(), nbytes, source)
     return make, shape, how, start
 
 
