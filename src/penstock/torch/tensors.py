@@ -85,8 +85,10 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     """As `__reduce_ex__`, for tensors inside of other objects: their bytes go out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
-        # In a pickle tensors keep their kind, their flags and their attributes, at the cost of copies.
+        # By torch a tensor keeps its kind, its flags and its attributes, at the cost of copies.
         pickled: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        if tensor.layout is not torch.strided and not tensor.__dict__:
+            return rebuild_sparse, (*pickled[1], tensor.requires_grad)
         return pickled
     make, shape, how, source = described
     array: Any = source.contiguous().numpy()
@@ -96,6 +98,16 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
     """The tensor whose bytes are in `buffer`, as a view of it."""
     return make(shape, how, buffer, 0)
+
+
+def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
+    """The sparse tensor of these parts. torch's own function keeps every tensor that it makes in a list."""
+    if layout is torch.sparse_coo:
+        *given, is_coalesced = parts
+        made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
+    else:
+        made = torch.sparse_compressed_tensor(*parts, layout=layout, check_invariants=False)
+    return made.requires_grad_(requires_grad)
 
 
 def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | None:
