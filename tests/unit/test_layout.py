@@ -31,13 +31,7 @@ def travel(tree: object, root: Any) -> Any:
     spec, places, rest = writer.place(tree)
     buffers: list[pickle.PickleBuffer] = []
     pickled = dumps(rest, buffers)
-    views = []
-    for buffer in buffers:
-        data = buffer.raw()
-        start = writer.reserve(len(data))
-        assert start is not None
-        views.append(root[start : start + len(data)])
-        views[-1][...] = data
+    views = [root[start : start + length] for start, length in writer.hold(buffers)]
     assert not writer.overflow
     layout = pickle.loads(pickle.dumps(Layout(spec, places)))
     return layout.open(root, pickle.loads(pickled, buffers=views))
@@ -217,3 +211,57 @@ def test_memory_outside_of_the_slab_is_not_found_in_it() -> None:
     writer = Writer(root[64:128])
     base = root.__array_interface__["data"][0]
     assert [writer.find(base + at, 16) for at in (63, 64, 112, 113, 128)] == [None, 0, 48, None, None]
+
+
+# ---- what is one and the same --------------------------------------------------------------------------
+
+
+def test_an_array_that_is_in_a_batch_twice_is_one_array_there() -> None:
+    array = np.arange(3)
+    got = travel({"a": array, "b": [array, "x"]}, slab())
+    assert got["a"].tolist() == [0, 1, 2]
+    assert got["a"] is got["b"][0]
+
+
+def test_a_list_that_is_in_a_batch_twice_is_one_list_there() -> None:
+    inner = [np.arange(3), "x"]
+    got = travel((inner, inner), slab())
+    assert got[0] is got[1]
+
+
+def test_an_array_of_the_slab_that_is_in_a_batch_twice_is_not_copied() -> None:
+    root = slab()
+    writer = Writer(root)
+    array = writer.empty((100,), np.dtype(np.int64))
+    _, _, rest = writer.place([array, array])
+    buffers: list[pickle.PickleBuffer] = []
+    dumps(rest, buffers)
+    assert writer.hold(buffers) == ((0, 800),)
+    assert writer.used == 800
+
+
+def test_a_word_that_is_in_a_batch_twice_makes_no_difference() -> None:
+    _, places, rest = Writer(slab()).place([np.arange(3), "word", "word", None, None])
+    assert places[0] is not None
+    assert rest == ["word", "word", None, None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20)), max_size=12))
+def test_buffers_have_in_common_what_they_had_in_common(spans: list[tuple[int, int]]) -> None:
+    memory = np.arange(120, dtype=np.uint8)
+    root = slab()
+    held = Writer(root).hold([pickle.PickleBuffer(memory[start : start + size]) for start, size in spans])
+    views = [root[start : start + size] for start, size in held]
+    assert [view.tolist() for view in views] == [list(range(start, start + size)) for start, size in spans]
+    memory[::2] = 200
+    for view, (start, _) in zip(views, spans, strict=True):
+        view[start % 2 :: 2] = 200
+    for view, (start, size) in zip(views, spans, strict=True):
+        assert view.tolist() == memory[start : start + size].tolist()
+
+
+def test_pieces_of_memory_that_only_touch_are_copied_one_by_one() -> None:
+    memory = np.zeros(64, np.uint8)
+    held = Writer(slab()).hold([pickle.PickleBuffer(memory[:32]), pickle.PickleBuffer(memory[32:])])
+    assert held == ((0, 32), (64, 32))

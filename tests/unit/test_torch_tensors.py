@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -197,10 +198,20 @@ def nested() -> Any:
         return torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)])
 
 
-def compressed() -> Any:
+def compressed(kind: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Sparse CSR tensor support is in beta state"
-        return torch.eye(3).to_sparse_csr()
+        size = {"blocksize": (2, 2)} if "bs" in kind else {}
+        return getattr(torch.eye(4), f"to_sparse_{kind}")(**size)
+
+
+def uncoalesced() -> Any:
+    return torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (3, 3), check_invariants=False)
+
+
+def all_of(sparse: Any) -> Any:
+    flags = sparse.is_coalesced() if sparse.layout is torch.sparse_coo else None
+    return sparse.layout, sparse.requires_grad, flags, sparse.to_dense().tolist()
 
 
 class Marked(torch.Tensor):  # type: ignore[misc, name-defined]
@@ -219,8 +230,10 @@ UNUSUAL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda: torch.nn.Parameter(torch.ones(3)),
         lambda t: (t.tolist(), t.requires_grad),
     ),
-    "sparse": (lambda: torch.eye(3).to_sparse(), lambda t: (t.layout, t.to_dense().tolist())),
-    "compressed": (compressed, lambda t: (t.layout, t.to_dense().tolist())),
+    "sparse": (lambda: torch.eye(3).to_sparse(), all_of),
+    "sparse with a gradient": (lambda: torch.eye(3).to_sparse().requires_grad_(), all_of),
+    "sparse and not coalesced": (uncoalesced, all_of),
+    **{f"sparse {kind}": (partial(compressed, kind), all_of) for kind in ("csr", "csc", "bsr", "bsc")},
     "quantised": (quantised, lambda t: (t.dtype, t.q_scale(), t.q_zero_point(), t.int_repr().tolist())),
     "nested": (nested, lambda t: (t.is_nested, [part.tolist() for part in t.unbind()])),
     "conjugated": (lambda: torch.tensor([1 + 2j]).conj(), lambda t: (t.is_conj(), t.tolist())),
@@ -242,13 +255,21 @@ def test_a_tensor_of_an_unusual_kind_arrives_as_it_was(name: str, boxed: bool) -
     assert facts(got) == facts(sent)
 
 
-def test_tensors_that_share_a_storage_arrive_equal() -> None:
+@pytest.mark.parametrize("wrap", [list, Box], ids=["leaves", "in an object"])
+def test_tensors_that_share_their_memory_do_so_afterwards(wrap: Any) -> None:
     whole = torch.arange(6)
-    for got in (
-        travel(Box([whole, whole[2:], whole[2:]]), slab()).value,
-        travel([whole, whole[2:], whole[2:]], slab()),
-    ):
-        assert [part.tolist() for part in got] == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]]
+    got = travel(wrap([whole[2:], whole, whole[3:5], whole]), slab())
+    late, all_of_it, middle, again = got.value if wrap is Box else got
+    assert all_of_it is again
+    assert late.tolist() == [2, 3, 4, 5] and middle.tolist() == [3, 4]
+    middle.zero_()
+    assert all_of_it.tolist() == [0, 1, 2, 0, 0, 5] and late.tolist() == [2, 0, 0, 5]
+
+
+def test_rows_of_one_tensor_are_leaves_like_others() -> None:
+    rows = torch.arange(6).reshape(3, 2)
+    _, places, rest = Writer(slab()).place([rows[2], rows[0], rows[1]])
+    assert not rest and None not in places
 
 
 def test_a_small_part_of_a_large_storage_takes_little() -> None:
@@ -337,6 +358,14 @@ def test_a_tensor_in_an_object_keeps_the_lease() -> None:
     tensor = box.value["a"]
     del box
     assert leases.collect() == []
+    del tensor
+    assert leases.collect() == [7]
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_nobody_keeps_a_tensor_of_an_unusual_kind(name: str) -> None:
+    leases, tensor = opened(UNUSUAL[name][0]())
     del tensor
     assert leases.collect() == [7]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.leaves import STORES, Aliased, Place
+from penstock._memory.leaves import STORES, Place
 from penstock._memory.tree import LEAF, Spec, flatten, unflatten
 
 # A cache line: arrays of one batch never share one, and every dtype is aligned.
@@ -56,8 +59,8 @@ class Writer:
         self._address = 0
         # By id, because arrays do not hash. _kept holds them so that no id is used again.
         self._starts: dict[int, int] = {}
-        self._kept: list[NDArray[Any]] = []
-        self._copied: set[int] = set()
+        self._kept: list[object] = []
+        self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Like `np.empty`, in the slab."""
@@ -80,26 +83,44 @@ class Writer:
 
     def find(self, address: int, nbytes: int) -> int | None:
         """Where in the slab the bytes at this address are; None for memory outside of it."""
-        if not self._address:
-            self._address = self.root.__array_interface__["data"][0]
-        start = address - self._address
+        start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
+
+    def copy(self, address: int, nbytes: int, owner: object) -> int:
+        """Where in the slab these bytes of `owner` were copied to; -1 where they do not fit."""
+        start = self.reserve(nbytes)
+        if start is None:
+            return -1
+        ctypes.memmove(self._base() + start, address, nbytes)
+        self._copied.append((address, nbytes))
+        self._kept.append(owner)  # so that the address is nobody else's
+        return start
+
+    def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
+        """Start and length of each in the slab, where their bytes are afterwards. What overlaps stays so."""
+        arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+        spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
+        held = [(0, 0)] * len(spans)
+        for group in _overlapping(spans):
+            low = group[0][0]
+            nbytes = max(address + size for address, size, _ in group) - low
+            start = self.find(low, nbytes)
+            if start is None:
+                start = self.copy(low, nbytes, arrays)
+            for address, size, at in group:
+                held[at] = start + address - low, size
+        return tuple(held)
 
     def place(self, tree: object) -> tuple[Spec, tuple[Place | None, ...], list[object]]:
         """The tree's layout, its arrays being in the slab afterwards, and its other leaves.
 
-        Where something is in the tree twice, the whole tree is one leaf: in a pickle it stays one.
+        Where one array is in the tree twice, or two share their memory, the tree is one leaf: a pickle
+        tells what is one and the same, and a layout does not.
         """
         leaves, spec = flatten(tree)
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
             return LEAF, (None,), [tree]
-        try:
-            places, rest = self._place(leaves)
-        except Aliased:
-            return LEAF, (None,), [tree]
-        return spec, tuple(places), rest
-
-    def _place(self, leaves: list[object]) -> tuple[list[Place | None], list[object]]:
+        used = self.used
         places: list[Place | None] = []
         rest: list[object] = []
         for leaf in leaves:
@@ -116,16 +137,39 @@ class Writer:
             places.append(place)
             if place is None:
                 rest.append(leaf)
-        return places, rest
+        if len(self._copied) > 1 and any(
+            a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
+        ):
+            self.used = used
+            return LEAF, (None,), [tree]
+        return spec, tuple(places), rest
 
-    def copies(self, address: int) -> None:
-        """What lives at this address is copied into the slab. Once: two copies would no longer be one."""
-        if address in self._copied:
-            raise Aliased
-        self._copied.add(address)
+    def _base(self) -> int:
+        if not self._address:
+            self._address = _address(self.root)
+        return self._address
 
 
-def _repeats(leaves: list[object]) -> bool:
-    """Whether an array, or what else can be changed in place, is among the leaves twice."""
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _repeats(leaves: Sequence[object]) -> bool:
+    """Whether an array, or a guest, is among them twice."""
     ids = [id(leaf) for leaf in leaves if type(leaf) is np.ndarray or type(leaf) in STORES]
     return len(set(ids)) < len(ids)
+
+
+def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Pieces of memory (address, size, and a mark), in groups: those that overlap are together."""
+    group: list[tuple[int, int, int]] = []
+    end = 0
+    for span in sorted(spans):
+        if group and span[0] >= end:
+            yield group
+            group = []
+        group.append(span)
+        end = max(end, span[0] + span[1])
+    if group:
+        yield group

@@ -33,10 +33,6 @@ STORES: dict[type, Callable[[Any, Writer], Place | None]] = {}
 _REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
 
 
-class Aliased(Exception):
-    """Two leaves share their memory, which only a pickle of both keeps."""
-
-
 def register(
     kind: type,
     store: Callable[[Any, Writer], Place | None],

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.leaves import Place, dump
@@ -129,7 +128,7 @@ class Replier:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
-        at = _put_all(writer, [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
+        at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at)))
         # Numbered only now: the parent learns the layout from this trailer, so it must be there.
@@ -148,21 +147,7 @@ class Replier:
         os.close(fd)
 
 
-def _put_all(writer: Writer, arrays: list[NDArray[np.uint8]]) -> tuple[tuple[int, int], ...]:
-    """Writes arrays of bytes; those that are part of a larger one stay part of it."""
-    addresses = [array.__array_interface__["data"][0] for array in arrays]
-    places = [(0, 0)] * len(arrays)
-    whole, end, start = 0, 0, 0
-    for i in sorted(range(len(arrays)), key=lambda i: (addresses[i], -len(arrays[i]))):
-        first, length = addresses[i], len(arrays[i])
-        if not length or first + length > end:
-            whole, end = first, first + length
-            start, _ = _put(writer, arrays[i].data)
-        places[i] = start + first - whole, length
-    return tuple(places)
-
-
-def _put(writer: Writer, data: bytes | memoryview) -> tuple[int, int]:
+def _put(writer: Writer, data: bytes) -> tuple[int, int]:
     """Writes bytes; says where they begin, and how many they are."""
     start = writer.reserve(len(data))
     if start is None:

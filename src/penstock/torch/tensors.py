@@ -77,12 +77,8 @@ def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
     if start is None or not source.is_contiguous():
         if tensor.__dict__:  # attributes of its own, which would be lost
             return None
-        writer.copies(source.untyped_storage().data_ptr())
-        start = writer.reserve(nbytes)
-        if start is None:
-            return make, shape, how, -1
-        array = source.numpy()
-        np.ndarray(array.shape, array.dtype, writer.root, start)[...] = array
+        source = source.contiguous()
+        start = writer.copy(source.data_ptr(), nbytes, source)
     return make, shape, how, start
 
 
@@ -95,45 +91,16 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
                 "A batch holds a tensor that was computed with gradients. Its graph is in the worker and cannot "
                 "follow it: detach() it in the dataset or in collate_fn."
             )
-        if not tensor.__dict__ and tensor.layout in _COMPRESSED:
-            one, other = (getattr(tensor, name)() for name in _COMPRESSED[tensor.layout])
-            parts = one, other, tensor.values(), tuple(tensor.shape), tensor.layout, tensor.requires_grad
-            return _compressed, parts
-        if not tensor.__dict__ and tensor.layout is torch.sparse_coo:
-            return _coo, (
-                *(tensor._indices(), tensor._values(), tuple(tensor.shape)),
-                *(tensor.is_coalesced(), tensor.requires_grad),
-            )
         if tensor.is_quantized:
             return _loads_quietly, (_dumps_quietly(tensor),)
-        # In a pickle tensors keep their kind, their flags and their attributes, at the cost of copies.
+        # By torch a tensor keeps its kind, its flags and its attributes, at the cost of copies.
         pickled: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        if tensor.layout is not torch.strided and not tensor.__dict__:
+            return rebuild_sparse, (*pickled[1], tensor.requires_grad)
         return pickled
     make, shape, how, source = described
     array: Any = source.contiguous().numpy()
     return rebuild, (make, shape, how, pickle.PickleBuffer(array))
-
-
-# Sparse tensors in parts. (What torch unpickles of its own pickle of one, it keeps in a list for ever.)
-
-_COMPRESSED = {
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
-}
-
-
-def _coo(indices: Any, values: Any, shape: Shape, coalesced: bool, requires_grad: bool) -> torch.Tensor:
-    made = torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
-    return made.requires_grad_(requires_grad)
-
-
-def _compressed(
-    one: Any, other: Any, values: Any, shape: Shape, layout: torch.layout, grad: bool
-) -> torch.Tensor:
-    made = torch.sparse_compressed_tensor(one, other, values, shape, layout=layout, check_invariants=False)
-    return made.requires_grad_(grad)
 
 
 def _dumps_quietly(tensor: torch.Tensor) -> bytes:
@@ -151,6 +118,16 @@ def _loads_quietly(data: bytes) -> Any:
 def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
     """The tensor whose bytes are in `buffer`, as a view of it."""
     return make(shape, how, buffer, 0)
+
+
+def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
+    """The sparse tensor of these parts. torch's own function keeps every tensor that it makes in a list."""
+    if layout is torch.sparse_coo:
+        *given, is_coalesced = parts
+        made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
+    else:
+        made = torch.sparse_compressed_tensor(*parts, layout=layout, check_invariants=False)
+    return made.requires_grad_(requires_grad)
 
 
 def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | None:
