@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -137,7 +138,7 @@ class Runner:
             case Kind.PULL:
                 return self._pull(task, task.keys)
             case Kind.PULL_ONE:
-                return self._pull(task, 1)[0]
+                return self._pull(task, task.keys)[0]
 
     def _fetch(self, keys: Any) -> Sequence[Any]:
         keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
@@ -166,9 +167,10 @@ class Runner:
         assert self._load is not None, "only streams that define load() have items"
         return self._load
 
-    def _pull(self, task: Task, count: int) -> list[Any]:
+    def _pull(self, task: Task, count: int | tuple[int, int]) -> list[Any]:
+        count, passed = count if isinstance(count, tuple) else (count, 0)
         if task.run != self._stream_run:
-            self._open_stream(task)
+            self._open_stream(task, passed)
         self._at = f"the stream's next {count} samples, "
         samples = list(islice(self._stream, count))
         if len(samples) < count:
@@ -177,10 +179,11 @@ class Runner:
                 raise StreamEnded
         return samples
 
-    def _open_stream(self, task: Task) -> None:
+    def _open_stream(self, task: Task, passed: int) -> None:
+        """From its beginning, but for `passed` samples: those that were handed out before a resume."""
         self._stream_run = task.run
         self._stream = iter(())
-        if task.step > 0:
+        if task.step > 0 and not passed:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
                 "stream's position died with it: the epoch ends here. The samples before this step were "
@@ -189,6 +192,7 @@ class Runner:
             )
         self._at = "iter(dataset), "
         self._stream = iter(self._job.dataset)
+        deque(islice(self._stream, passed), maxlen=0)
 
 
 def _name_rows(error: CollateError, task: Task) -> None:

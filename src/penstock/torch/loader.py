@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 
 from penstock.torch import private, tensors
+from penstock.torch.core import Core
 from penstock.torch.iterators import core_of, new_iterator
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,11 +34,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
+        self._core("set_epoch").set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With `seed=`: which batches were handed out so far, as plain data; may be taken at any point."""
+        return self._core("state_dict").state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """With `seed=`: the next `iter()` goes on where the state was taken, on any number of workers."""
+        self._core("load_state_dict").load_state_dict(state)
+
+    def _core(self, asked: str) -> Core:
         if self.seed is None:
             raise ValueError(
-                "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
+                f"{asked} needs seed=: without it order and randomness come from torch's generators, as in torch."
             )
-        core_of(self, self.seed).set_epoch(epoch)
+        return core_of(self, self.seed)
 
 
 def _iterate(loader: Any) -> Any:
