@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch.utils.data
 
 from penstock.torch import private, tensors
-from penstock.torch.core import Core
 from penstock.torch.iterators import core_of, new_iterator
 
 T_co = TypeVar("T_co", covariant=True)
@@ -23,7 +22,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
     hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
-    of workers, and a worker that dies is replaced.
+    of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
+    any batch.
     """
 
     def __init__(self, *args: Any, seed: int | None = None, **kwargs: Any) -> None:
@@ -34,22 +34,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
-        self._core("set_epoch").set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """With `seed=`: which batches were handed out so far, as plain data; may be taken at any point."""
-        return self._core("state_dict").state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """With `seed=`: the next `iter()` goes on where the state was taken, on any number of workers."""
-        self._core("load_state_dict").load_state_dict(state)
-
-    def _core(self, asked: str) -> Core:
         if self.seed is None:
             raise ValueError(
-                f"{asked} needs seed=: without it order and randomness come from torch's generators, as in torch."
+                "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
             )
-        return core_of(self, self.seed)
+        core_of(self, self.seed).set_epoch(epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only with a seed: frameworks call these wherever a loader has them.
+        seed = self.__dict__.get("seed")
+        if seed is not None and name in ("state_dict", "load_state_dict"):
+            return getattr(core_of(self, seed), name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
 
 def _iterate(loader: Any) -> Any:
