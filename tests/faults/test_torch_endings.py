@@ -487,9 +487,11 @@ def fresh(tmp_path: Path, text: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        yield process
-        for pid in session(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        try:
+            yield process
+        finally:
+            for pid in session(process.pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

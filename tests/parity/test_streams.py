@@ -156,6 +156,6 @@ def test_without_workers_the_stream_is_torchs(case: Case) -> None:
 
 
 @given(cases(workers=1, most_workers=3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_with_workers_the_stream_is_torchs(case: Case) -> None:
     both(case)
