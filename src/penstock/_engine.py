@@ -46,6 +46,7 @@ from penstock._schedule.events import (
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
 from penstock._work.task import Task, shorten
+from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -92,6 +93,7 @@ class Engine:
         self._tasks: dict[int, Task] = {}
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._ready: deque[tuple[Task, Filled | Failed]] = deque()  # the rest of a bundle
+        self._again: deque[Task] = deque()  # drawn already, and to be posted before any other
         self._pace = 1e-3  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
@@ -172,6 +174,24 @@ class Engine:
         answer, self._answer, self._asking = self._answer, None, False
         return answer
 
+    def update(self, change: Change) -> None:
+        """The dataset is changed for all that was not handed out yet; what was prefetched is done again."""
+        if self.closed or not self.is_ours():
+            return
+        run, ahead = self._run, self.ahead
+        again = [task for task, _ in self._ready]
+        again += [task for _, task in sorted(self._tasks.items())]
+        again += self._again
+        self.cancel()
+        self._backend.update(change)
+        if run is not None and not self.closed:
+            # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
+            self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
+            self._run = run
+            with self._closed_on_error():
+                self._carry_out(Opened())
+                self._backend.flush()
+
     def cancel(self) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void."""
         if self.closed or not self.is_ours():
@@ -179,6 +199,7 @@ class Engine:
         self._tasks.clear()
         self._outcomes.clear()
         self._ready.clear()
+        self._again.clear()
         self._run = self.ahead = self._answer = None
         self._asking = False
         with self._closed_on_error():
@@ -290,6 +311,8 @@ class Engine:
 
     def _draw(self, seq: int) -> Task | None:
         """The next step of this run, or else of the one that may follow it."""
+        if self._again:
+            return self._again.popleft()._replace(seq=seq)
         run = self.ahead or self._run
         assert run is not None, "steps are posted only while a run is open"
         task = run.draw(seq, self._bundle)

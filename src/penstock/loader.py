@@ -26,6 +26,7 @@ from penstock._run import Run
 from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
 from penstock._work.task import MOST_STEPS, Job, Kind
+from penstock._work.updates import Setting
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
@@ -210,6 +211,27 @@ class DataLoader(Generic[T_co]):
         self._promised = OrderPlan(Sequential(len(self._dataset)), self.batch_size, self.drop_last).steps(0)
         return self._promised
 
+    # A dataset that changes.
+
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
+
+        The next batch that is handed out has it, on every backend, as it would without workers: what was
+        prefetched is done again.
+        """
+        if (change is None) == (not attributes):
+            raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
+        if self._kind in (Kind.PULL, Kind.PULL_ONE) and self._options.num_workers:
+            raise ValueError(
+                "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
+                "it load(item), or use num_workers=0."
+            )
+        made = Setting(attributes) if change is None else change
+        made(self._dataset)
+        for engine in tuple(self._crews.live):
+            engine.update(made)
+        self._length = self._length_now()
+
     # The life of the workers.
 
     def close(self) -> None:
@@ -355,13 +377,16 @@ class DataLoader(Generic[T_co]):
 
     def _take_engine(self) -> Engine:
         """The idle engine, if its workers know the dataset as it is, or else a new one."""
-        length = len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
+        length = self._length_now()
         engine = self._crews.take()
         if engine is not None and length != self._length and self._options.backend == "process":
             engine.close()
             engine = None
         self._length = length
         return engine or self._new_engine()
+
+    def _length_now(self) -> int | None:
+        return len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
 
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]

@@ -22,7 +22,7 @@ def fd() -> Iterator[int]:
 
 
 def record(seq: int) -> Record:
-    return Record(seq, 0, 0, seq, 0, 8, 1, 0, 4096, 0, 4096)
+    return Record(seq, 0, 0, seq, 0, 8, 1, 0, 0, 4096, 0, 4096)
 
 
 def test_a_task_is_claimed_once(fd: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from penstock._work.updates import Log
 
 
 class Kind(IntEnum):
@@ -66,6 +68,7 @@ class Job:
     slots: int
     make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
+    log: Log = field(default_factory=Log)
 
 
 def shorten(keys: Any) -> str:

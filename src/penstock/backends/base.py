@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._work.task import Task
+from penstock._work.updates import Change
 
 
 class Filled(NamedTuple):
@@ -98,6 +99,9 @@ class Backend(Protocol):
 
         Its batch goes into `region`.
         """
+
+    def update(self, change: Change) -> None:
+        """What is posted from now on is done by workers whose dataset has this change."""
 
     def flush(self) -> None:
         """Makes sure that what was posted is known to the workers."""

@@ -28,7 +28,7 @@ from penstock._memory.mapping import Mapping
 
 _FREE, _OPEN, _CLAIMED = 0, 1, 2
 
-_RECORD = struct.Struct("<11q")
+_RECORD = struct.Struct("<12q")
 _WORKER = struct.Struct("<q")
 _STRIDE = 128  # two cache lines: neighbours do not share one
 _STATE = 0
@@ -49,6 +49,7 @@ class Record(NamedTuple):
     kind: int
     payload: int  # bytes of the keys; negative: they are pickled
     steps: int
+    updates: int  # how much of their log must have been applied
     extent: int
     length: int
     start: int

@@ -21,6 +21,7 @@ from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
+from penstock._work.updates import Change
 from penstock.backends.base import LONGEST_WAIT, Bundle, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
@@ -50,6 +51,7 @@ class ProcessBackend:
         with no_fork():
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
+            self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
             pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, replies_in = os.pipe()
@@ -57,13 +59,14 @@ class ProcessBackend:
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (*self._tokens, self._replies, self._strays)
-            close_in_child(arena, board, *self._tokens_out, replies_in, strays_in_fd, *ours)
+            close_in_child(arena, board, self._updates, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
         theirs = {
             "arena": arena,
             "board": board,
+            "updates": self._updates,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
             "strays": strays_in_fd,
@@ -76,6 +79,7 @@ class ProcessBackend:
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
         self._assigned = job.assigned
+        self._log = job.log
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
@@ -121,8 +125,11 @@ class ProcessBackend:
             root[:size] = payload
         seq, run, epoch, step, kind, _, count = task
         self._posted[seq] = slot, root
-        self._board.post(slot, seq, run, epoch, step, kind, size, count, *region)
+        self._board.post(slot, seq, run, epoch, step, kind, size, count, self._log.end, *region)
         self._unsent[seat] += TOKEN.pack(slot, seq)  # seat -1, whoever is free, is the only pipe
+
+    def update(self, change: Change) -> None:
+        self._log.write(self._updates, change)
 
     def flush(self) -> None:
         # All in one write: it wakes one worker, which wakes the next while there are more.
