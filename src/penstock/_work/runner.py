@@ -34,6 +34,11 @@ class Runner:
         self._init_notes: list[str] = []
         self._stream: Iterator[Any] = iter(())
         self._stream_run = -1
+        self._stream_read = 0  # batches, those of other ranks too
+        self._stream_ended = False
+        # Where the generators are this process's own. Threads share them with the caller.
+        self._seed_step: Callable[[int, int, int], int] | None = None
+        self._rank, self._world = job.shard
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
@@ -58,7 +63,7 @@ class Runner:
             from penstock._work.randomness import seed_step  # late: see InlineBackend
 
             self._seed_step = seed_step
-            seed_step(job.seed, -1, seat)
+            self.seed(-1, self._number(seat))
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
         if job.worker_init_fn is not None:
             try:
@@ -69,20 +74,33 @@ class Runner:
 
     def prepare(self, task: Task) -> int:
         """In a process of its own: sets the global random generators for the task; the number for it."""
-        return self._seed_step(self._job.seed, task.epoch, task.step)
+        return self.seed(task.epoch, self._number(task.step))
+
+    def seed(self, epoch: int, number: int) -> int:
+        """Sets the global random generators for the step with this number among those of all ranks."""
+        assert self._seed_step is not None
+        return self._seed_step(self._job.seed, epoch, number)
 
     def borrowed(self, task: Task) -> AbstractContextManager[int]:
         """In the caller's own process: the same, and the generators are put back afterwards."""
-        from penstock._work.randomness import borrowed_generators  # late: see InlineBackend
+        from penstock._work.randomness import borrowed_generators, seed_step  # late: see InlineBackend
 
-        return borrowed_generators(self._job.seed, task.epoch, task.step)
+        self._seed_step = seed_step
+        return borrowed_generators(self._job.seed, task.epoch, self._number(task.step))
+
+    def _number(self, step: int) -> int:
+        """The step's number among those of all ranks: ranks that are at the same step draw different numbers."""
+        return step * self._world + self._rank
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
         self._at = ""
         self._keys = None
         try:
-            return self._run(task, writer)
+            batch = self._run(task, writer)
+            if task.kind in (Kind.PULL, Kind.PULL_ONE) and self._job.drop_last and self._world > 1:
+                self._finish_round(task)
+            return batch
         except StopIteration as error:
             raise RuntimeError(
                 "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
@@ -169,16 +187,45 @@ class Runner:
     def _pull(self, task: Task, count: int) -> list[Any]:
         if task.run != self._stream_run:
             self._open_stream(task)
+        self._pass_over(task, count, self._number(task.step))
+        samples = self._take(count)
+        if not samples or (self._stream_ended and self._job.drop_last):
+            raise StreamEnded
+        return samples
+
+    def _take(self, count: int) -> list[Any]:
         self._at = f"the stream's next {count} samples, "
         samples = list(islice(self._stream, count))
+        self._stream_read += 1
         if len(samples) < count:
             self._stream = iter(())  # some iterators begin again when asked after their end
-            if not samples or self._job.drop_last:
-                raise StreamEnded
+            self._stream_ended = True
         return samples
+
+    def _pass_over(self, task: Task, count: int, until: int) -> None:
+        """Reads the batches of other ranks, each with the random numbers that it is read with there."""
+        if self._stream_read >= until:
+            return
+        while self._stream_read < until and not self._stream_ended:
+            if self._stream_read > 0:  # the first has those that the stream was opened with
+                self._reseed(task.epoch, self._stream_read)
+            self._take(count)
+        self._reseed(task.epoch, until)
+
+    def _reseed(self, epoch: int, number: int) -> None:
+        if self._seed_step is not None:
+            self.seed(epoch, number)
+
+    def _finish_round(self, task: Task) -> None:
+        """Where ranks end together, a step counts only if every rank has its batch of it."""
+        count = task.keys if task.kind is Kind.PULL else 1
+        self._pass_over(task, count, (task.step + 1) * self._world)
+        if self._stream_ended:
+            raise StreamEnded
 
     def _open_stream(self, task: Task) -> None:
         self._stream_run = task.run
+        self._stream_read, self._stream_ended = 0, False
         self._stream = iter(())
         if task.step > 0:
             raise WorkerLost(
@@ -188,6 +235,8 @@ class Runner:
                 "process instead, and loses nothing when a worker dies."
             )
         self._at = "iter(dataset), "
+        if self._rank > 0:
+            self._reseed(task.epoch, 0)
         self._stream = iter(self._job.dataset)
 
 
