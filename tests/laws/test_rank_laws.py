@@ -161,7 +161,10 @@ def test_the_order_goes_on_in_another_shape(
     """Some steps in one world, some in another, and so on: every position once, in its turn."""
     seen: list[int] = []
     for size, world, count in shapes:
-        seen += flat(together(plans(order, size, last, world, start=len(seen)), epoch)[:count])
+        ranks = plans(order, size, last, world, start=len(seen))
+        seen += flat(together(ranks, epoch)[:count])
+        done = min(ranks[0].first_step + count, ranks[0].steps(epoch))
+        assert {plan.consumed(epoch, done) for plan in ranks} == {len(seen)}
     seen += flat(together(plans(order, 4, last, 3, start=len(seen)), epoch))
     assert seen == whole(order, epoch)
 
@@ -178,8 +181,7 @@ def test_going_on_in_the_same_shape_changes_nothing(
     rank = data.draw(st.integers(0, world - 1))
     plan = plans(order, size, end, world)[rank]
     done = data.draw(st.integers(0, plan.steps(epoch)))
-    position = min(done * (size or 1) * world, order.size(epoch))
-    rest = plans(order, size, end, world, start=position)[rank]
+    rest = plans(order, size, end, world, start=plan.consumed(epoch, done))[rank]
     assert (rest.first_step, rest.steps(epoch)) == (done, max(done, plan.steps(epoch)))
     assert [np.atleast_1d(keys).tolist() for keys in rest.draw(epoch)] == [
         np.atleast_1d(keys).tolist() for keys in plan.draw(epoch, done)

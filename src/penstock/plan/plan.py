@@ -113,6 +113,10 @@ class OrderPlan:
         beyond = self._position(step) + self._size - self.order.size(epoch)
         return min(max(0, beyond), self._size) if self.padded else 0
 
+    def consumed(self, epoch: int, step: int) -> int:
+        """How far the order is used up when every rank has done the steps before this one: the next `start`."""
+        return min(self._position(step) - self.rank * self._size, self.order.size(epoch))
+
     def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)
         return Draw(self, epoch, max(start, self.first_step))
