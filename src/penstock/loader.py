@@ -294,6 +294,11 @@ class DataLoader(Generic[T_co]):
             if order is not None:
                 return self._cut(order)
             sampler, batched = options.sampler, False
+        if options.last_batch == "pad":
+            raise ValueError(
+                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed since '
+                "(a generator, or keys that are not integers from 0 on), and now only reading it tells where it ends."
+            )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self) -> Order | None:

@@ -162,6 +162,15 @@ def test_a_stream_cannot_be_padded(given: dict[str, Any]) -> None:
         DataLoader(Stream(), seed=0, **given)
 
 
+def test_a_sampler_that_lost_its_order_since_cannot_be_padded_any_more() -> None:
+    sampler: SubsetRandomSampler[Any] = SubsetRandomSampler([1, 2, 3])
+    loader = DataLoader(range(9), sampler=sampler, shard=(0, 2), seed=0)
+    assert len(list(loader)) == 2
+    sampler.indices = ["a", "b"]
+    with pytest.raises(ValueError, match="SubsetRandomSampler whose order was known. It was changed since"):
+        iter(loader)
+
+
 def test_the_samplers_of_a_rank_show_its_share() -> None:
     loader = DataLoader(range(9), batch_size=2, shard=(1, 2), seed=0)
     batches = [batch.tolist() for batch in loader]
