@@ -296,8 +296,8 @@ class DataLoader(Generic[T_co]):
             sampler, batched = options.sampler, False
         if options.last_batch == "pad":
             raise ValueError(
-                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed since '
-                "(a generator, or keys that are not integers from 0 on), and now only reading it tells where it ends."
+                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed '
+                "since (a generator, or keys that are not integers from 0 on), and where it ends is not known now."
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 

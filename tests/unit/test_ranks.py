@@ -167,7 +167,7 @@ def test_a_sampler_that_lost_its_order_since_cannot_be_padded_any_more() -> None
     loader = DataLoader(range(9), sampler=sampler, shard=(0, 2), seed=0)
     assert len(list(loader)) == 2
     sampler.indices = ["a", "b"]
-    with pytest.raises(ValueError, match="SubsetRandomSampler whose order was known. It was changed since"):
+    with pytest.raises(ValueError, match="SubsetRandomSampler whose order was known"):
         iter(loader)
 
 
