@@ -8,6 +8,7 @@ from penstock.errors import (
     InternalError,
     LoaderTimeout,
     RemoteTraceback,
+    StateError,
     UnshippableDataset,
     WorkerLost,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "StackDataset",
+    "StateError",
     "Subset",
     "SubsetRandomSampler",
     "UnshippableDataset",

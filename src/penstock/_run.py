@@ -11,7 +11,10 @@ from penstock.plan import Draw, Plan
 
 
 class Run:
-    """The steps of one epoch, in order. Once one cannot be drawn there are no more."""
+    """The steps of one epoch, in order. Once one cannot be drawn there are no more.
+
+    `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before.
+    """
 
     def __init__(
         self,
@@ -20,6 +23,8 @@ class Run:
         kind: Kind,
         keys: Iterator[Any],
         plan: Plan | None,
+        step: int = 0,
+        skip: frozenset[int] = frozenset(),
     ) -> None:
         self.epoch = epoch
         self.plan = plan
@@ -29,7 +34,8 @@ class Run:
         self._kind = kind
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
-        self._step = 0 if plan is None else plan.first_step
+        self._step = step
+        self._skip = skip
 
     def follow(self) -> Run | None:
         """The epoch after this one, where drawing it has no side effects."""
@@ -46,6 +52,8 @@ class Run:
         """
         if self.error is not None:
             return None
+        if self._skip:
+            most = 1
         count = 1
         try:
             if self._take is not None:
@@ -61,4 +69,7 @@ class Run:
             return None
         task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count)
         self._step += count
+        if task.step in self._skip:
+            self._skip -= {task.step}
+            return self.draw(seq, most)
         return task

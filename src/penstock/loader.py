@@ -13,7 +13,8 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +29,7 @@ from penstock._work.task import MOST_STEPS, Job, Kind
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
+from penstock.checkpoint import Progress, State
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
 from penstock.plan.samplers import BatchSampler, order_of
@@ -129,6 +131,8 @@ class DataLoader(Generic[T_co]):
         self._epoch: int | None = None
         self._length: int | None = None
         self._promised: int | None = None
+        self._progress: Progress | None = None
+        self._resume: State | None = None
         self._give_crews()
 
     _make_runner: ClassVar[type | None] = None
@@ -153,6 +157,53 @@ class DataLoader(Generic[T_co]):
         if not 0 <= epoch < 1 << 62:
             raise ValueError(f"An epoch is a number from 0 to 2**62 - 1, got {epoch!r}.")
         self._next_epoch, self._epoch = int(epoch), None
+        self._progress = self._resume = None
+
+    # Stopping and going on.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+
+        Plain data, ready for JSON. It may be taken at any point, also inside a loop.
+        """
+        if self._resume is not None:
+            state = self._resume
+        elif self._progress is None or self._progress.is_over:
+            state = State(self._next_epoch, 0)
+        else:
+            state = State(self._progress.epoch, self._progress.steps, tuple(sorted(self._progress.beyond)))
+        return replace(state, seed=self.seed, about=self._about()).as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
+
+        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        """
+        parsed = State.parse(state)
+        parsed.check(self._about())
+        given = self._options.seed
+        if given is not None:
+            replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
+        if parsed.seed != self._seed:
+            self._crews.close()  # workers have the seed from the beginning
+            self._seed = parsed.seed
+        self.set_epoch(parsed.epoch)
+        self._resume = parsed
+
+    def _about(self) -> dict[str, Any]:
+        """What must not change between a state and its loading."""
+        options = self._options
+        order: Any = options.batch_sampler or options.sampler
+        name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
+        sized = self._kind in _BY_KEY and isinstance(self._dataset, Sized)
+        return {
+            "kind": self._kind.name.lower(),
+            "length": len(self._dataset) if sized else None,
+            "order": name if self._kind in _BY_KEY else "stream",
+            "batch_size": options.batch_size,
+            "last_batch": options.last_batch,
+            "world": options.shard.world,
+        }
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -319,15 +370,17 @@ class DataLoader(Generic[T_co]):
         plan = self._plan() if self._kind in _BY_KEY else None
         engine = self._take_engine()
         try:
-            ahead = engine.ahead
-            if ahead is None or ahead.epoch != epoch or ahead.plan != plan:
-                ahead = self._new_run(epoch, plan)
-            iterator = kind(self, engine, ahead)
+            resume, ahead = self._resume, engine.ahead
+            if ahead is None or ahead.epoch != epoch or ahead.plan != plan or resume is not None:
+                ahead = self._new_run(epoch, plan, resume or State(epoch, 0))
+            progress = Progress(epoch, resume.steps, resume.beyond) if resume else Progress(epoch)
+            iterator = kind(self, engine, ahead, progress)
             engine.open(ahead)
         except BaseException:
             engine.close()
             raise
         self._epoch, self._next_epoch = epoch, epoch + 1
+        self._resume, self._progress = None, progress
         return iterator
 
     def _take_engine(self) -> Engine:
@@ -340,17 +393,20 @@ class DataLoader(Generic[T_co]):
         self._length = length
         return engine or self._new_engine()
 
-    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None) -> Run:
+    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]
         options = self._options
+        size, skip = options.batch_size or 1, frozenset(at.beyond)
         if plan is not None:
-            keys = plan.draw(epoch)
+            keys = plan.draw(epoch, at.steps)
         elif self._kind in _PULLED:
-            keys = itertools.repeat(options.batch_size or 1)
+            # The reader is told to pass over what was handed out. It cannot leave out single steps.
+            first = [(size, True)] if at.steps else []
+            keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
             items = _items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
-            keys = deal(items, *options.shard, options.drop_last)
-        return Run(self._runs, epoch, self._kind, keys, plan)
+            keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
+        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
 
     def _new_engine(self) -> Engine:
         options = self._options
@@ -446,8 +502,9 @@ class _Crews:
 class _Reader:
     """One epoch, batch by batch. It has its engine to itself until it ends or is dropped."""
 
-    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run) -> None:
+    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run, progress: Progress) -> None:
         self._loader: DataLoader[Any] = loader
+        self._progress = progress
         self._engine: Engine | None = engine
         self._plan = run.plan
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
@@ -457,6 +514,8 @@ class _Reader:
         if self._engine is None:
             raise StopIteration
         delivery = self._engine.next(self._timeout)
+        if delivery.task is not None:
+            self._progress.passed(delivery.task.step)
         if delivery.error is not None:
             error = delivery.error
             del delivery
@@ -465,6 +524,7 @@ class _Reader:
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
+            self._progress.is_over = True
             self._let_go(cancel=False)
             raise StopIteration
         self._yielded += 1

@@ -101,6 +101,38 @@ def test_more_ranks_share_a_stream(stream: Any, last_batch: str, world: int) -> 
             assert same(list(loader), alone[rank::world])
 
 
+@pytest.mark.parametrize(
+    ("dataset", "kwargs"),
+    [
+        (sources.Noisy(), {"batch_size": 1, "shuffle": True, "last_batch": "pad"}),
+        (Restless(13), {"batch_size": 1, "last_batch": "drop"}),
+        (Restless(13), {"batch_size": None, "last_batch": "keep"}),
+        (sources.Shuffling(), {"batch_size": 1, "last_batch": "keep"}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else value["last_batch"],
+)
+@pytest.mark.parametrize("shard", [(0, 1), (2, 3)])
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_a_rank_that_stopped_goes_on_where_it_was(
+    make: Any, dataset: Any, kwargs: dict[str, Any], shard: tuple[int, int]
+) -> None:
+    if make([]).backend == "thread":
+        pytest.skip("threads share the global generators")
+    if shard == (0, 1):
+        kwargs = {**kwargs, "last_batch": "keep"}
+    whole = list(Loader(dataset, seed=3, shard=shard, **kwargs).batches())
+    loader = make(dataset, seed=3, shard=shard, **kwargs)
+    for stop in (1, 3, len(whole)):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        loader.load_state_dict(loader.state_dict())
+        rest = list(loader.batches())
+        assert same(data(rest), data(whole[stop:]))
+        assert [batch.step for batch in rest] == list(range(stop, len(whole)))
+
+
 def test_padded_ranks_have_full_batches_and_say_which_rows_are_extra(make: Any) -> None:
     ranks = [share(make, rank, sources.Squares(9), batch_size=2) for rank in range(WORLD)]
     assert [[batch.index.tolist() for batch in rank] for rank in ranks] == [

@@ -24,9 +24,9 @@ def test_it_is_a_torch_loader() -> None:
 
 
 def test_it_takes_torchs_arguments_and_seed() -> None:
-    ours = dict(inspect.signature(Ours.__init__).parameters)
+    ours = dict(inspect.signature(Ours).parameters)
     ours.pop("seed", None)
-    theirs = dict(inspect.signature(Theirs.__init__).parameters)
+    theirs = dict(inspect.signature(Theirs).parameters)
     assert {name: (p.kind, p.default) for name, p in ours.items()} == {
         name: (p.kind, p.default) for name, p in theirs.items()
     }
@@ -266,7 +266,8 @@ def test_workers_start_with_the_first_iterator_and_can_be_watched(persistent: bo
         assert set(children()) == before
         batches = iter(loader)
         workers = batches._workers
-        assert {str(worker.pid) for worker in workers} <= set(children()) - before
+        for worker in workers:
+            os.kill(worker.pid, 0)  # it is there
         tape.append([(worker.is_alive(), worker.exitcode) for worker in workers])
         for worker, pid in batches:
             assert workers[worker].pid == pid
@@ -301,9 +302,6 @@ DATASETS: dict[str, Any] = {
     "random_split": lambda: torch.utils.data.random_split(sources.Noisy(10), [7, 3])[0],
     "ConcatDataset": lambda: torch.utils.data.ConcatDataset([sources.Noisy(3), sources.Noisy(6)]),
     "ChainDataset": lambda: torch.utils.data.ChainDataset([sources.NoisyStream(3), sources.NoisyShards(4)]),
-    "a datapipe": lambda: (
-        torch.utils.data.datapipes.iter.IterableWrapper(range(9)).shuffle().sharding_filter()
-    ),
     "a list": lambda: [float(i) for i in range(9)],
     "a dict": lambda: {i: str(i) for i in range(9)},
     "a tensor": lambda: torch.arange(18).reshape(9, 2),

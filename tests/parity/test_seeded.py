@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -151,3 +152,21 @@ def test_persistent_workers_end_with_their_iterator() -> None:
     del iterator
     worker.join()
     assert not worker.is_alive()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_is_resumed_on_another_number_of_workers(workers: int) -> None:
+    (whole,) = epochs(Noisy(), 1, shuffle=True, batch_size=4)
+    taken = DataLoader(Noisy(), 4, shuffle=True, seed=11, num_workers=1)
+    batches = iter(taken)
+    for _ in range(3):
+        next(batches)
+    loader = DataLoader(Noisy(), 4, shuffle=True, seed=11, num_workers=workers)
+    loader.load_state_dict(json.loads(json.dumps(taken.state_dict())))
+    assert difference(list(loader), whole[3:]) is None
+
+
+def test_without_a_seed_there_is_no_state() -> None:
+    """Lightning puts the state of every loader that has one into its checkpoints."""
+    assert not hasattr(DataLoader(Noisy()), "state_dict")
+    assert not hasattr(DataLoader(Noisy()), "load_state_dict")

@@ -27,6 +27,7 @@ SOURCES: dict[str, Any] = {
     "many": sources.NoisyMany,
     "stream": sources.NoisyStream,
     "shards": sources.NoisyShards,
+    "uneven": sources.NoisyUneven,
 }
 
 
@@ -119,7 +120,7 @@ ALL = 1000
 @st.composite
 def cases(draw: st.DrawFn, workers: int, most_workers: int) -> Case:
     source = draw(st.sampled_from(list(SOURCES)))
-    streaming = source in ("stream", "shards")
+    streaming = source in ("stream", "shards", "uneven")
     n = draw(st.integers(0 if streaming else 1, 14))
     keyed = st.sampled_from([f"keys: {name}" for name in ORDERS])
     batched = st.sampled_from([f"batches: {name}" for name in BATCH_ORDERS])
@@ -155,6 +156,6 @@ def test_without_workers_the_stream_is_torchs(case: Case) -> None:
 
 
 @given(cases(workers=1, most_workers=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_with_workers_the_stream_is_torchs(case: Case) -> None:
     both(case)

@@ -1,4 +1,4 @@
-"""A run numbers its steps as its plan does, and the run after it is a whole epoch."""
+"""A run numbers its steps as it is told, and the run after it is a whole epoch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from penstock._work.task import Kind
 from penstock.plan import OrderPlan, SamplerPlan, Sequential
 
 
-def new_run(plan: OrderPlan | SamplerPlan) -> Run:
-    return Run(count(), 4, Kind.KEYS, plan.draw(4), plan)
+def new_run(plan: OrderPlan | SamplerPlan, step: int = 0) -> Run:
+    return Run(count(), 4, Kind.KEYS, plan.draw(4, step), plan, step)
 
 
 def test_steps_are_numbered_from_where_the_plan_begins() -> None:
-    run = new_run(OrderPlan(Sequential(10), 2, start=4))
+    plan = OrderPlan(Sequential(10), 2, start=4)
+    run = new_run(plan, plan.first_step)
     tasks = [run.draw(seq) for seq in range(4)]
     assert [None if task is None else (task.step, task.keys.tolist()) for task in tasks] == [
         (2, [4, 5]),

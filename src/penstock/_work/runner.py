@@ -153,9 +153,9 @@ class Runner:
             case Kind.ITEM:
                 return self._each(self._loader(), [task.keys])[0]
             case Kind.PULL:
-                return self._pull(task, task.keys)
+                return self._pull(task)
             case Kind.PULL_ONE:
-                return self._pull(task, 1)[0]
+                return self._pull(task)[0]
 
     def _fetch(self, keys: Any) -> Sequence[Any]:
         keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
@@ -184,9 +184,10 @@ class Runner:
         assert self._load is not None, "only streams that define load() have items"
         return self._load
 
-    def _pull(self, task: Task, count: int) -> list[Any]:
+    def _pull(self, task: Task) -> list[Any]:
+        count, resumed = _pulled(task)
         if task.run != self._stream_run:
-            self._open_stream(task)
+            self._open_stream(task, resumed)
         self._pass_over(task, count, self._number(task.step))
         samples = self._take(count)
         if not samples or (self._stream_ended and self._job.drop_last):
@@ -203,7 +204,10 @@ class Runner:
         return samples
 
     def _pass_over(self, task: Task, count: int, until: int) -> None:
-        """Reads the batches of other ranks, each with the random numbers that it is read with there."""
+        """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
+
+        Each is read with the random numbers that it was read with there, so the stream is the same stream.
+        """
         if self._stream_read >= until:
             return
         while self._stream_read < until and not self._stream_ended:
@@ -218,16 +222,15 @@ class Runner:
 
     def _finish_round(self, task: Task) -> None:
         """Where ranks end together, a step counts only if every rank has its batch of it."""
-        count = task.keys if task.kind is Kind.PULL else 1
-        self._pass_over(task, count, (task.step + 1) * self._world)
+        self._pass_over(task, _pulled(task)[0], (task.step + 1) * self._world)
         if self._stream_ended:
             raise StreamEnded
 
-    def _open_stream(self, task: Task) -> None:
+    def _open_stream(self, task: Task, resumed: bool) -> None:
         self._stream_run = task.run
         self._stream_read, self._stream_ended = 0, False
         self._stream = iter(())
-        if task.step > 0:
+        if task.step > 0 and not resumed:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
                 "stream's position died with it: the epoch ends here. The samples before this step were "
@@ -235,9 +238,14 @@ class Runner:
                 "process instead, and loses nothing when a worker dies."
             )
         self._at = "iter(dataset), "
-        if self._rank > 0:
+        if self._number(task.step) > 0:
             self._reseed(task.epoch, 0)
         self._stream = iter(self._job.dataset)
+
+
+def _pulled(task: Task) -> tuple[int, bool]:
+    """How many samples to take from the stream, and whether the run was resumed at this task."""
+    return task.keys if isinstance(task.keys, tuple) else (task.keys, False)
 
 
 def _name_rows(error: CollateError, task: Task) -> None:

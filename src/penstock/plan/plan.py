@@ -23,11 +23,6 @@ _BLOCK = 4096
 class Plan(Protocol):
     """The keys of every step, step by step."""
 
-    @property
-    def first_step(self) -> int:
-        """The number of the first step that is drawn."""
-        ...
-
     def after(self) -> Plan | None:
         """The plan of the next epoch; None where it cannot be drawn twice and without side effects."""
         ...
@@ -88,6 +83,7 @@ class OrderPlan:
 
     @property
     def first_step(self) -> int:
+        """The number of the first step that is dealt."""
         return -(-self.start // self._stride)
 
     def after(self) -> OrderPlan:
@@ -206,10 +202,6 @@ class SamplerPlan:
         if not self.batched:
             _check_batching(self.batch_size, self.drop_last, self.world)
         _check_rank(self.rank, self.world)
-
-    @property
-    def first_step(self) -> int:
-        return 0
 
     def after(self) -> None:
         return None

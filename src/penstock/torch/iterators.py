@@ -91,19 +91,18 @@ class Workers(_Ours):
             raise AssertionError("prefetch_factor must be greater than 0")
         self._kind = _kind(loader)
         self._runs = itertools.count()
-        self._engine, backend = _new_engine(loader, self._kind, self._base_seed)
         self._reset(loader, first_iter=True)
-        self._workers = backend.workers
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         engine = self._engine
-        if engine is None or engine.closed:
-            raise RuntimeError("The workers of this loader have ended. Make a new loader.")
-        if not first_iter:
+        if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
+            engine = self._engine = _new_engine(loader, self._kind, self._base_seed)
+        else:
             engine.cancel()
         private.BaseIterator._reset(self, loader, first_iter)
         self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None)
         engine.open(self._run)
+        self._workers = engine.workers
         self._raise_the_samplers_error()
         _count()
 
@@ -212,7 +211,7 @@ _DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
 }
 
 
-def _new_engine(loader: Any, kind: Kind, base_seed: int) -> tuple[Engine, ProcessBackend]:
+def _new_engine(loader: Any, kind: Kind, base_seed: int) -> Engine:
     workers = loader.num_workers
     window = loader.prefetch_factor * workers
     job = Job(
@@ -231,4 +230,4 @@ def _new_engine(loader: Any, kind: Kind, base_seed: int) -> tuple[Engine, Proces
     context = loader.multiprocessing_context or multiprocessing.get_start_method()
     backend = ProcessBackend(job, choose_method(context), explicit=True)
     scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)
-    return Engine(backend, scheduler, retries=0, look_ahead=False), backend
+    return Engine(backend, scheduler, retries=0, look_ahead=False)

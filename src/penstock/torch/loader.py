@@ -22,7 +22,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
     hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
-    of workers, and a worker that dies is replaced.
+    of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
+    any batch.
     """
 
     def __init__(self, *args: Any, seed: int | None = None, **kwargs: Any) -> None:
@@ -38,6 +39,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
             )
         core_of(self, self.seed).set_epoch(epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only with a seed: frameworks call these wherever a loader has them.
+        seed = self.__dict__.get("seed")
+        if seed is not None and name in ("state_dict", "load_state_dict"):
+            return getattr(core_of(self, seed), name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
 
 def _iterate(loader: Any) -> Any:
