@@ -23,7 +23,6 @@ class Run:
         kind: Kind,
         keys: Iterator[Any],
         plan: Plan | None,
-        seed: int,
         step: int = 0,
         skip: frozenset[int] = frozenset(),
     ) -> None:
@@ -33,19 +32,18 @@ class Run:
         self._numbers = numbers
         self._number = next(numbers)
         self._kind = kind
-        self._reads = kind in (Kind.ITEMS, Kind.ITEM)
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
-        self._seed = seed
         self._step = step
         self._skip = skip
 
     def follow(self) -> Run | None:
         """The epoch after this one, where drawing it has no side effects."""
-        if self.plan is None or not self.plan.repeatable:
+        plan = None if self.plan is None else self.plan.after()
+        if plan is None:
             return None
         epoch = self.epoch + 1
-        return Run(self._numbers, epoch, self._kind, self.plan.draw(epoch), self.plan, self._seed)
+        return Run(self._numbers, epoch, self._kind, plan.draw(epoch), plan)
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """The next step as the task `seq`; None at the end, or where the user's code raised.
@@ -60,17 +58,12 @@ class Run:
         try:
             if self._take is not None:
                 keys, count = self._take(most)
-            elif self._reads:
-                from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
-
-                with borrowed_generators(self._seed, self.epoch, self._step, READ):
-                    keys = next(self._keys)
             else:
                 keys = next(self._keys)
         except StopIteration:
             return None
         except Exception as error:
-            what = "the stream" if self._reads else "the sampler"
+            what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
             annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
             self.error = error
             return None

@@ -17,7 +17,8 @@ class Batch(Generic[T]):
 
     `data` is what plain iteration yields. `index` has one sample key for each row, where keys are
     integers (for a stream: the positions in it), else None. `pad` is how many rows at the end are
-    only there to fill it up, `extra` is whatever the source sent along.
+    only there to fill it up (`last_batch="pad"`), and do not count in a metric. `extra` is whatever the
+    source sent along.
     """
 
     data: T

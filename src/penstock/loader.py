@@ -32,8 +32,8 @@ from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
 from penstock.checkpoint import Progress, State
 from penstock.options import Options
-from penstock.plan import OrderPlan, SamplerPlan, Sequential, Shuffled
-from penstock.plan.samplers import BatchSampler
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
+from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
 
@@ -57,6 +57,11 @@ class DataLoader(Generic[T_co]):
     With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
     function of the seed (threads share these two, so with them only the order is). Without, a seed is
     drawn from `generator`, or else from numpy's global one.
+
+    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader has one rank's share of
+    each step: `world * batch_size` samples of the one order that all ranks have from their common seed.
+    `last_batch` says what becomes of an end that does not come out even: "keep" (a shorter batch), "drop", or
+    "pad" (full batches on every rank, see `Batch.pad`), which is the default where there are ranks.
 
     Worker processes have the dataset as it was when they were started. They are started anew when
     its length has changed; any other change needs a new loader.
@@ -90,6 +95,8 @@ class DataLoader(Generic[T_co]):
         backend: str | None = None,
         seed: int | None = None,
         retries: int = 2,
+        shard: tuple[int, int] | str | None = None,
+        last_batch: str | None = None,
     ) -> None:
         stream = is_stream(dataset)
         self._options = Options.resolve(
@@ -113,6 +120,8 @@ class DataLoader(Generic[T_co]):
             backend=backend,
             seed=seed,
             retries=retries,
+            shard=shard,
+            last_batch=last_batch,
         )
         self._dataset = dataset
         self._kind = _kind(dataset, stream, self._batched)
@@ -193,7 +202,8 @@ class DataLoader(Generic[T_co]):
             "length": len(self._dataset) if sized else None,
             "order": name if self._kind in _BY_KEY else "stream",
             "batch_size": options.batch_size,
-            "drop_last": options.drop_last,
+            "last_batch": options.last_batch,
+            "world": options.shard.world,
         }
 
     def __len__(self) -> int:
@@ -208,7 +218,7 @@ class DataLoader(Generic[T_co]):
             raise TypeError(
                 f"The stream {type(self._dataset).__name__} has no len(), so the loader has none."
             )
-        self._promised = OrderPlan(Sequential(len(self._dataset)), self.batch_size, self.drop_last).steps(0)
+        self._promised = self._cut(Sequential(len(self._dataset))).steps(0)
         return self._promised
 
     # A dataset that changes.
@@ -263,6 +273,8 @@ class DataLoader(Generic[T_co]):
     in_order = property(lambda self: self._options.in_order)
     backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
     retries = property(lambda self: self._options.retries)
+    shard = property(lambda self: self._options.shard, doc="This loader's rank, and of how many.")
+    last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop" or "pad".')
 
     @property
     def seed(self) -> int:
@@ -327,7 +339,7 @@ class DataLoader(Generic[T_co]):
     def _check_dataset(self) -> None:
         options, dataset = self._options, self._dataset
         if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
-            if self._kind in (Kind.PULL, Kind.PULL_ONE) and options.num_workers > 1:
+            if self._kind in _PULLED and options.num_workers > 1:
                 warnings.warn(
                     f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
                     f"{options.num_workers} have nothing to do and are not started. Where the stream hands out "
@@ -349,13 +361,31 @@ class DataLoader(Generic[T_co]):
     def _plan(self) -> OrderPlan | SamplerPlan:
         """Which keys each step has, for the dataset as long as it is now."""
         options = self._options
-        if options.batch_sampler is not None:
-            return SamplerPlan(options.batch_sampler, batched=True)
-        if options.sampler is not None:
-            return SamplerPlan(options.sampler, options.batch_size, options.drop_last)
+        sampler, batched = options.batch_sampler, True
+        if sampler is None:
+            order = self._order()
+            if order is not None:
+                return self._cut(order)
+            sampler, batched = options.sampler, False
+        if options.last_batch == "pad":
+            raise ValueError(
+                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed '
+                "since (a generator, or keys that are not integers from 0 on), and where it ends is not known now."
+            )
+        return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
+
+    def _order(self) -> Order | None:
+        """The order, if it is a function; None where the sampler is not one of ours."""
+        if self._options.sampler is not None:
+            return order_of(self._options.sampler, self.seed)
         n = len(self._dataset)
-        order = Shuffled(n, self.seed) if options.shuffle else Sequential(n)
-        return OrderPlan(order, options.batch_size, options.drop_last)
+        return Shuffled(n, self.seed) if self._options.shuffle else Sequential(n)
+
+    def _cut(self, order: Order) -> OrderPlan:
+        options = self._options
+        return OrderPlan(
+            order, options.batch_size, options.drop_last, options.last_batch == "pad", *options.shard
+        )
 
     def _start(self, kind: type[_I]) -> _I:
         epoch = self._next_epoch
@@ -390,22 +420,23 @@ class DataLoader(Generic[T_co]):
 
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]
-        size, skip = self._options.batch_size or 1, frozenset(at.beyond)
+        options = self._options
+        size, skip = options.batch_size or 1, frozenset(at.beyond)
         if plan is not None:
             keys = plan.draw(epoch, at.steps)
-        elif self._kind in (Kind.PULL, Kind.PULL_ONE):
+        elif self._kind in _PULLED:
             # The reader is told to pass over what was handed out. It cannot leave out single steps.
-            first = [] if not at.steps else [(size, at.steps * size)]
+            first = [(size, True)] if at.steps else []
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
-            keys = _items(self._dataset, self._options.batch_size, self._options.drop_last)
-            keys = itertools.islice(keys, at.steps, None) if at.steps else keys
-        return Run(self._runs, epoch, self._kind, keys, plan, self.seed, at.steps, skip)
+            items = _items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
+            keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
+        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
 
     def _new_engine(self) -> Engine:
         options = self._options
         workers = options.num_workers
-        if self._kind in (Kind.PULL, Kind.PULL_ONE):
+        if self._kind in _PULLED:
             workers = min(workers, 1)
         window = max(1, workers * (options.prefetch_factor or 1))
         collate_fn = options.collate_fn
@@ -416,12 +447,13 @@ class DataLoader(Generic[T_co]):
             num_workers=workers,
             seed=self.seed,
             drop_last=options.drop_last,
+            shard=options.shard,
             # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
             slots=window * MOST_STEPS + workers,
             make_runner=self._make_runner,
         )
         # A stream that a worker reads cannot be read again from the middle.
-        retries = 0 if self._kind in (Kind.PULL, Kind.PULL_ONE) else options.retries
+        retries = 0 if self._kind in _PULLED else options.retries
         scheduler = Scheduler(
             window=window,
             workers=max(1, workers),
@@ -461,6 +493,8 @@ class DataLoader(Generic[T_co]):
 
 # The kinds of task that name samples by key: of all datasets but streams.
 _BY_KEY = (Kind.KEYS, Kind.KEY)
+# Those of streams that a worker reads.
+_PULLED = (Kind.PULL, Kind.PULL_ONE)
 
 _SETTINGS = frozenset({"dataset", *Options.__slots__})
 
@@ -561,7 +595,8 @@ class _IndexedBatches(_Reader):
         delivery = self._next()
         task = delivery.task
         assert task is not None
-        return Batch(delivery.data, _index(delivery, self._loader.batch_size), task.epoch, task.step)
+        pad = 0 if self._plan is None else self._plan.pad(task.epoch, task.step)
+        return Batch(delivery.data, _index(delivery, self._loader), task.epoch, task.step, pad)
 
 
 _I = TypeVar("_I", bound=_Reader)
@@ -574,12 +609,21 @@ class _Keys:
         self._loader = loader
 
     def __iter__(self) -> Iterator[int]:
-        plan = self._loader._plan()
-        assert isinstance(plan, OrderPlan)
-        return OrderPlan(plan.order, None).draw(self._loader.epoch)
+        plan = self._plan()
+        for keys in plan.draw(self._loader.epoch):
+            yield from np.atleast_1d(keys).tolist()
 
     def __len__(self) -> int:
-        return len(self._loader.dataset)
+        epoch, plan = self._loader.epoch, self._plan()
+        steps = plan.steps(epoch)
+        if steps == 0:
+            return 0
+        return (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
+
+    def _plan(self) -> OrderPlan:
+        plan = self._loader._plan()
+        assert isinstance(plan, OrderPlan)
+        return plan if plan.world > 1 or plan.padded else OrderPlan(plan.order, None)
 
 
 def _kind(dataset: Any, stream: bool, batched: bool) -> Kind:
@@ -590,16 +634,20 @@ def _kind(dataset: Any, stream: bool, batched: bool) -> Kind:
     return Kind.PULL if batched else Kind.PULL_ONE
 
 
-def _items(dataset: Any, batch_size: int | None, drop_last: bool) -> Iterator[Any]:
-    """The light items of a stream, in lists of one batch each."""
-    items = iter(dataset)
-    if batch_size is None:
-        yield from items
-        return
-    while len(chunk := list(itertools.islice(items, batch_size))) == batch_size:
-        yield chunk
-    if chunk and not drop_last:
-        yield chunk
+def _items(dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epoch: int) -> Iterator[Any]:
+    """The light items of a stream, in lists of one batch each, which are read alike on every rank."""
+    from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
+
+    size = batch_size or 1
+    items: Iterator[Any] | None = None
+    for number in itertools.count():
+        with borrowed_generators(seed, epoch, number, READ):
+            items = iter(dataset) if items is None else items
+            chunk = list(itertools.islice(items, size))
+        if chunk and (len(chunk) == size or not drop_last):
+            yield chunk[0] if batch_size is None else chunk
+        if len(chunk) < size:
+            return
 
 
 def _new_backend(job: Job, options: Options) -> Backend:
@@ -616,12 +664,13 @@ def _new_backend(job: Job, options: Options) -> Backend:
     return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)
 
 
-def _index(delivery: Delivery, batch_size: int | None) -> NDArray[np.uint64] | None:
+def _index(delivery: Delivery, loader: DataLoader[Any]) -> NDArray[np.uint64] | None:
     """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
     task = delivery.task
     assert task is not None
     if task.kind not in _BY_KEY:
-        start = task.step * (batch_size or 1)
+        rank, world = loader._options.shard
+        start = (task.step * world + rank) * (loader.batch_size or 1)
         return np.arange(start, start + delivery.rows, dtype=np.uint64)
     keys = [task.keys] if task.kind is Kind.KEY else task.keys
     if isinstance(keys, np.ndarray):

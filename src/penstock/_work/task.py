@@ -66,6 +66,7 @@ class Job:
     seed: int
     drop_last: bool
     slots: int
+    shard: tuple[int, int] = (0, 1)  # which rank this crew works for, and of how many
     make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
     log: Log = field(default_factory=Log)

@@ -40,8 +40,8 @@ class SeededRunner(Runner):
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
 
-    def prepare(self, task: Task) -> int:
-        state = super().prepare(task)
+    def seed(self, epoch: int, number: int) -> int:
+        state = super().seed(epoch, number)
         torch.default_generator.manual_seed(state)
         return state
 

@@ -100,7 +100,7 @@ class Workers(_Ours):
         else:
             engine.cancel()
         private.BaseIterator._reset(self, loader, first_iter)
-        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None, 0)
+        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None)
         engine.open(self._run)
         self._workers = engine.workers
         self._raise_the_samplers_error()
