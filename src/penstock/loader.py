@@ -10,7 +10,6 @@ backend  where it is done                   penstock.backends, penstock._work
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -19,13 +18,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock._engine import Delivery, Engine
+from penstock._engine import Engine
+from penstock._readers import Batches, IndexedBatches, Reader
 from penstock._run import Run
 from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
-from penstock._work.task import MOST_STEPS, Job, Kind
+from penstock._work.task import BY_KEY, MOST_STEPS, Job, Kind
 from penstock._work.updates import Setting
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
@@ -145,11 +144,11 @@ class DataLoader(Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         """The next epoch. A second live iterator is independent of the first, and is the epoch after it."""
-        return self._start(_Batches)
+        return self._start(Batches)
 
     def batches(self) -> Iterator[Batch[T_co]]:
         """The same stream as iterating over the loader, each batch with its index, epoch and step."""
-        return self._start(_IndexedBatches)
+        return self._start(IndexedBatches)
 
     @property
     def epoch(self) -> int:
@@ -199,11 +198,11 @@ class DataLoader(Generic[T_co]):
         options = self._options
         order: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
         name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
-        sized = self._kind in _BY_KEY and isinstance(self._dataset, Sized)
+        sized = self._kind in BY_KEY and isinstance(self._dataset, Sized)
         return {
             "kind": self._kind.name.lower(),
             "length": len(self._dataset) if sized else None,
-            "order": name if self._kind in _BY_KEY else "stream",
+            "order": name if self._kind in BY_KEY else "stream",
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,
             "world": options.shard.world,
@@ -211,7 +210,7 @@ class DataLoader(Generic[T_co]):
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
-        if self._kind in _BY_KEY:
+        if self._kind in BY_KEY:
             steps = self._plan().steps(self._next_epoch)
             if steps is None:
                 given = (
@@ -303,7 +302,7 @@ class DataLoader(Generic[T_co]):
         None where there is no such thing: for a stream, or beside a batch_sampler.
         """
         options = self._options
-        ours = options.sampler is None and options.batch_sampler is None and self._kind in _BY_KEY
+        ours = options.sampler is None and options.batch_sampler is None and self._kind in BY_KEY
         return _Keys(self) if ours else options.sampler
 
     @property
@@ -395,7 +394,7 @@ class DataLoader(Generic[T_co]):
 
     def _start(self, kind: type[_I]) -> _I:
         epoch = self._next_epoch
-        plan = self._plan() if self._kind in _BY_KEY else None
+        plan = self._plan() if self._kind in BY_KEY else None
         engine = self._take_engine()
         try:
             resume, ahead = self._resume, engine.ahead
@@ -422,7 +421,7 @@ class DataLoader(Generic[T_co]):
         return engine or self._new_engine()
 
     def _length_now(self) -> int | None:
-        return len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
+        return len(self._dataset) if self._kind in BY_KEY and isinstance(self._dataset, Sized) else None
 
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]
@@ -499,8 +498,6 @@ class DataLoader(Generic[T_co]):
             )
 
 
-# The kinds of task that name samples by key: of all datasets but streams.
-_BY_KEY = (Kind.KEYS, Kind.KEY)
 # Those of streams that a worker reads.
 _PULLED = (Kind.PULL, Kind.PULL_ONE)
 
@@ -532,82 +529,7 @@ class _Crews:
             engine.close()
 
 
-class _Reader:
-    """One epoch, batch by batch. It has its engine to itself until it ends or is dropped."""
-
-    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run, progress: Progress) -> None:
-        self._loader: DataLoader[Any] = loader
-        self._progress = progress
-        self._engine: Engine | None = engine
-        self._plan = run.plan
-        self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
-        self._yielded = 0
-
-    def _next(self) -> Delivery:
-        if self._engine is None:
-            raise StopIteration
-        delivery = self._engine.next(self._timeout)
-        if delivery.task is not None:
-            self._progress.passed(delivery.task.step)
-        if delivery.error is not None:
-            error = delivery.error
-            del delivery
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
-        if delivery.task is None:
-            self._progress.is_over = True
-            self._let_go(cancel=False)
-            raise StopIteration
-        self._yielded += 1
-        if self._plan is None:
-            self._loader._count(self._yielded)
-        return delivery
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        """The number of batches in the whole epoch."""
-        return len(self._loader)
-
-    def close(self) -> None:
-        """Abandons the epoch. What workers are at is void and not waited for."""
-        self._let_go(cancel=True)
-
-    def __del__(self) -> None:
-        self._let_go(cancel=True)
-
-    def _let_go(self, cancel: bool) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
-        if engine is None or engine.closed:
-            return
-        if cancel:
-            engine.cancel()
-        self._loader._release(engine)
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings."
-        )
-
-
-class _Batches(_Reader):
-    def __next__(self) -> Any:
-        return self._next().data
-
-
-class _IndexedBatches(_Reader):
-    def __next__(self) -> Batch[Any]:
-        delivery = self._next()
-        task = delivery.task
-        assert task is not None
-        pad = 0 if self._plan is None else self._plan.pad(task.epoch, task.step)
-        return Batch(delivery.data, _index(delivery, self._loader), task.epoch, task.step, pad)
-
-
-_I = TypeVar("_I", bound=_Reader)
+_I = TypeVar("_I", bound=Reader)
 
 
 class _Keys:
@@ -670,19 +592,3 @@ def _new_backend(job: Job, options: Options) -> Backend:
 
     method = choose_method(options.multiprocessing_context)
     return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)
-
-
-def _index(delivery: Delivery, loader: DataLoader[Any]) -> NDArray[np.uint64] | None:
-    """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
-    task = delivery.task
-    assert task is not None
-    if task.kind not in _BY_KEY:
-        rank, world = loader._options.shard
-        start = (task.step * world + rank) * (loader.batch_size or 1)
-        return np.arange(start, start + delivery.rows, dtype=np.uint64)
-    keys = [task.keys] if task.kind is Kind.KEY else task.keys
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.uint64)
-    if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
-        return np.array(keys, np.uint64)
-    return None

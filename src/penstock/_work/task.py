@@ -23,6 +23,8 @@ class Kind(IntEnum):
     PULL_ONE = 5  # one sample from the stream, not batched
 
 
+# Those that name samples by key: of all datasets but streams.
+BY_KEY = (Kind.KEYS, Kind.KEY)
 BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
 
 
