@@ -45,7 +45,7 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import Task, shorten
+from penstock._work.task import Job, Task, shorten
 from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
@@ -80,8 +80,19 @@ class Delivery(NamedTuple):
 class Engine:
     """A crew and its memory. One run at a time is read from it; the next may be prefetched."""
 
-    def __init__(self, backend: Backend, scheduler: Scheduler, *, retries: int, look_ahead: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        job: Job,
+        *,
+        retries: int,
+        look_ahead: bool,
+        bundles: bool = False,
+    ) -> None:
         self._process = _this_process
+        self._job = job  # for workers that are hired later
+        self._most_steps = backend.most_steps if bundles else 1
         self.ahead: Run | None = None
         self._backend = backend
         self._retries = retries
@@ -100,16 +111,19 @@ class Engine:
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
-        # Held while a thread is inside `next`: another may only ask it to close.
-        self._busy = threading.Lock()
+        # Which thread is at it, by one call that cannot be interrupted: an entry of this thread's from before an
+        # interrupt is its own again. While one is inside `next`, another may only ask it to close.
+        self._owner: dict[str, int] = {}
+        self._inside = False
         self._ended_by = ""
         # For an engine that nobody closed, also at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, backend.close)
+        last = (_close_at_last, backend, self._owner) if not backend.leaves_nothing else (bool,)
+        self._finalizer = weakref.finalize(self, *last)
 
     @property
     def closed(self) -> bool:
         """Whether its workers were ended, by `close` or at the interpreter's exit."""
-        return bool(self._ended_by) or not self._finalizer.alive
+        return bool(self._ended_by) or "closed" in self._owner
 
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
@@ -136,15 +150,22 @@ class Engine:
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
             )
-        if not self._busy.acquire(blocking=False):
+        if not self._is_free():
             raise RuntimeError(
                 "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), or "
                 "let them take turns."
             )
         try:
+            self._inside = True
             return self._next(timeout)
         finally:
-            self._busy.release()
+            self._inside = False
+            self._owner.pop("thread", None)
+
+    def _is_free(self) -> bool:
+        """Takes it for this thread, if no other has it."""
+        me = threading.get_ident()
+        return self._owner.setdefault("thread", me) == me and not self._inside
 
     def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
@@ -216,11 +237,13 @@ class Engine:
         While another thread waits for a batch, that thread is woken and does it.
         """
         self._ended_by = self._ended_by or "was closed"
-        if self._busy.acquire(blocking=False):
+        if not self.is_ours():
+            return
+        if self._is_free():
             try:
                 self._end(self._ended_by)
             finally:
-                self._busy.release()
+                self._owner.pop("thread", None)
         else:
             self._backend.wake()
 
@@ -285,7 +308,7 @@ class Engine:
         self._pool.learn(nbytes)
         # One step that was slow says little: it may have had to wait for a processor.
         self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
-        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._backend.most_steps)
+        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._most_steps)
         self._bundle = max(1, int(limit))
 
     # What each command means.
@@ -388,6 +411,13 @@ class Engine:
             "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
             "or look at these samples."
         )
+
+
+def _close_at_last(backend: Backend, owner: dict[str, int]) -> None:
+    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
+    if owner.setdefault("thread", threading.get_ident()) == threading.get_ident():
+        owner["closed"] = True
+        backend.close()
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {

@@ -50,10 +50,15 @@ class Run:
 
         It may be several steps, `most` of them, where looking so far ahead can do no harm.
         """
+        task = self._draw(seq, 1 if self._skip else most)
+        while task is not None and task.step in self._skip:
+            self._skip -= {task.step}
+            task = self._draw(seq, 1)
+        return task
+
+    def _draw(self, seq: int, most: int) -> Task | None:
         if self.error is not None:
             return None
-        if self._skip:
-            most = 1
         count = 1
         try:
             if self._take is not None:
@@ -69,7 +74,4 @@ class Run:
             return None
         task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count)
         self._step += count
-        if task.step in self._skip:
-            self._skip -= {task.step}
-            return self.draw(seq, most)
         return task

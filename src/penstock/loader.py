@@ -124,10 +124,9 @@ class DataLoader(Generic[T_co]):
             last_batch=last_batch,
         )
         self._dataset = dataset
-        self._kind = _kind(dataset, stream, self._batched)
+        self._kind = _kind(stream, self._batched, self._has_load(dataset))
         self._check_dataset()
         self._seed = self._options.seed
-        self._runs = itertools.count()
         self._next_epoch = 0
         self._epoch: int | None = None
         self._length: int | None = None
@@ -137,6 +136,10 @@ class DataLoader(Generic[T_co]):
         self._give_crews()
 
     _make_runner: ClassVar[type | None] = None
+
+    @staticmethod
+    def _has_load(dataset: Any) -> bool:
+        return hasattr(dataset, "load")
 
     # The epochs.
 
@@ -194,7 +197,7 @@ class DataLoader(Generic[T_co]):
     def _about(self) -> dict[str, Any]:
         """What must not change between a state and its loading."""
         options = self._options
-        order: Any = options.batch_sampler or options.sampler
+        order: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
         name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
         sized = self._kind in _BY_KEY and isinstance(self._dataset, Sized)
         return {
@@ -211,7 +214,9 @@ class DataLoader(Generic[T_co]):
         if self._kind in _BY_KEY:
             steps = self._plan().steps(self._next_epoch)
             if steps is None:
-                given = self._options.batch_sampler or self._options.sampler
+                given = (
+                    self._options.batch_sampler if self._options.sampler is None else self._options.sampler
+                )
                 raise TypeError(f"{type(given).__name__} has no len(), so the loader has none.")
             return steps
         if not isinstance(self._dataset, Sized):
@@ -320,15 +325,16 @@ class DataLoader(Generic[T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_crews"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_crews", "_runs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._give_crews()
 
     def _give_crews(self) -> None:
+        self._runs = itertools.count()
+        # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
         self._crews = _Crews()
-        weakref.finalize(self, self._crews.close)
 
     # From the plan to the engine.
 
@@ -464,7 +470,9 @@ class DataLoader(Generic[T_co]):
         engine = Engine(
             _new_backend(job, options),
             scheduler,
+            job,
             retries=retries,
+            bundles=options.timeout == 0,  # a step must not be late because others are done with it
             # Threads share the dataset with the caller, who may change it before the next epoch.
             look_ahead=options.persistent_workers and options.backend == "process",
         )
@@ -626,10 +634,10 @@ class _Keys:
         return plan if plan.world > 1 or plan.padded else OrderPlan(plan.order, None)
 
 
-def _kind(dataset: Any, stream: bool, batched: bool) -> Kind:
+def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:
     if not stream:
         return Kind.KEYS if batched else Kind.KEY
-    if hasattr(dataset, "load"):
+    if has_load:
         return Kind.ITEMS if batched else Kind.ITEM
     return Kind.PULL if batched else Kind.PULL_ONE
 

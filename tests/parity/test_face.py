@@ -15,6 +15,7 @@ import torch.utils.data
 from conftest import children
 from torch.utils.data import IterableDataset
 
+import penstock.torch
 from parity import sources
 from parity.pair import Ours, Tape, Theirs, begin, both, epoch, take
 
@@ -344,3 +345,16 @@ def test_an_iterator_is_its_own_iterator() -> None:
             tape.append([*batches])
 
     both(program)
+
+
+class Own(Theirs):
+    """A loader of somebody's, with an attribute that happens to be called seed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seed = "mine"
+
+
+def test_enable_reads_no_seed_from_loaders_that_are_not_ours() -> None:
+    with penstock.torch.enable():
+        assert [int(batch) for batch in Own(range(4), None, num_workers=1)] == [0, 1, 2, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -26,8 +27,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
     `number` is unique to this worker, and tells its seat too.
     """
-    assert isinstance(payload, Job)
-    job = payload
+    job = payload() if isinstance(payload, weakref.ref) else payload
+    assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
     _give_way()
     board = Board(fds["board"], job.slots)

@@ -55,7 +55,7 @@ class Task(NamedTuple):
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
     """What each worker of a crew has from the beginning: all that does not change from step to step."""
 

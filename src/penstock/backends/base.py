@@ -83,6 +83,8 @@ class Backend(Protocol):
     arena: Arena
     most_steps: int
     """How many steps a task may have."""
+    leaves_nothing: bool
+    """Whether it may be forgotten without being closed."""
 
     @property
     def workers(self) -> list[Any]:

@@ -18,6 +18,7 @@ class InlineBackend:
     """A plain loop in the calling thread."""
 
     most_steps = 1
+    leaves_nothing = True
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)

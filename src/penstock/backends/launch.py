@@ -287,6 +287,7 @@ class Launcher:
         try:
             if self.method != "fork":
                 self._pack()
+                self._payload = None  # it is in the shipment
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:

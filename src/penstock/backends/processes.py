@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +47,7 @@ class ProcessBackend:
     """
 
     most_steps = MOST_STEPS
+    leaves_nothing = False
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         with no_fork():
@@ -84,7 +86,10 @@ class ProcessBackend:
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
         try:
-            self._launcher = Launcher(method, main, job, theirs, explicit=explicit)
+            # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
+            # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
+            payload = weakref.ref(job) if method == "fork" else job
+            self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
         except BaseException:
             self.close()
             raise
@@ -185,6 +190,8 @@ class ProcessBackend:
         return [self._workers[worker] for worker in sorted(self._workers, key=self._seat_of.__getitem__)]
 
     def wake(self) -> None:
+        if os.getpid() != self._pid:
+            return
         os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
 
     def close(self) -> None:
@@ -209,10 +216,11 @@ class ProcessBackend:
         with no_fork():
             for fd in fds:
                 if fd in self._fds or fd in self._unclaimed_strays.values():
-                    forget(fd)
-                    os.close(fd)
+                    # Off the list first: closed twice, its number may be somebody else's by then.
                     self._fds = [other for other in self._fds if other != fd]
                     self._unclaimed_strays = {k: v for k, v in self._unclaimed_strays.items() if v != fd}
+                    forget(fd)
+                    os.close(fd)
 
     def _who(self, worker: int) -> str:
         return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"

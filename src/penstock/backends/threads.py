@@ -31,6 +31,7 @@ class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     most_steps = 1
+    leaves_nothing = False
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch.utils.data
 
 from penstock.torch import private, tensors
-from penstock.torch.iterators import core_of, new_iterator
+from penstock.torch.core import core_of
+from penstock.torch.iterators import Seeded, new_iterator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -27,10 +29,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """
 
     def __init__(self, *args: Any, seed: int | None = None, **kwargs: Any) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
             raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
         super().__init__(*args, **kwargs)
-        self.seed = seed
+        self.seed = None if seed is None else operator.index(seed)
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
@@ -38,14 +40,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(
                 "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
             )
-        core_of(self, self.seed).set_epoch(epoch)
+        core_of(self).set_epoch(epoch)
 
     def __getattr__(self, name: str) -> Any:
         # Only with a seed: frameworks call these wherever a loader has them.
-        seed = self.__dict__.get("seed")
-        if seed is not None and name in ("state_dict", "load_state_dict"):
-            return getattr(core_of(self, seed), name)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        if name in ("state_dict", "load_state_dict"):
+            if self.__dict__.get("seed") is not None:
+                return getattr(core_of(self), name)
+            raise AttributeError(
+                f"{name} needs seed=: without it order and randomness come from torch's generators, as in torch."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _iterate(loader: Any) -> Any:
@@ -54,6 +59,8 @@ def _iterate(loader: Any) -> Any:
             "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
         )
         return _theirs(loader)
+    if isinstance(loader, DataLoader) and loader.seed is not None:
+        return Seeded(loader)
     return new_iterator(loader)
 
 
