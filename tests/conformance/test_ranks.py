@@ -38,6 +38,17 @@ class Restless(IterableDataset[Any]):
         return (np.array([key, np.random.random(), random.random()]) for key in keys)
 
 
+class Late(Restless):
+    """The same, but it draws its order when it is first asked, after something else was drawn."""
+
+    def __iter__(self) -> Iterator[Any]:
+        random.random()
+        return self._draw()
+
+    def _draw(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
 def share(make: Any, rank: int, dataset: Any, **kwargs: Any) -> list[Any]:
     return list(make(dataset, shard=(rank, WORLD), **{"seed": 3, **kwargs}).batches())
 
@@ -91,7 +102,7 @@ def test_ranks_have_the_steps_of_one_process_in_turn(
 
 @pytest.mark.parametrize("world", [3, 5])
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
-@pytest.mark.parametrize("stream", [Restless(32), sources.Shuffling(), Restless(4)])
+@pytest.mark.parametrize("stream", [Restless(32), Late(32), sources.Shuffling(), Restless(4)])
 def test_more_ranks_share_a_stream(stream: Any, last_batch: str, world: int) -> None:
     alone = data(one_process(stream, batch_size=2, drop_last=last_batch == "drop"))
     if last_batch == "drop":
@@ -131,6 +142,11 @@ def test_a_rank_that_stopped_goes_on_where_it_was(
         rest = list(loader.batches())
         assert same(data(rest), data(whole[stop:]))
         assert [batch.step for batch in rest] == list(range(stop, len(whole)))
+
+
+def test_each_batch_of_a_stream_is_read_with_random_numbers_of_its_own() -> None:
+    items = np.concatenate(data(one_process(sources.Shuffling(), batch_size=2)))[:, 0]
+    assert len(set(items - np.floor(items))) == 10
 
 
 def test_padded_ranks_have_full_batches_and_say_which_rows_are_extra(make: Any) -> None:
