@@ -299,3 +299,24 @@ def test_steps_are_not_bundled_where_they_have_a_timeout(monkeypatch: pytest.Mon
 def test_an_array_may_be_a_batch_sampler_of_a_loader_with_a_state() -> None:
     loader = DataLoader(range(9), batch_sampler=np.array([[1, 2], [3, 4]]))
     assert loader.state_dict()["about"]["order"] == "ndarray"
+
+
+def test_a_batch_that_a_forked_child_has_too_is_not_used_again(make_processes: Any) -> None:
+    go, told = os.pipe()
+    answer, answered = os.pipe()
+    loader = make_processes([np.full(1000, i) for i in range(200)], batch_size=2)
+    batches = iter(loader)
+    batch = next(batches)
+    pid = os.fork()
+    if pid == 0:
+        os.read(go, 1)
+        os.write(answered, b"y" if batch[:, 0].tolist() == [0, 1] else b"n")
+        os._exit(0)
+    del batch
+    for _ in batches:
+        pass
+    os.write(told, b"x")
+    assert os.read(answer, 1) == b"y"
+    os.waitpid(pid, 0)
+    for fd in (go, told, answer, answered):
+        os.close(fd)
