@@ -67,11 +67,6 @@ class _Ours(private.WorkersIterator):  # type: ignore[misc]
     def _shutdown_workers(self) -> None:
         raise NotImplementedError
 
-    def _finish(self) -> None:
-        if not self._persistent_workers:
-            self._shutdown_workers()
-        raise StopIteration
-
     def _pinned(self, data: Any) -> Any:
         return private.pin(data, self._pin_memory_device) if self._pin_memory else data
 
@@ -95,7 +90,7 @@ class Workers(_Ours):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         engine = self._engine
         if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
-            engine = self._engine = _new_engine(loader, self._kind, self._base_seed)
+            engine = self._engine = _new_engine(loader, self._base_seed)
         else:
             engine.cancel()
         private.BaseIterator._reset(self, loader, first_iter)
@@ -118,7 +113,9 @@ class Workers(_Ours):
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
-            self._finish()
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise StopIteration
         return self._pinned(delivery.data)
 
     def _raise_the_samplers_error(self) -> None:
@@ -195,7 +192,7 @@ _DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
 }
 
 
-def _new_engine(loader: Any, kind: Kind, base_seed: int) -> Engine:
+def _new_engine(loader: Any, base_seed: int) -> Engine:
     workers = loader.num_workers
     window = loader.prefetch_factor * workers
     job = Job(

@@ -23,20 +23,6 @@ BaseIterator: Any = _dataloader._BaseDataLoaderIter
 InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter
 WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
 
-__all__ = [
-    "ITERATOR_METHOD",
-    "BaseIterator",
-    "ExceptionWrapper",
-    "InlineIterator",
-    "WorkersIterator",
-    "is_pipe",
-    "is_stream",
-    "numpy_seed",
-    "pin",
-    "profiled_as",
-    "set_worker_info",
-]
-
 
 def is_stream(loader: Any) -> bool:
     """Whether the loader reads an IterableDataset."""
