@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock._work.failure import annotate
+from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
 
@@ -55,7 +56,8 @@ class Run:
             elif self._reads:
                 from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
 
-                with borrowed_generators(self._seed, self.epoch, self._step, READ):
+                of = self._seed, self.epoch, self._step, READ
+                with borrowed_generators(*of), working_at(StepSource(*of)):
                     keys = next(self._keys)
             else:
                 keys = next(self._keys)

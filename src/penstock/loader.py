@@ -24,12 +24,13 @@ from penstock._engine import Delivery, Engine
 from penstock._run import Run
 from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
-from penstock._work.task import MOST_STEPS, Job, Kind
+from penstock._work.failure import annotate
+from penstock._work.task import MOST_STEPS, Job, Kind, Mended
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
 from penstock.options import Options
-from penstock.plan import OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan.samplers import BatchSampler
 from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
@@ -54,6 +55,9 @@ class DataLoader(Generic[T_co]):
     With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
     function of the seed (threads share these two, so with them only the order is). Without, a seed is
     drawn from `generator`, or else from numpy's global one.
+
+    `on_error="skip"` leaves samples that raise out of their batch, and "replace" puts others in their place;
+    `max_errors` is how many of an epoch may fail (see `skipped`).
 
     Worker processes have the dataset as it was when they were started. They are started anew when
     its length has changed; any other change needs a new loader.
@@ -87,6 +91,8 @@ class DataLoader(Generic[T_co]):
         backend: str | None = None,
         seed: int | None = None,
         retries: int = 2,
+        on_error: str = "raise",
+        max_errors: int | None = None,
     ) -> None:
         stream = is_stream(dataset)
         self._options = Options.resolve(
@@ -110,6 +116,8 @@ class DataLoader(Generic[T_co]):
             backend=backend,
             seed=seed,
             retries=retries,
+            on_error=on_error,
+            max_errors=max_errors,
         )
         self._dataset = dataset
         self._kind = _kind(dataset, stream, self._batched)
@@ -192,6 +200,17 @@ class DataLoader(Generic[T_co]):
     backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
     retries = property(lambda self: self._options.retries)
 
+    on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
+    max_errors = property(lambda self: self._options.max_errors)
+
+    @property
+    def skipped(self) -> list[tuple[Any, Exception]]:
+        """Key and exception of each sample that failed, in the batches of this epoch that were asked for so far.
+
+        All of them, some 2 KB each with its traceback: where very many may fail, `max_errors` bounds it.
+        """
+        return list(self._skipped)
+
     @property
     def seed(self) -> int:
         """The seed that was given, or the one that was drawn when it was first needed."""
@@ -236,7 +255,7 @@ class DataLoader(Generic[T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_crews"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_crews", "_skipped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -244,6 +263,7 @@ class DataLoader(Generic[T_co]):
 
     def _give_crews(self) -> None:
         self._crews = _Crews()
+        self._skipped: list[tuple[Any, Exception]] = []
         weakref.finalize(self, self._crews.close)
 
     # From the plan to the engine.
@@ -255,6 +275,12 @@ class DataLoader(Generic[T_co]):
     def _check_dataset(self) -> None:
         options, dataset = self._options, self._dataset
         if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
+            if self._kind in (Kind.PULL, Kind.PULL_ONE) and options.on_error == "skip":
+                raise ValueError(
+                    f'on_error="skip" needs samples that are fetched one by one, and {type(dataset).__name__} makes '
+                    "them in its __iter__, which an exception ends. Let it yield light items and define load(item), "
+                    "or catch the exception there."
+                )
             if self._kind in (Kind.PULL, Kind.PULL_ONE) and options.num_workers > 1:
                 warnings.warn(
                     f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
@@ -285,6 +311,11 @@ class DataLoader(Generic[T_co]):
         order = Shuffled(n, self.seed) if options.shuffle else Sequential(n)
         return OrderPlan(order, options.batch_size, options.drop_last)
 
+    def _order(self) -> Order | None:
+        """The order, where it is one of ours."""
+        plan = self._plan()
+        return plan.order if isinstance(plan, OrderPlan) else None
+
     def _start(self, kind: type[_I]) -> _I:
         epoch = self._next_epoch
         plan = self._plan() if self._kind in _BY_KEY else None
@@ -299,13 +330,15 @@ class DataLoader(Generic[T_co]):
             engine.close()
             raise
         self._epoch, self._next_epoch = epoch, epoch + 1
+        self._skipped = iterator.skipped
         return iterator
 
     def _take_engine(self) -> Engine:
         """The idle engine, if its workers know the dataset as it is, or else a new one."""
         length = len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
         engine = self._crews.take()
-        if engine is not None and length != self._length and self._options.backend == "process":
+        stale = self._options.backend == "process" or self._options.on_error == "replace"
+        if engine is not None and length != self._length and stale:
             engine.close()
             engine = None
         self._length = length
@@ -338,6 +371,9 @@ class DataLoader(Generic[T_co]):
             drop_last=options.drop_last,
             # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
             slots=window * MOST_STEPS + workers,
+            batch_size=options.batch_size or 1,
+            on_error=options.on_error,
+            order=self._order() if options.on_error == "replace" else None,
             make_runner=self._make_runner,
         )
         # A stream that a worker reads cannot be read again from the middle.
@@ -419,25 +455,43 @@ class _Reader:
         self._plan = run.plan
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
+        self.skipped: list[tuple[Any, Exception]] = []
 
     def _next(self) -> Delivery:
-        if self._engine is None:
-            raise StopIteration
-        delivery = self._engine.next(self._timeout)
-        if delivery.error is not None:
+        while True:
+            if self._engine is None:
+                raise StopIteration
+            delivery = self._engine.next(self._timeout)
             error = delivery.error
-            del delivery
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
-        if delivery.task is None:
-            self._let_go(cancel=False)
-            raise StopIteration
+            if delivery.mended is not None:
+                error = self._note(delivery.mended)
+            if error is not None:
+                del delivery
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame, which must not hold it in turn
+            if delivery.task is None:
+                self._let_go(cancel=False)
+                raise StopIteration
+            if delivery.rows or delivery.mended is None:
+                break
+            # Nothing is left of the batch: it is passed over.
         self._yielded += 1
         if self._plan is None:
             self._loader._count(self._yielded)
         return delivery
+
+    def _note(self, mended: Mended) -> BaseException | None:
+        """Lists what failed on the way to a batch; the error that is one too many, if there is one."""
+        most, errors = self._loader.max_errors, mended.errors
+        room = len(errors) if most is None else most - len(self.skipped)
+        self.skipped += errors[:room]
+        if room >= len(errors):
+            return None
+        why = f"It is raised because {most} samples of this epoch have failed before it: max_errors={most}."
+        error: BaseException = errors[room][1]
+        return annotate(error, why)
 
     def __iter__(self) -> Any:
         return self
@@ -477,7 +531,9 @@ class _IndexedBatches(_Reader):
         delivery = self._next()
         task = delivery.task
         assert task is not None
-        return Batch(delivery.data, _index(delivery, self._loader.batch_size), task.epoch, task.step)
+        skipped = [] if delivery.mended is None else delivery.mended.errors
+        index = _index(delivery, self._loader.batch_size)
+        return Batch(delivery.data, index, task.epoch, task.step, skipped=skipped)
 
 
 _I = TypeVar("_I", bound=_Reader)
@@ -536,10 +592,13 @@ def _index(delivery: Delivery, batch_size: int | None) -> NDArray[np.uint64] | N
     """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
     task = delivery.task
     assert task is not None
-    if task.kind not in _BY_KEY:
+    if delivery.mended is not None:
+        keys = delivery.mended.keys
+    elif task.kind not in _BY_KEY:
         start = task.step * (batch_size or 1)
         return np.arange(start, start + delivery.rows, dtype=np.uint64)
-    keys = [task.keys] if task.kind is Kind.KEY else task.keys
+    else:
+        keys = [task.keys] if task.kind is Kind.KEY else task.keys
     if isinstance(keys, np.ndarray):
         return keys.astype(np.uint64)
     if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):

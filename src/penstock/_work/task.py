@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.plan.order import Order
+
 
 class Kind(IntEnum):
     """What `Task.keys` holds, and so what is to be done with it."""
@@ -53,6 +55,17 @@ class Task(NamedTuple):
         ]
 
 
+class Mended(NamedTuple):
+    """How a step was done although samples of it failed.
+
+    `keys` are of the rows that are there, `errors` what failed, and how: a key and an exception each, which
+    is in bytes while it travels. In a stream, a key is a position.
+    """
+
+    keys: list[Any]
+    errors: list[tuple[Any, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What each worker of a crew has from the beginning: all that does not change from step to step."""
@@ -64,6 +77,9 @@ class Job:
     seed: int
     drop_last: bool
     slots: int
+    batch_size: int = 1  # samples in each step of a stream but the last
+    on_error: str = "raise"
+    order: Order | None = None  # where a replacement is taken from; None: from the step itself
     make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
-from penstock._work.task import Task
+from penstock._work.task import Mended, Task
 
 
 class Filled(NamedTuple):
@@ -27,6 +27,7 @@ class Filled(NamedTuple):
     seconds: float
     root: NDArray[np.uint8]
     held: Any
+    mended: Mended | None = None
 
 
 class Failed(NamedTuple):

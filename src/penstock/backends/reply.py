@@ -24,6 +24,7 @@ from penstock._memory.layout import Layout, Writer
 from penstock._memory.leaves import Place, dump
 from penstock._memory.mapping import Mapping
 from penstock._memory.tree import Spec
+from penstock._work.task import Mended
 
 
 class Verdict(IntEnum):
@@ -46,11 +47,12 @@ STRAY = struct.Struct("<2q")
 
 
 class Trailer(NamedTuple):
-    """What of a batch is not in its arrays: a layout that is new, and the leaves that are pickled."""
+    """What of a batch is not in its arrays: a layout that is new, the leaves that are pickled, what failed."""
 
     layout: Layout | None
     rest: bytes | None
     buffers: tuple[tuple[int, int], ...]
+    mended: Mended | None
 
 
 def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
@@ -76,11 +78,20 @@ class Replier:
         self._strays = strays
         self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
 
-    def filled(self, seq: int, tree: object, rows: int, writer: Writer, base: int, began: int) -> bytes:
-        written = self._write_batch(tree, writer)
+    def filled(
+        self,
+        seq: int,
+        tree: object,
+        rows: int,
+        writer: Writer,
+        base: int,
+        began: int,
+        mended: Mended | None,
+    ) -> bytes:
+        written = self._write_batch(tree, writer, mended)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
-                written = self._write_batch(tree, writer)
+                written = self._write_batch(tree, writer, mended)
         return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
 
     def failed(self, seq: int, failure: bytes, writer: Writer, base: int, began: int) -> bytes:
@@ -120,17 +131,17 @@ class Replier:
             seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
         )
 
-    def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
+    def _write_batch(self, tree: object, writer: Writer, mended: Mended | None) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), UNNUMBERED)
-        if not rest and number != UNNUMBERED:
+        if not rest and number != UNNUMBERED and mended is None:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
-        trailer = _put(writer, dumps(Trailer(layout, pickled, at)))
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended)))
         # Numbered only now: the parent learns the layout from this trailer, so it must be there.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
