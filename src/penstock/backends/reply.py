@@ -89,7 +89,8 @@ class Replier:
         mended: Mended | None,
     ) -> bytes:
         written = self._write_batch(tree, writer, mended)
-        if writer.overflow:
+        # Twice, where a layout that was known in the slab must be described in the stray.
+        while writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = self._write_batch(tree, writer, mended)
         return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
@@ -149,12 +150,14 @@ class Replier:
 
     @contextmanager
     def _stray(self, seq: int, small: Writer) -> Iterator[Writer]:
-        """A writer on a memfd that is large enough; what is written to it is handed over at the end."""
+        """A writer on a memfd that is large enough; what is written to it is handed over at the end, if it was."""
         # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
         fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
         os.ftruncate(fd, small.used)
-        yield Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
-        socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
+        writer = Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
         os.close(fd)
 
 
