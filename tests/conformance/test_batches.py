@@ -134,5 +134,7 @@ class Wordy(Dataset[Any]):
 
 def test_text_that_outgrows_a_known_layout_arrives_whole(make: Any) -> None:
     batches = list(make(Wordy()))
-    assert [len(batch["text"][0]) for batch in batches] == [10 if key < 20 else 300 * key for key in range(40)]
+    assert [len(batch["text"][0]) for batch in batches] == [
+        10 if key < 20 else 300 * key for key in range(40)
+    ]
     assert [batch["field 7"][0, 2] for batch in batches] == list(range(40))
