@@ -95,6 +95,21 @@ def test_with_a_sampler_a_replacement_comes_from_the_same_step(make: Any) -> Non
     assert all(set(index) <= set(step) - set(BAD) for index, step in zip(found, keys, strict=True))
 
 
+class Picky(sources.Failing):
+    """Only a plain int is a key."""
+
+    def __getitem__(self, key: int) -> Any:
+        assert type(key) is int
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("sampler", [None, list(range(N))])
+def test_a_replacement_is_asked_for_by_a_plain_key(make: Any, sampler: Any) -> None:
+    loader = make(failing(Picky), batch_size=4, sampler=sampler, on_error="replace", seed=0)
+    assert len(list(loader)) == 5
+    assert {type(error) for _, error in loader.skipped} == {ValueError}
+
+
 def test_items_of_a_stream_are_skipped_by_position(make: Any) -> None:
     loader = make(sources.FailingItems(10, frozenset({1, 2, 3, 9})), batch_size=2, on_error="skip")
     assert [(step, data, index) for step, data, index, _ in read(loader)] == [

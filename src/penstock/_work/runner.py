@@ -111,16 +111,13 @@ class Runner:
         """See `penstock.rng`. One generator for each sample, and one for what is done to the step."""
         item, row = (None, -1) if self._fetching is None else self._sample()
         if self._rng is None or self._rng[0] != row:
-            from penstock._work.randomness import (
-                SAMPLE,
-                STEP,
-                generator,
-                number_of,
-            )  # late: see InlineBackend
+            from penstock._work import randomness  # late: see InlineBackend
 
-            epoch, step = self._task.epoch, self._task.step
-            of = (step, STEP) if row < 0 else (number_of(self._key(item, row)), SAMPLE)
-            self._rng = row, generator(self._job.seed, epoch, *of)
+            if row < 0:
+                of = self._task.step, randomness.STEP
+            else:
+                of = randomness.number_of(self._key(item, row)), randomness.SAMPLE
+            self._rng = row, randomness.generator(self._job.seed, self._task.epoch, *of)
         return self._rng[1]
 
     def _run(self, task: Task, writer: Writer) -> object:
@@ -264,7 +261,7 @@ class Runner:
         (_, _, epoch, step, _, keys, _), order = self._task, self._job.order
         number = mix(self._job.seed, epoch, step, row, attempt, REPLACE)
         if order is None:
-            return keys[number % len(keys)]
+            return _plain(keys)[number % len(keys)]
         return order.at(epoch, np.array([number % order.size(epoch)])).tolist()[0]
 
     def _loader(self) -> Callable[[Any], Any]:
