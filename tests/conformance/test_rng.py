@@ -132,3 +132,20 @@ class Threaded(penstock.Dataset[Any]):
 def test_a_thread_of_the_datasets_own_is_refused_in_every_backend(make: Any) -> None:
     ((text,),) = make(Threaded())
     assert "no order" in text
+
+
+class Forking(penstock.Dataset[Any]):
+    """Starts workers in the middle of a sample."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: int) -> Any:
+        inner = {"worker_init_fn": draw_at_the_start, "num_workers": 1, "multiprocessing_context": "fork"}
+        with DataLoader(sources.Squares(1), **inner) as loader:  # type: ignore[arg-type]
+            return list(loader)
+
+
+def test_a_worker_that_was_forked_from_a_sample_is_not_at_it() -> None:
+    with pytest.raises(RuntimeError, match="no loader is at one in this thread"):
+        list(DataLoader(Forking()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import random
 import signal
@@ -175,3 +177,9 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path) -> None:
     ):
         list(loader)
     assert dataset.deaths == ["1", "1"]
+
+
+@pytest.mark.parametrize("name", ["penstock._work.rng", "penstock.testing.same", "penstock.testing.faults"])
+def test_the_examples_in_the_docstrings_hold(name: str) -> None:
+    ran = doctest.testmod(importlib.import_module(name))
+    assert ran.attempted and not ran.failed
