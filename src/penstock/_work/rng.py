@@ -41,7 +41,7 @@ def rng() -> Generator:
     ...     def __getitem__(self, key: int) -> int:
     ...         return int(penstock.rng().integers(1, 7))
     >>> [batch.tolist() for batch in penstock.DataLoader(Dice(), batch_size=4, seed=0)]
-    [[3, 3, 5, 4]]
+    [[5, 2, 1, 5]]
     """
     source = at_work.source
     if source is None:
