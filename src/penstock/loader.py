@@ -53,8 +53,8 @@ class DataLoader(Generic[T_co]):
     worker that dies is replaced, its step being done again up to `retries` times.
 
     With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
-    function of the seed (threads share these two, so with them only the order is). Without, a seed is
-    drawn from `generator`, or else from numpy's global one.
+    function of the seed (threads share these two; what a sample draws from `penstock.rng()` is, with them
+    too). Without, a seed is drawn from `generator`, or else from numpy's global one.
 
     `on_error="skip"` leaves samples that raise out of their batch, and "replace" puts others in their place;
     `max_errors` is how many of an epoch may fail (see `skipped`).
@@ -199,7 +199,6 @@ class DataLoader(Generic[T_co]):
     in_order = property(lambda self: self._options.in_order)
     backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
     retries = property(lambda self: self._options.retries)
-
     on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
     max_errors = property(lambda self: self._options.max_errors)
 
