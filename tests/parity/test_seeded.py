@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker
 
 import penstock
 from parity.compare import difference
+from penstock.testing import assert_same_everywhere
 from penstock.torch import DataLoader
 
 
@@ -208,3 +209,33 @@ def test_a_way_with_bad_samples_that_there_is_not_is_refused_at_once() -> None:
         DataLoader(Drawing(), seed=0, on_error="ignore")
     with pytest.raises(ValueError, match="needs a dataset with keys"):
         DataLoader(Numbers(), seed=0, on_error="replace")
+
+
+class Halves(Dataset[Any]):
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, key: int) -> Any:
+        return {
+            "x": torch.full((2,), key * self.amount, dtype=torch.bfloat16),
+            "y": torch.tensor(penstock.rng().random()),
+        }
+
+
+def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
+    assert_same_everywhere(
+        lambda num_workers: DataLoader(Halves(1), batch_size=2, seed=1, num_workers=num_workers),
+        [{"num_workers": 0}, {"num_workers": 2}],
+    )
+    with pytest.raises(
+        AssertionError, match=r"batch 0 of epoch 0 is not as with num_workers=0\['x'\]: at \[1, 0\]"
+    ):
+        assert_same_everywhere(
+            lambda num_workers: DataLoader(
+                Halves(1 + num_workers), batch_size=2, seed=1, num_workers=num_workers
+            ),
+            [{"num_workers": 1}],
+        )

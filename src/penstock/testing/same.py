@@ -32,7 +32,8 @@ def assert_same_everywhere(
     `make_loader(**settings)` makes the loader to be tested, each time anew; it should give it a `seed=`.
     The settings are tried one after the other: by default without workers once more, with threads, and with
     one, two and three processes. Threads share the generators of `random` and `numpy.random`: a dataset that
-    draws from these fails here with threads, and one that draws from `penstock.rng()` does not.
+    draws from these fails here with threads, and one that draws from `penstock.rng()` does not. A loader of
+    penstock.torch has no `backend`, so for it name the settings: `[{"num_workers": 2}]`.
 
     The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
 
@@ -95,10 +96,12 @@ def difference(one: Any, other: Any, at: str = "") -> str | None:
     """
     if type(one) is not type(other):
         return f"{at}: it is of type {type(one).__name__} and not {type(other).__name__}"
-    if isinstance(one, np.ndarray) or hasattr(one, "__array_interface__"):
+    if isinstance(one, (np.ndarray, np.generic)):
         return _between_arrays(np.asarray(one), np.asarray(other), at)
-    if type(one).__module__ == "torch" and hasattr(one, "numpy"):
-        return _between_arrays(one.numpy(), other.numpy(), at)
+    if hasattr(one, "detach"):  # a tensor
+        if one.dtype != other.dtype:
+            return f"{at}: it is {one.dtype} and not {other.dtype}"
+        return _between_arrays(_of_tensor(one), _of_tensor(other), at)
     if isinstance(one, Mapping):
         if list(one) != list(other):
             return f"{at}: its keys are {list(one)} and not {list(other)}"
@@ -132,3 +135,11 @@ def _between_arrays(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: 
     first = int(differ.argmax()) // one.dtype.itemsize
     place = [int(axis) for axis in np.unravel_index(first, one.shape)]
     return f"{at}: at {place} there is {one.flat[first]!s} and not {other.flat[first]!s}"
+
+
+def _of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
+    try:
+        array: np.ndarray[Any, Any] = tensor.detach().numpy()
+    except TypeError:  # a type that numpy does not have
+        array = np.array(tensor.tolist())
+    return array
