@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conformance import sources
-from penstock import DataLoader, Dataset, RemoteTraceback
+from penstock import CollateError, DataLoader, Dataset, RemoteTraceback
 
 N, BAD = 20, (3, 4, 5, 11)
 
@@ -244,6 +244,17 @@ def test_getitems_of_the_wrong_length_is_an_error(make: Any) -> None:
 
     with pytest.raises(ValueError, match="returned 1 samples for 2 keys"):
         list(make(Short(2), batch_size=2, on_error="skip"))
+
+
+def test_a_collate_error_names_the_samples_that_are_there(make: Any) -> None:
+    class Ragged(sources.Failing):
+        def __getitem__(self, key: int) -> Any:
+            return np.zeros(1 + (super().__getitem__(key) == 9))
+
+    loader = make(Ragged(12, {8: ValueError()}), batch_size=4, on_error="skip")
+    with pytest.raises(CollateError) as caught:
+        list(loader)
+    assert any("row 0 is sample 9" in note for note in caught.value.__notes__), caught.value.__notes__
 
 
 class Growing(Dataset[Any]):

@@ -66,6 +66,17 @@ def test_one_key_twice_in_a_step_draws_the_same_twice(make: Any) -> None:
     assert batch[0].tolist() == batch[1].tolist() == batch[2].tolist()
 
 
+def drawn(samples: list[Any]) -> Any:
+    return penstock.rng().random()
+
+
+def test_what_a_collate_function_draws_belongs_to_the_step(make: Any) -> None:
+    settings = {"batch_size": 2, "collate_fn": drawn, "seed": 3}
+    one = list(make(sources.Drawing(), sampler=[0, 1, 2, 3], **settings))
+    other = list(make(sources.Drawing(), sampler=[7, 6, 5, 4], **settings))
+    assert one == other and len(set(one)) == 2
+
+
 def test_a_loader_without_a_seed_draws_from_the_one_that_it_drew(make: Any) -> None:
     loader = make(sources.Drawing(), batch_size=4)
     assert same(list(loader), inline(sources.Drawing(), batch_size=4, seed=loader.seed)[0])

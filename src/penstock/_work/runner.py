@@ -129,13 +129,11 @@ class Runner:
         if self._gather is not None and task.kind is Kind.KEYS:
             self.rows = len(task.keys)
             self._at, self._keys = "__gather__ of samples ", task.keys
-            used = writer.used
             try:
                 return self._gather(np.asarray(task.keys), writer.empty)
             except Exception:
                 if not self._mends:
                     raise
-                writer.used, writer.overflow = used, False  # over what there was of the batch
                 samples: Sequence[Any] = self._each(self._job.dataset.__getitem__, _plain(task.keys))
         else:
             samples = self._samples(task)
