@@ -9,6 +9,7 @@ from penstock.errors import (
     InternalError,
     LoaderTimeout,
     RemoteTraceback,
+    StateError,
     UnshippableDataset,
     WorkerLost,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "StackDataset",
+    "StateError",
     "Subset",
     "SubsetRandomSampler",
     "UnshippableDataset",

@@ -45,7 +45,8 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import Mended, Task, shorten
+from penstock._work.task import Job, Mended, Task, shorten
+from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -80,8 +81,19 @@ class Delivery(NamedTuple):
 class Engine:
     """A crew and its memory. One run at a time is read from it; the next may be prefetched."""
 
-    def __init__(self, backend: Backend, scheduler: Scheduler, *, retries: int, look_ahead: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        job: Job,
+        *,
+        retries: int,
+        look_ahead: bool,
+        bundles: bool = False,
+    ) -> None:
         self._process = _this_process
+        self._job = job  # for workers that are hired later
+        self._most_steps = backend.most_steps if bundles else 1
         self.ahead: Run | None = None
         self._backend = backend
         self._retries = retries
@@ -93,22 +105,26 @@ class Engine:
         self._tasks: dict[int, Task] = {}
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._ready: deque[tuple[Task, Filled | Failed]] = deque()  # the rest of a bundle
+        self._again: deque[Task] = deque()  # drawn already, and to be posted before any other
         self._pace = 1e-3  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
-        # Held while a thread is inside `next`: another may only ask it to close.
-        self._busy = threading.Lock()
+        # Which thread is at it, by one call that cannot be interrupted: an entry of this thread's from before an
+        # interrupt is its own again. While one is inside `next`, another may only ask it to close.
+        self._owner: dict[str, int] = {}
+        self._inside = False
         self._ended_by = ""
         # For an engine that nobody closed, also at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, backend.close)
+        last = (_close_at_last, backend, self._owner) if not backend.leaves_nothing else (bool,)
+        self._finalizer = weakref.finalize(self, *last)
 
     @property
     def closed(self) -> bool:
         """Whether its workers were ended, by `close` or at the interpreter's exit."""
-        return bool(self._ended_by) or not self._finalizer.alive
+        return bool(self._ended_by) or "closed" in self._owner
 
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
@@ -135,15 +151,22 @@ class Engine:
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
             )
-        if not self._busy.acquire(blocking=False):
+        if not self._is_free():
             raise RuntimeError(
                 "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), or "
                 "let them take turns."
             )
         try:
+            self._inside = True
             return self._next(timeout)
         finally:
-            self._busy.release()
+            self._inside = False
+            self._owner.pop("thread", None)
+
+    def _is_free(self) -> bool:
+        """Takes it for this thread, if no other has it."""
+        me = threading.get_ident()
+        return self._owner.setdefault("thread", me) == me and not self._inside
 
     def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
@@ -173,6 +196,24 @@ class Engine:
         answer, self._answer, self._asking = self._answer, None, False
         return answer
 
+    def update(self, change: Change) -> None:
+        """The dataset is changed for all that was not handed out yet; what was prefetched is done again."""
+        if self.closed or not self.is_ours():
+            return
+        run, ahead = self._run, self.ahead
+        again = [task for task, _ in self._ready]
+        again += [task for _, task in sorted(self._tasks.items())]
+        again += self._again
+        self.cancel()
+        self._backend.update(change)
+        if run is not None and not self.closed:
+            # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
+            self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
+            self._run = run
+            with self._closed_on_error():
+                self._carry_out(Opened())
+                self._backend.flush()
+
     def cancel(self) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void."""
         if self.closed or not self.is_ours():
@@ -180,6 +221,7 @@ class Engine:
         self._tasks.clear()
         self._outcomes.clear()
         self._ready.clear()
+        self._again.clear()
         self._run = self.ahead = self._answer = None
         self._asking = False
         with self._closed_on_error():
@@ -196,11 +238,13 @@ class Engine:
         While another thread waits for a batch, that thread is woken and does it.
         """
         self._ended_by = self._ended_by or "was closed"
-        if self._busy.acquire(blocking=False):
+        if not self.is_ours():
+            return
+        if self._is_free():
             try:
                 self._end(self._ended_by)
             finally:
-                self._busy.release()
+                self._owner.pop("thread", None)
         else:
             self._backend.wake()
 
@@ -265,7 +309,7 @@ class Engine:
         self._pool.learn(nbytes)
         # One step that was slow says little: it may have had to wait for a processor.
         self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
-        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._backend.most_steps)
+        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._most_steps)
         self._bundle = max(1, int(limit))
 
     # What each command means.
@@ -291,6 +335,8 @@ class Engine:
 
     def _draw(self, seq: int) -> Task | None:
         """The next step of this run, or else of the one that may follow it."""
+        if self._again:
+            return self._again.popleft()._replace(seq=seq)
         run = self.ahead or self._run
         assert run is not None, "steps are posted only while a run is open"
         task = run.draw(seq, self._bundle)
@@ -366,6 +412,13 @@ class Engine:
             "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
             "or look at these samples."
         )
+
+
+def _close_at_last(backend: Backend, owner: dict[str, int]) -> None:
+    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
+    if owner.setdefault("thread", threading.get_ident()) == threading.get_ident():
+        owner["closed"] = True
+        backend.close()
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {

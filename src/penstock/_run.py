@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock._work.failure import annotate
-from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
 
 
 class Run:
-    """The steps of one epoch, in order. Once one cannot be drawn there are no more."""
+    """The steps of one epoch, in order. Once one cannot be drawn there are no more.
+
+    `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before.
+    """
 
     def __init__(
         self,
@@ -21,7 +23,8 @@ class Run:
         kind: Kind,
         keys: Iterator[Any],
         plan: Plan | None,
-        seed: int,
+        step: int = 0,
+        skip: frozenset[int] = frozenset(),
     ) -> None:
         self.epoch = epoch
         self.plan = plan
@@ -29,42 +32,43 @@ class Run:
         self._numbers = numbers
         self._number = next(numbers)
         self._kind = kind
-        self._reads = kind in (Kind.ITEMS, Kind.ITEM)
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
-        self._seed = seed
-        self._step = 0
+        self._step = step
+        self._skip = skip
 
     def follow(self) -> Run | None:
         """The epoch after this one, where drawing it has no side effects."""
-        if self.plan is None or not self.plan.repeatable:
+        plan = None if self.plan is None else self.plan.after()
+        if plan is None:
             return None
         epoch = self.epoch + 1
-        return Run(self._numbers, epoch, self._kind, self.plan.draw(epoch), self.plan, self._seed)
+        return Run(self._numbers, epoch, self._kind, plan.draw(epoch), plan)
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """The next step as the task `seq`; None at the end, or where the user's code raised.
 
         It may be several steps, `most` of them, where looking so far ahead can do no harm.
         """
+        task = self._draw(seq, 1 if self._skip else most)
+        while task is not None and task.step in self._skip:
+            self._skip -= {task.step}
+            task = self._draw(seq, 1)
+        return task
+
+    def _draw(self, seq: int, most: int) -> Task | None:
         if self.error is not None:
             return None
         count = 1
         try:
             if self._take is not None:
                 keys, count = self._take(most)
-            elif self._reads:
-                from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
-
-                of = self._seed, self.epoch, self._step, READ
-                with borrowed_generators(*of), working_at(StepSource(*of)):
-                    keys = next(self._keys)
             else:
                 keys = next(self._keys)
         except StopIteration:
             return None
         except Exception as error:
-            what = "the stream" if self._reads else "the sampler"
+            what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
             annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
             self.error = error
             return None

@@ -17,9 +17,9 @@ class Batch(Generic[T]):
 
     `data` is what plain iteration yields. `index` has one sample key for each row, where keys are
     integers (for a stream: the positions in it), else None. `pad` is how many rows at the end are
-    only there to fill it up, `extra` is whatever the source sent along. `skipped` lists the samples that
-    failed, where `on_error=` allows it, each with its key and exception; `index` then has the keys of the
-    rows that are there.
+    only there to fill it up (`last_batch="pad"`), and do not count in a metric. `extra` is whatever the
+    source sent along. `skipped` lists the samples that failed, where `on_error=` allows it, each with its key
+    and exception; `index` then has the keys of the rows that are there.
     """
 
     data: T

@@ -29,6 +29,10 @@ class UnshippableDataset(TypeError):
     """Something that a worker needs cannot be sent to another process."""
 
 
+class StateError(ValueError):
+    """A resume state that cannot be loaded: damaged, of another version, or of another loader."""
+
+
 class RemoteTraceback(Exception):
     """The traceback of a worker, as text: the cause of an exception that came from there."""
 

@@ -10,28 +10,30 @@ backend  where it is done                   penstock.backends, penstock._work
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock._engine import Delivery, Engine
+from penstock._engine import Engine
+from penstock._readers import Batches, IndexedBatches, Reader
 from penstock._run import Run
 from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
-from penstock._work.failure import annotate
-from penstock._work.task import MOST_STEPS, Job, Kind, Mended
+from penstock._work.rng import StepSource, working_at
+from penstock._work.task import BY_KEY, MOST_STEPS, Job, Kind
+from penstock._work.updates import Setting
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
+from penstock.checkpoint import Progress, State
 from penstock.options import Options
-from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
-from penstock.plan.samplers import BatchSampler
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
+from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
 
@@ -58,6 +60,11 @@ class DataLoader(Generic[T_co]):
 
     `on_error="skip"` leaves samples that raise out of their batch, and "replace" puts others in their place;
     `max_errors` is how many of an epoch may fail (see `skipped`).
+
+    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader has one rank's share of
+    each step: `world * batch_size` samples of the one order that all ranks have from their common seed.
+    `last_batch` says what becomes of an end that does not come out even: "keep" (a shorter batch), "drop", or
+    "pad" (full batches on every rank, see `Batch.pad`), which is the default where there are ranks.
 
     Worker processes have the dataset as it was when they were started. They are started anew when
     its length has changed; any other change needs a new loader.
@@ -91,6 +98,8 @@ class DataLoader(Generic[T_co]):
         backend: str | None = None,
         seed: int | None = None,
         retries: int = 2,
+        shard: tuple[int, int] | str | None = None,
+        last_batch: str | None = None,
         on_error: str = "raise",
         max_errors: int | None = None,
     ) -> None:
@@ -116,31 +125,38 @@ class DataLoader(Generic[T_co]):
             backend=backend,
             seed=seed,
             retries=retries,
+            shard=shard,
+            last_batch=last_batch,
             on_error=on_error,
             max_errors=max_errors,
         )
         self._dataset = dataset
-        self._kind = _kind(dataset, stream, self._batched)
+        self._kind = _kind(stream, self._batched, self._has_load(dataset))
         self._check_dataset()
         self._seed = self._options.seed
-        self._runs = itertools.count()
         self._next_epoch = 0
         self._epoch: int | None = None
         self._length: int | None = None
         self._promised: int | None = None
+        self._progress: Progress | None = None
+        self._resume: State | None = None
         self._give_crews()
 
     _make_runner: ClassVar[type | None] = None
+
+    @staticmethod
+    def _has_load(dataset: Any) -> bool:
+        return hasattr(dataset, "load")
 
     # The epochs.
 
     def __iter__(self) -> Iterator[T_co]:
         """The next epoch. A second live iterator is independent of the first, and is the epoch after it."""
-        return self._start(_Batches)
+        return self._start(Batches)
 
     def batches(self) -> Iterator[Batch[T_co]]:
         """The same stream as iterating over the loader, each batch with its index, epoch and step."""
-        return self._start(_IndexedBatches)
+        return self._start(IndexedBatches)
 
     @property
     def epoch(self) -> int:
@@ -152,21 +168,94 @@ class DataLoader(Generic[T_co]):
         if not 0 <= epoch < 1 << 62:
             raise ValueError(f"An epoch is a number from 0 to 2**62 - 1, got {epoch!r}.")
         self._next_epoch, self._epoch = int(epoch), None
+        self._progress = self._resume = None
+
+    # Stopping and going on.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+
+        Plain data, ready for JSON. It may be taken at any point, also inside a loop.
+        """
+        if self._resume is not None:
+            state = self._resume
+        elif self._progress is None or self._progress.is_over:
+            state = State(self._next_epoch, 0)
+        else:
+            state = State(self._progress.epoch, self._progress.steps, tuple(sorted(self._progress.beyond)))
+        return replace(state, seed=self.seed, about=self._about()).as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
+
+        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        """
+        parsed = State.parse(state)
+        parsed.check(self._about())
+        given = self._options.seed
+        if given is not None:
+            replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
+        if parsed.seed != self._seed:
+            self._crews.close()  # workers have the seed from the beginning
+            self._seed = parsed.seed
+        self.set_epoch(parsed.epoch)
+        self._resume = parsed
+
+    def _about(self) -> dict[str, Any]:
+        """What must not change between a state and its loading."""
+        options = self._options
+        order: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
+        name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
+        sized = self._kind in BY_KEY and isinstance(self._dataset, Sized)
+        return {
+            "kind": self._kind.name.lower(),
+            "length": len(self._dataset) if sized else None,
+            "order": name if self._kind in BY_KEY else "stream",
+            "batch_size": options.batch_size,
+            "last_batch": options.last_batch,
+            "world": options.shard.world,
+        }
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
-        if self._kind in _BY_KEY:
+        if self._kind in BY_KEY:
             steps = self._plan().steps(self._next_epoch)
             if steps is None:
-                given = self._options.batch_sampler or self._options.sampler
+                given = (
+                    self._options.batch_sampler if self._options.sampler is None else self._options.sampler
+                )
                 raise TypeError(f"{type(given).__name__} has no len(), so the loader has none.")
             return steps
         if not isinstance(self._dataset, Sized):
             raise TypeError(
                 f"The stream {type(self._dataset).__name__} has no len(), so the loader has none."
             )
-        self._promised = OrderPlan(Sequential(len(self._dataset)), self.batch_size, self.drop_last).steps(0)
+        self._promised = self._cut(Sequential(len(self._dataset))).steps(0)
         return self._promised
+
+    # A dataset that changes.
+
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
+
+        The next batch that is handed out has it, on every backend, as it would without workers: what was
+        prefetched is done again.
+        """
+        if (change is None) == (not attributes):
+            raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
+        if self._kind in (Kind.PULL, Kind.PULL_ONE) and self._options.num_workers:
+            raise ValueError(
+                "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
+                "it load(item), or use num_workers=0."
+            )
+        made = Setting(attributes) if change is None else change
+        made(self._dataset)
+        for engine in tuple(self._crews.live):
+            engine.update(made)
+        if (
+            self._options.on_error != "replace"
+        ):  # else workers take replacements from the old order: see _take_engine
+            self._length = self._length_now()
 
     # The life of the workers.
 
@@ -199,6 +288,8 @@ class DataLoader(Generic[T_co]):
     in_order = property(lambda self: self._options.in_order)
     backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
     retries = property(lambda self: self._options.retries)
+    shard = property(lambda self: self._options.shard, doc="This loader's rank, and of how many.")
+    last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop" or "pad".')
     on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
     max_errors = property(lambda self: self._options.max_errors)
 
@@ -232,7 +323,7 @@ class DataLoader(Generic[T_co]):
         None where there is no such thing: for a stream, or beside a batch_sampler.
         """
         options = self._options
-        ours = options.sampler is None and options.batch_sampler is None and self._kind in _BY_KEY
+        ours = options.sampler is None and options.batch_sampler is None and self._kind in BY_KEY
         return _Keys(self) if ours else options.sampler
 
     @property
@@ -254,16 +345,18 @@ class DataLoader(Generic[T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_crews", "_skipped")}
+        left = ("_crews", "_runs", "_skipped")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._give_crews()
 
     def _give_crews(self) -> None:
+        self._runs = itertools.count()
+        # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
         self._crews = _Crews()
         self._skipped: list[tuple[Any, Exception]] = []
-        weakref.finalize(self, self._crews.close)
 
     # From the plan to the engine.
 
@@ -274,13 +367,13 @@ class DataLoader(Generic[T_co]):
     def _check_dataset(self) -> None:
         options, dataset = self._options, self._dataset
         if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
-            if self._kind in (Kind.PULL, Kind.PULL_ONE) and options.on_error == "skip":
+            if self._kind in _PULLED and options.on_error == "skip":
                 raise ValueError(
                     f'on_error="skip" needs samples that are fetched one by one, and {type(dataset).__name__} makes '
                     "them in its __iter__, which an exception ends. Let it yield light items and define load(item), "
                     "or catch the exception there."
                 )
-            if self._kind in (Kind.PULL, Kind.PULL_ONE) and options.num_workers > 1:
+            if self._kind in _PULLED and options.num_workers > 1:
                 warnings.warn(
                     f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
                     f"{options.num_workers} have nothing to do and are not started. Where the stream hands out "
@@ -302,39 +395,53 @@ class DataLoader(Generic[T_co]):
     def _plan(self) -> OrderPlan | SamplerPlan:
         """Which keys each step has, for the dataset as long as it is now."""
         options = self._options
-        if options.batch_sampler is not None:
-            return SamplerPlan(options.batch_sampler, batched=True)
-        if options.sampler is not None:
-            return SamplerPlan(options.sampler, options.batch_size, options.drop_last)
-        n = len(self._dataset)
-        order = Shuffled(n, self.seed) if options.shuffle else Sequential(n)
-        return OrderPlan(order, options.batch_size, options.drop_last)
+        sampler, batched = options.batch_sampler, True
+        if sampler is None:
+            order = self._order()
+            if order is not None:
+                return self._cut(order)
+            sampler, batched = options.sampler, False
+        if options.last_batch == "pad":
+            raise ValueError(
+                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed '
+                "since (a generator, or keys that are not integers from 0 on), and where it ends is not known now."
+            )
+        return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self) -> Order | None:
-        """The order, where it is one of ours."""
-        plan = self._plan()
-        return plan.order if isinstance(plan, OrderPlan) else None
+        """The order, if it is a function; None where the sampler is not one of ours."""
+        if self._options.sampler is not None:
+            return order_of(self._options.sampler, self.seed)
+        n = len(self._dataset)
+        return Shuffled(n, self.seed) if self._options.shuffle else Sequential(n)
+
+    def _cut(self, order: Order) -> OrderPlan:
+        options = self._options
+        return OrderPlan(
+            order, options.batch_size, options.drop_last, options.last_batch == "pad", *options.shard
+        )
 
     def _start(self, kind: type[_I]) -> _I:
         epoch = self._next_epoch
-        plan = self._plan() if self._kind in _BY_KEY else None
+        plan = self._plan() if self._kind in BY_KEY else None
         engine = self._take_engine()
         try:
-            ahead = engine.ahead
-            if ahead is None or ahead.epoch != epoch or ahead.plan != plan:
-                ahead = self._new_run(epoch, plan)
-            iterator = kind(self, engine, ahead)
+            resume, ahead = self._resume, engine.ahead
+            if ahead is None or ahead.epoch != epoch or ahead.plan != plan or resume is not None:
+                ahead = self._new_run(epoch, plan, resume or State(epoch, 0))
+            progress = Progress(epoch, resume.steps, resume.beyond) if resume else Progress(epoch)
+            iterator = kind(self, engine, ahead, progress)
             engine.open(ahead)
         except BaseException:
             engine.close()
             raise
         self._epoch, self._next_epoch = epoch, epoch + 1
-        self._skipped = iterator.skipped
+        self._resume, self._progress, self._skipped = None, progress, iterator.skipped
         return iterator
 
     def _take_engine(self) -> Engine:
         """The idle engine, if its workers know the dataset as it is, or else a new one."""
-        length = len(self._dataset) if self._kind in _BY_KEY and isinstance(self._dataset, Sized) else None
+        length = self._length_now()
         engine = self._crews.take()
         stale = self._options.backend == "process" or self._options.on_error == "replace"
         if engine is not None and length != self._length and stale:
@@ -343,21 +450,28 @@ class DataLoader(Generic[T_co]):
         self._length = length
         return engine or self._new_engine()
 
-    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None) -> Run:
+    def _length_now(self) -> int | None:
+        return len(self._dataset) if self._kind in BY_KEY and isinstance(self._dataset, Sized) else None
+
+    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]
-        size = self._options.batch_size or 1
+        options = self._options
+        size, skip = options.batch_size or 1, frozenset(at.beyond)
         if plan is not None:
-            keys = plan.draw(epoch)
-        elif self._kind in (Kind.PULL, Kind.PULL_ONE):
-            keys = itertools.repeat(size)
+            keys = plan.draw(epoch, at.steps)
+        elif self._kind in _PULLED:
+            # The reader is told to pass over what was handed out. It cannot leave out single steps.
+            first = [(size, True)] if at.steps else []
+            keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
-            keys = _items(self._dataset, self._options.batch_size, self._options.drop_last)
-        return Run(self._runs, epoch, self._kind, keys, plan, self.seed)
+            items = _items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
+            keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
+        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
 
     def _new_engine(self) -> Engine:
         options = self._options
         workers = options.num_workers
-        if self._kind in (Kind.PULL, Kind.PULL_ONE):
+        if self._kind in _PULLED:
             workers = min(workers, 1)
         window = max(1, workers * (options.prefetch_factor or 1))
         collate_fn = options.collate_fn
@@ -368,15 +482,16 @@ class DataLoader(Generic[T_co]):
             num_workers=workers,
             seed=self.seed,
             drop_last=options.drop_last,
+            shard=options.shard,
             # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
             slots=window * MOST_STEPS + workers,
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
-            order=self._order() if options.on_error == "replace" else None,
+            order=self._order() if options.on_error == "replace" and options.batch_sampler is None else None,
             make_runner=self._make_runner,
         )
         # A stream that a worker reads cannot be read again from the middle.
-        retries = 0 if self._kind in (Kind.PULL, Kind.PULL_ONE) else options.retries
+        retries = 0 if self._kind in _PULLED else options.retries
         scheduler = Scheduler(
             window=window,
             workers=max(1, workers),
@@ -387,7 +502,9 @@ class DataLoader(Generic[T_co]):
         engine = Engine(
             _new_backend(job, options),
             scheduler,
+            job,
             retries=retries,
+            bundles=options.timeout == 0,  # a step must not be late because others are done with it
             # Threads share the dataset with the caller, who may change it before the next epoch.
             look_ahead=options.persistent_workers and options.backend == "process",
         )
@@ -414,8 +531,8 @@ class DataLoader(Generic[T_co]):
             )
 
 
-# The kinds of task that name samples by key: of all datasets but streams.
-_BY_KEY = (Kind.KEYS, Kind.KEY)
+# Those of streams that a worker reads.
+_PULLED = (Kind.PULL, Kind.PULL_ONE)
 
 _SETTINGS = frozenset({"dataset", *Options.__slots__})
 
@@ -445,97 +562,7 @@ class _Crews:
             engine.close()
 
 
-class _Reader:
-    """One epoch, batch by batch. It has its engine to itself until it ends or is dropped."""
-
-    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run) -> None:
-        self._loader: DataLoader[Any] = loader
-        self._engine: Engine | None = engine
-        self._plan = run.plan
-        self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
-        self._yielded = 0
-        self.skipped: list[tuple[Any, Exception]] = []
-
-    def _next(self) -> Delivery:
-        while True:
-            if self._engine is None:
-                raise StopIteration
-            delivery = self._engine.next(self._timeout)
-            error = delivery.error
-            if delivery.mended is not None:
-                error = self._note(delivery.mended)
-            if error is not None:
-                del delivery
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback holds this frame, which must not hold it in turn
-            if delivery.task is None:
-                self._let_go(cancel=False)
-                raise StopIteration
-            if delivery.rows or delivery.mended is None:
-                break
-            # Nothing is left of the batch: it is passed over.
-        self._yielded += 1
-        if self._plan is None:
-            self._loader._count(self._yielded)
-        return delivery
-
-    def _note(self, mended: Mended) -> BaseException | None:
-        """Lists what failed on the way to a batch; the error that is one too many, if there is one."""
-        most, errors = self._loader.max_errors, mended.errors
-        room = len(errors) if most is None else most - len(self.skipped)
-        self.skipped += errors[:room]
-        if room >= len(errors):
-            return None
-        why = f"It is raised because {most} samples of this epoch have failed before it: max_errors={most}."
-        error: BaseException = errors[room][1]
-        return annotate(error, why)
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        """The number of batches in the whole epoch."""
-        return len(self._loader)
-
-    def close(self) -> None:
-        """Abandons the epoch. What workers are at is void and not waited for."""
-        self._let_go(cancel=True)
-
-    def __del__(self) -> None:
-        self._let_go(cancel=True)
-
-    def _let_go(self, cancel: bool) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
-        if engine is None or engine.closed:
-            return
-        if cancel:
-            engine.cancel()
-        self._loader._release(engine)
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings."
-        )
-
-
-class _Batches(_Reader):
-    def __next__(self) -> Any:
-        return self._next().data
-
-
-class _IndexedBatches(_Reader):
-    def __next__(self) -> Batch[Any]:
-        delivery = self._next()
-        task = delivery.task
-        assert task is not None
-        skipped = [] if delivery.mended is None else delivery.mended.errors
-        index = _index(delivery, self._loader.batch_size)
-        return Batch(delivery.data, index, task.epoch, task.step, skipped=skipped)
-
-
-_I = TypeVar("_I", bound=_Reader)
+_I = TypeVar("_I", bound=Reader)
 
 
 class _Keys:
@@ -545,32 +572,46 @@ class _Keys:
         self._loader = loader
 
     def __iter__(self) -> Iterator[int]:
-        plan = self._loader._plan()
-        assert isinstance(plan, OrderPlan)
-        return OrderPlan(plan.order, None).draw(self._loader.epoch)
+        plan = self._plan()
+        for keys in plan.draw(self._loader.epoch):
+            yield from np.atleast_1d(keys).tolist()
 
     def __len__(self) -> int:
-        return len(self._loader.dataset)
+        epoch, plan = self._loader.epoch, self._plan()
+        steps = plan.steps(epoch)
+        if steps == 0:
+            return 0
+        return (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
+
+    def _plan(self) -> OrderPlan:
+        plan = self._loader._plan()
+        assert isinstance(plan, OrderPlan)
+        return plan if plan.world > 1 or plan.padded else OrderPlan(plan.order, None)
 
 
-def _kind(dataset: Any, stream: bool, batched: bool) -> Kind:
+def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:
     if not stream:
         return Kind.KEYS if batched else Kind.KEY
-    if hasattr(dataset, "load"):
+    if has_load:
         return Kind.ITEMS if batched else Kind.ITEM
     return Kind.PULL if batched else Kind.PULL_ONE
 
 
-def _items(dataset: Any, batch_size: int | None, drop_last: bool) -> Iterator[Any]:
-    """The light items of a stream, in lists of one batch each."""
-    items = iter(dataset)
-    if batch_size is None:
-        yield from items
-        return
-    while len(chunk := list(itertools.islice(items, batch_size))) == batch_size:
-        yield chunk
-    if chunk and not drop_last:
-        yield chunk
+def _items(dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epoch: int) -> Iterator[Any]:
+    """The light items of a stream, in lists of one batch each, which are read alike on every rank."""
+    from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
+
+    size = batch_size or 1
+    items: Iterator[Any] | None = None
+    for number in itertools.count():
+        of = seed, epoch, number, READ
+        with borrowed_generators(*of), working_at(StepSource(*of)):
+            items = iter(dataset) if items is None else items
+            chunk = list(itertools.islice(items, size))
+        if chunk and (len(chunk) == size or not drop_last):
+            yield chunk[0] if batch_size is None else chunk
+        if len(chunk) < size:
+            return
 
 
 def _new_backend(job: Job, options: Options) -> Backend:
@@ -585,21 +626,3 @@ def _new_backend(job: Job, options: Options) -> Backend:
 
     method = choose_method(options.multiprocessing_context)
     return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)
-
-
-def _index(delivery: Delivery, batch_size: int | None) -> NDArray[np.uint64] | None:
-    """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
-    task = delivery.task
-    assert task is not None
-    if delivery.mended is not None:
-        keys = delivery.mended.keys
-    elif task.kind not in _BY_KEY:
-        start = task.step * (batch_size or 1)
-        return np.arange(start, start + delivery.rows, dtype=np.uint64)
-    else:
-        keys = [task.keys] if task.kind is Kind.KEY else task.keys
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.uint64)
-    if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
-        return np.array(keys, np.uint64)
-    return None

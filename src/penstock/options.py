@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.plan.samplers import order_of
 from penstock.plan.seeds import check_generator
+from penstock.ranks import Shard, from_environment
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext  # 8 ms that only processes are worth
@@ -42,6 +44,8 @@ class Options:
     backend: str
     seed: int | None
     retries: int
+    shard: Shard
+    last_batch: str
     on_error: str
     max_errors: int | None
 
@@ -50,7 +54,10 @@ class Options:
         """The options for what the caller gave, or an error that says what is allowed."""
         _check_workers(given)
         _check_values(given)
+        given["shard"] = _shard(given["shard"])
         _check_order(is_stream, batch_sampler, given)
+        given["last_batch"] = _last_batch(is_stream, batch_sampler, given)
+        given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
         if batch_sampler is not None:
             given["batch_size"] = None
@@ -171,6 +178,58 @@ def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> 
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 
 
+def _shard(given: Any) -> Shard:
+    if given is None:
+        return Shard(0, 1)
+    if isinstance(given, str) and given == "auto":
+        return from_environment(os.environ)
+    try:
+        rank, world = given
+        sound = _is_int(rank) and _is_int(world) and 0 <= rank < world
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ValueError(
+            'shard must be None, "auto" or (rank, world), a rank from 0 on and how many ranks there are, '
+            f"got {given!r}."
+        )
+    return Shard(int(rank), int(world))
+
+
+def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> str:
+    """What becomes of a last batch that does not come out even, and whether ranks can agree on it."""
+    choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
+    if choice not in (None, "keep", "drop", "pad"):
+        raise ValueError(f'last_batch must be None, "keep", "drop" or "pad", got {choice!r}.')
+    if drop_last and choice not in (None, "drop"):
+        raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
+    if shard.world > 1 and given["seed"] is None:
+        raise ValueError(
+            f"shard={tuple(shard)} needs seed=, the same number on every rank: without it each rank would draw "
+            "one of its own, and their orders would not fit together."
+        )
+    if choice == "drop" and shard.world == 1 and (batch_sampler is not None or given["batch_size"] is None):
+        raise ValueError(
+            'last_batch="drop" needs batches that the loader makes: leave it out beside batch_sampler or '
+            "batch_size=None."
+        )
+    if choice is None:
+        choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
+    if choice == "pad" and (is_stream or batch_sampler is not None or not _is_order(given["sampler"])):
+        what = "a stream" if is_stream else "a sampler with an order of its own"
+        raise ValueError(
+            f'last_batch="pad"{" (the default with shard=)" if given["last_batch"] is None else ""} cannot be had '
+            f"with {what}: where it ends, and so how many batches each rank has, is known only at its end. "
+            'Choose last_batch="drop" (as many batches on every rank, up to one for each left out) or "keep" '
+            "(nothing left out, some ranks have one batch less)."
+        )
+    return str(choice)
+
+
+def _is_order(sampler: Any) -> bool:
+    return sampler is None or order_of(sampler, 0) is not None
+
+
 def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
     on_error, most = given["on_error"], given["max_errors"]
     if on_error not in ("raise", "skip", "replace"):
@@ -190,7 +249,7 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
             'on_error="replace" needs a dataset with keys: of a stream, no other sample can be asked for. '
             'Use on_error="skip".'
         )
-    if on_error == "replace" and given["sampler"] is not None and given["batch_size"] in (None, 1):
+    if on_error == "replace" and not _is_order(given["sampler"]) and given["batch_size"] in (None, 1):
         raise ValueError(
             'on_error="replace" takes the replacement from the same batch where the order is a sampler of your own, '
             f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "

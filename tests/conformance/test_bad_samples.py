@@ -280,6 +280,42 @@ def test_replacements_come_from_the_dataset_as_long_as_it_is_now(make: Any) -> N
     assert len(first) == 4 and all(4 <= key < 40 for key in first)
 
 
+def test_rows_that_fill_a_batch_up_are_counted_among_those_that_are_there(make: Any) -> None:
+    # 22 rows for 20 samples: the last batch is 11 to 19, then 0 and 1.
+    loader = make(failing(bad=(1, 17)), batch_size=11, last_batch="pad", on_error="skip")
+    found = [(batch.index.tolist(), batch.pad) for batch in loader.batches()]
+    assert found == [([0, *range(2, 11)], 0), ([11, 12, 13, 14, 15, 16, 18, 19, 0], 1)]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_an_epoch_with_bad_samples_is_resumed(make: Any, on_error: str) -> None:
+    settings = {"batch_size": 3, "shuffle": True, "seed": 4, "on_error": on_error}
+    whole = read(DataLoader(failing(), **settings))
+    for taken in range(len(whole) + 1):
+        first = make(failing(), **settings)
+        batches = first.batches()
+        steps = [next(batches).step for _ in range(taken)]
+        later = DataLoader(failing(), **settings)
+        later.load_state_dict(first.state_dict())
+        assert read(later) == whole[taken:] if taken else read(later) == whole, steps
+        first.close()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_each_rank_mends_its_own(make: Any, on_error: str) -> None:
+    settings = {"batch_size": 2, "seed": 4, "on_error": on_error, "shard": (1, 2), "last_batch": "keep"}
+    assert read(make(failing(), **settings)) == read(DataLoader(failing(), **settings))
+
+
+def test_replacements_come_from_the_dataset_as_long_as_an_update_made_it(make: Any) -> None:
+    loader = make(Growing(), batch_size=4, on_error="replace", seed=0)
+    with pytest.raises(LookupError):
+        list(loader)
+    loader.update(n=40)
+    first = next(iter(loader))
+    assert len(first) == 4 and all(4 <= key < 40 for key in first)
+
+
 def test_large_and_mended_batches_arrive_whole(make: Any) -> None:
     class Pixels(Dataset[Any]):
         def __len__(self) -> int:

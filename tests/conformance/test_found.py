@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from penstock import (
     IterableDataset,
     SequentialSampler,
     UnshippableDataset,
+    _engine,
     get_worker_info,
 )
 
@@ -233,3 +237,86 @@ print("gone")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.stderr) == ("gone\n", "")
+
+
+class Trainer:
+    """Holds its loader, whose job holds it."""
+
+    def __init__(self, make: Any) -> None:
+        self.loader = make([1, 2, 3], collate_fn=self.collate)
+
+    def collate(self, samples: list[int]) -> list[int]:
+        return samples
+
+
+def test_a_loader_that_its_own_job_refers_to_is_freed() -> None:
+    for workers, method in ((0, None), (1, "fork"), (1, "spawn")):
+        trainer = Trainer(partial(DataLoader, num_workers=workers, multiprocessing_context=method))
+        next(iter(trainer.loader))
+        gone = weakref.ref(trainer.loader)
+        del trainer
+        gc.collect()
+        assert gone() is None  # and the fixture finds nothing left behind
+
+
+def test_an_interrupt_right_after_the_iterator_was_taken_does_not_lock_it(make: Any) -> None:
+    iterator = iter(make(list(range(9)), batch_size=1))
+    assert iterator._engine._is_free()  # as `next` does, and there the interrupt comes
+    assert next(iterator)[0] == 0
+
+
+def test_a_close_that_was_interrupted_can_be_done_again(make_processes: Any) -> None:
+    loader = make_processes(list(range(9)))
+    iterator = iter(loader)
+    next(iterator)
+    backend = iterator._engine._backend
+    real = backend._launcher.close
+
+    def interrupted() -> None:
+        backend._launcher.close = real
+        raise KeyboardInterrupt
+
+    backend._launcher.close = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    loader.close()
+
+
+def test_a_state_with_many_steps_beyond_can_be_resumed() -> None:
+    loader = DataLoader(range(5000), seed=1)
+    loader.load_state_dict({**loader.state_dict(), "beyond": [[1, 4000]]})
+    assert len(list(loader)) == 1 + 999
+
+
+def test_steps_are_not_bundled_where_they_have_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    with DataLoader(range(200), num_workers=1, timeout=50) as loader:
+        iterator = iter(loader)
+        for _ in iterator:
+            assert not iterator._engine._ready  # type: ignore[attr-defined]
+
+
+def test_an_array_may_be_a_batch_sampler_of_a_loader_with_a_state() -> None:
+    loader = DataLoader(range(9), batch_sampler=np.array([[1, 2], [3, 4]]))
+    assert loader.state_dict()["about"]["order"] == "ndarray"
+
+
+def test_a_batch_that_a_forked_child_has_too_is_not_used_again(make_processes: Any) -> None:
+    go, told = os.pipe()
+    answer, answered = os.pipe()
+    loader = make_processes([np.full(1000, i) for i in range(200)], batch_size=2)
+    batches = iter(loader)
+    batch = next(batches)
+    pid = os.fork()
+    if pid == 0:
+        os.read(go, 1)
+        os.write(answered, b"y" if batch[:, 0].tolist() == [0, 1] else b"n")
+        os._exit(0)
+    del batch
+    for _ in batches:
+        pass
+    os.write(told, b"x")
+    assert os.read(answer, 1) == b"y"
+    os.waitpid(pid, 0)
+    for fd in (go, told, answer, answered):
+        os.close(fd)

@@ -160,3 +160,31 @@ class Forking(penstock.Dataset[Any]):
 def test_a_worker_that_was_forked_from_a_sample_is_not_at_it() -> None:
     with pytest.raises(RuntimeError, match="no loader is at one in this thread"):
         list(DataLoader(Forking()))
+
+
+@pytest.mark.parametrize("dataset", [sources.DrawingStream(), sources.DrawingItems()])
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_ranks_of_a_stream_draw_what_one_would_draw(make: Any, dataset: Any) -> None:
+    settings = {"batch_size": 2, "seed": 3, "last_batch": "keep"}
+    whole = list(DataLoader(dataset, **settings))
+    for rank in range(2):
+        assert same(list(make(dataset, shard=(rank, 2), **settings)), whole[rank::2])
+
+
+def test_what_ranks_draw_in_a_collate_function_differs(make: Any) -> None:
+    settings = {"batch_size": 2, "seed": 3, "collate_fn": drawn, "last_batch": "keep"}
+    one, other = (list(make(sources.Drawing(), shard=(rank, 2), **settings)) for rank in range(2))
+    assert len({*one, *other}) == len(one) + len(other) == 6
+
+
+@pytest.mark.parametrize("dataset", [sources.Drawing(), sources.DrawingStream(), sources.DrawingItems()])
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_a_resumed_epoch_draws_what_it_would_have_drawn(make: Any, dataset: Any) -> None:
+    settings = {"batch_size": 2, "seed": 3}
+    whole = list(DataLoader(dataset, **settings))
+    taken = DataLoader(dataset, **settings)
+    batches = iter(taken)
+    next(batches), next(batches)
+    loader = make(dataset, **settings)
+    loader.load_state_dict(taken.state_dict())
+    assert same(list(loader), whole[2:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,9 @@ def run(program: Program, loader_class: Any) -> Tape:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, category, *_: _warn(tape, category, str(message))
         program(loader_class, tape)
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of torch's queues: it closes its pipe when it gets to it
+            thread.join(10)
     return tape
 
 

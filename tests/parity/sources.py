@@ -81,6 +81,14 @@ class NoisyShards(NoisyStream):
         return range(self.n) if info is None else range(info.id, self.n, info.num_workers)
 
 
+class NoisyUneven(NoisyStream):
+    """The first worker has nothing, the last has the most."""
+
+    def keys(self) -> range:
+        info = get_worker_info()
+        return range(self.n) if info is None else range(self.n * info.id // info.num_workers)
+
+
 @dataclass
 class Made(Dataset[Any]):
     """Samples that a function makes of their keys."""

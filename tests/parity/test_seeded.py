@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import pickle
 import random
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 import penstock
 from parity.compare import difference
@@ -153,6 +164,100 @@ def test_persistent_workers_end_with_their_iterator() -> None:
     del iterator
     worker.join()
     assert not worker.is_alive()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_is_resumed_on_another_number_of_workers(workers: int) -> None:
+    (whole,) = epochs(Noisy(), 1, shuffle=True, batch_size=4)
+    taken = DataLoader(Noisy(), 4, shuffle=True, seed=11, num_workers=1)
+    batches = iter(taken)
+    for _ in range(3):
+        next(batches)
+    loader = DataLoader(Noisy(), 4, shuffle=True, seed=11, num_workers=workers)
+    loader.load_state_dict(json.loads(json.dumps(taken.state_dict())))
+    assert difference(list(loader), whole[3:]) is None
+
+
+def test_without_a_seed_there_is_no_state() -> None:
+    """Lightning puts the state of every loader that has one into its checkpoints."""
+    assert not hasattr(DataLoader(Noisy()), "state_dict")
+    assert not hasattr(DataLoader(Noisy()), "load_state_dict")
+
+
+SAMPLERS: dict[str, Any] = {
+    "a subset": lambda data: SubsetRandomSampler(range(3, 23)),
+    "with replacement": lambda data: RandomSampler(data, replacement=True, num_samples=20),
+    "of another source": lambda data: RandomSampler(range(20)),
+    "weighted": lambda data: WeightedRandomSampler([1.0] * 37, 20),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_torchs_random_samplers_draw_from_the_seed(name: str) -> None:
+    def loader(workers: int) -> Any:
+        data = Noisy()
+        return DataLoader(data, 4, sampler=SAMPLERS[name](data), seed=5, num_workers=workers)
+
+    whole = list(loader(0))
+    assert difference(list(loader(1)), whole) is None
+    taken = loader(1)
+    batches = iter(taken)
+    next(batches)
+    resumed = loader(0)
+    resumed.load_state_dict(taken.state_dict())
+    assert difference(list(resumed), whole[1:]) is None
+
+
+class Loads(IterableDataset[Any]):
+    """torch knows nothing of `load`: here it means something else."""
+
+    def __iter__(self) -> Any:
+        return iter(range(6))
+
+    def load(self, path: str) -> None:
+        raise AssertionError("this is not for a loader")
+
+
+def test_a_method_named_load_of_a_torch_dataset_is_left_alone() -> None:
+    (batches,) = epochs(Loads(), 1, batch_size=3, num_workers=1)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_setting_that_changes_after_a_state_was_loaded_keeps_the_place() -> None:
+    loader = DataLoader(Noisy(), 4, seed=5)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    loader.timeout, loader.num_workers, loader.prefetch_factor = 5, 1, 2
+    assert len(list(loader)) == 9
+
+
+def test_a_copy_goes_on_with_the_epochs() -> None:
+    loader = DataLoader(Noisy(), 8, shuffle=True, seed=5)
+    list(loader)
+    twin = pickle.loads(pickle.dumps(loader))
+    assert difference(list(twin), list(loader)) is None
+
+
+class Trainer:
+    """Holds its loader, whose workers hold it."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.loader: Any = DataLoader(
+            Noisy(), seed=seed, num_workers=1, persistent_workers=True, worker_init_fn=self.init
+        )
+
+    def init(self, worker: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_loader_that_its_own_workers_refer_to_is_freed(seed: int | None) -> None:
+    trainer = Trainer(seed)
+    next(iter(trainer.loader))
+    gone = weakref.ref(trainer.loader)
+    del trainer
+    gc.collect()
+    assert gone() is None  # and the fixture finds nothing left behind
 
 
 class Drawing(Dataset[Any]):

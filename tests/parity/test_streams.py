@@ -27,6 +27,7 @@ SOURCES: dict[str, Any] = {
     "many": sources.NoisyMany,
     "stream": sources.NoisyStream,
     "shards": sources.NoisyShards,
+    "uneven": sources.NoisyUneven,
 }
 
 
@@ -119,7 +120,7 @@ ALL = 1000
 @st.composite
 def cases(draw: st.DrawFn, workers: int, most_workers: int) -> Case:
     source = draw(st.sampled_from(list(SOURCES)))
-    streaming = source in ("stream", "shards")
+    streaming = source in ("stream", "shards", "uneven")
     n = draw(st.integers(0 if streaming else 1, 14))
     keyed = st.sampled_from([f"keys: {name}" for name in ORDERS])
     batched = st.sampled_from([f"batches: {name}" for name in BATCH_ORDERS])

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
 from parity import sources
@@ -207,6 +209,43 @@ def streams() -> list[tuple[str, dict[str, Tape], dict[str, Tape]]]:
 def test_a_sample_of_this_kind_comes_as_from_torch(streams: Any, name: str) -> None:
     for how, found, expected in streams:
         assert (problem := difference(found[name], expected[name], f"{name}, {how}")) is None, problem
+
+
+def build(template: Any, key: int) -> Any:
+    """A sample of this structure, with samples of the kinds above as its leaves."""
+    if isinstance(template, str):
+        return SAMPLES[template](key)
+    if isinstance(template, dict):
+        return {name: build(part, key) for name, part in template.items()}
+    parts = [build(part, key) for part in template]
+    return Pair(*parts) if isinstance(template, Pair) else type(template)(parts)
+
+
+def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = st.lists(inner, max_size=3)
+    return (
+        lists
+        | lists.map(tuple)
+        | st.builds(Pair, inner, inner)
+        | st.dictionaries(st.sampled_from("abc"), inner)
+    )
+
+
+TEMPLATES = st.recursive(st.sampled_from(sorted(SAMPLES)), nest, max_leaves=6)
+
+
+@given(st.lists(TEMPLATES, min_size=1, max_size=6), st.sampled_from([None, sources.identity]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_samples_of_any_structure_come_as_from_torch(templates: Any, collate: Any, batched: bool) -> None:
+    def program(loader_class: Any, tape: Tape) -> None:
+        data = sources.Made(0, lambda key: build(templates[key[0]], key[1]))
+        keys = [(i, n) for i in range(len(templates)) for n in (0, 1, 2)]
+        # Batches of one structure each, and one where two meet.
+        batches = [keys[i : i + 2] for i in range(0, len(keys), 3)] + [keys[2:4]]
+        order: Any = {"batch_sampler": batches} if batched else {"sampler": keys, "batch_size": None}
+        epoch(loader_class(data, num_workers=1, collate_fn=collate, **order), tape)
+
+    both(program)
 
 
 COLLATES: dict[str, Callable[[Any], Any]] = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +22,7 @@ def fd() -> Iterator[int]:
 
 
 def record(seq: int) -> Record:
-    return Record(seq, 0, 0, seq, 0, 8, 1, 0, 4096, 0, 4096)
+    return Record(seq, 0, 0, seq, 0, 8, 1, 0, 0, 4096, 0, 4096)
 
 
 def test_a_task_is_claimed_once(fd: int) -> None:
@@ -51,7 +53,7 @@ def test_a_claimed_task_cannot_be_rescinded(fd: int) -> None:
     assert board.claimant(0) == 0
 
 
-def test_a_lock_dies_with_its_holder(fd: int) -> None:
+def test_a_claim_waits_for_a_lock_which_dies_with_its_holder(fd: int) -> None:
     board = Board(fd, 1)
     board.post(0, *record(1))
     ready, go = os.pipe()
@@ -61,13 +63,45 @@ def test_a_lock_dies_with_its_holder(fd: int) -> None:
         os.write(go, b"x")
         signal.pause()
     os.read(ready, 1)
-    assert board.claim(0, 1, worker=1) is None, "claiming does not wait for a lock"
-    assert not board.rescind(0), "nor does rescinding"
-    os.kill(holder, signal.SIGKILL)
-    os.waitpid(holder, 0)
-    assert board.claim(0, 1, worker=1) == record(1)
+    assert not board.rescind(0), "rescinding does not wait"
+    with ThreadPoolExecutor(1) as threads:
+        claim = threads.submit(board.claim, 0, 1, 1)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        assert claim.result() == record(1)
     os.close(ready)
     os.close(go)
+
+
+def test_stale_tokens_beside_a_good_one_keep_nobody_from_the_task(fd: int) -> None:
+    """A worker with a stale token holds the lock for a moment. Who came then with the good one once gave up."""
+    board = Board(fd, 1)
+    tokens, tokens_in = os.pipe()
+    done, done_in = os.pipe()
+    pids = []
+    for worker in range(4):
+        pid = os.fork()
+        if pid == 0:
+            os.close(tokens_in)
+            mine = Board(fd, 1)
+            while token := os.read(tokens, TOKEN.size):
+                if mine.claim(*TOKEN.unpack(token), worker) is not None:
+                    os.write(done_in, b"x")
+            os._exit(0)
+        pids.append(pid)
+    try:
+        for seq in range(1, 3000):
+            board.post(0, *record(seq))
+            os.write(tokens_in, TOKEN.pack(0, seq - 1) * 3 + TOKEN.pack(0, seq) + TOKEN.pack(0, seq - 1) * 3)
+            assert select.select([done], [], [], 20)[0], f"task {seq} stays open"
+            os.read(done, 1)
+            board.clear(0)
+    finally:
+        os.close(tokens_in)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        for end in (tokens, done, done_in):
+            os.close(end)
 
 
 def test_many_processes_claim_every_task_exactly_once(fd: int) -> None:

@@ -75,7 +75,7 @@ class TestOrderPlan:
 
     def test_epochs_of_a_shuffled_plan_differ_and_repeat_exactly(self) -> None:
         plan = OrderPlan(Shuffled(100, 1), 7, False)
-        assert plan.repeatable
+        assert plan.after() == plan
         assert lists(plan.draw(0)) == lists(plan.draw(0))
         assert lists(plan.draw(0)) != lists(plan.draw(1))
 
@@ -155,7 +155,7 @@ class TestSamplerPlan:
     def test_each_draw_starts_the_sampler_once(self, start: int, batch_size: int | None) -> None:
         sampler = Counting(9)
         plan = SamplerPlan(sampler, batch_size, False)
-        assert not plan.repeatable
+        assert plan.after() is None
         for epoch in range(3):
             list(plan.draw(epoch, start))
             assert sampler.started == epoch + 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan.samplers import (
     BatchSampler,
     DistributedSampler,
@@ -19,6 +20,7 @@ from penstock.plan.samplers import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    order_of,
 )
 
 
@@ -392,3 +394,64 @@ class TestBesideTorch:
             getattr(theirs, name)(*arguments)
         with pytest.raises(raised.type):
             globals()[name](*arguments)
+
+
+class TestOrdersOfSamplers:
+    """A sampler of ours without a generator means an order, which a loader uses in its place."""
+
+    @pytest.mark.parametrize(
+        ("sampler", "order"),
+        [
+            (SequentialSampler(range(5)), Sequential(5)),
+            (RandomSampler(range(5)), Shuffled(5, 7)),
+            (RandomSampler(range(5), num_samples=5), Shuffled(5, 7)),
+            (RandomSampler(range(5), num_samples=12), Shuffled(5, 7, 12)),
+            (RandomSampler(range(5), replacement=True), Drawn(5, 5, 7)),
+            (RandomSampler(range(5), replacement=True, num_samples=12), Drawn(5, 12, 7)),
+            (WeightedRandomSampler([1, 2, 3], 9), Weighted.by([1, 2, 3], 9, 7)),
+            (SubsetRandomSampler([4, 2, 4]), Selected(Shuffled(3, 7), np.array([4, 2, 4]))),
+            (SubsetRandomSampler((4, 2)), Selected(Shuffled(2, 7), np.array([4, 2]))),
+            (SubsetRandomSampler(range(9, 0, -3)), Selected(Shuffled(3, 7), np.array([9, 6, 3]))),
+            (SubsetRandomSampler(np.array([4, 2], np.int16)), Selected(Shuffled(2, 7), np.array([4, 2]))),
+            (SubsetRandomSampler([]), Selected(Shuffled(0, 7), np.array([], np.int64))),
+        ],
+    )
+    def test_a_sampler_without_a_generator_is_an_order(self, sampler: object, order: Order) -> None:
+        assert order_of(sampler, 7) == order
+
+    @pytest.mark.parametrize(
+        "sampler",
+        [
+            *(make(rng()) for make in RANDOM.values()),
+            WeightedRandomSampler([1, 2], 2, replacement=False),
+            SubsetRandomSampler(["a", "b"]),
+            SubsetRandomSampler([1, -1]),
+            SubsetRandomSampler([1, True]),
+            SubsetRandomSampler([1, 2**63]),
+            SubsetRandomSampler([np.int64(1)]),
+            SubsetRandomSampler(np.array([0.5])),
+            DistributedSampler(range(5), 1, 0),
+            BatchSampler(range(5), 2, False),
+            range(5),
+            [3, 4],
+            type("Mine", (RandomSampler,), {})(range(5)),
+        ],
+    )
+    def test_any_other_is_read(self, sampler: object) -> None:
+        assert order_of(sampler, 7) is None
+
+    def test_an_order_keeps_what_its_sampler_had(self) -> None:
+        indices = np.array([1, 2, 3])
+        sampler = SubsetRandomSampler(indices)
+        order = order_of(sampler, 7)
+        assert order == order_of(sampler, 7)
+        indices[0] = 9
+        assert order is not None
+        assert sorted(order.at(0, np.arange(3)).tolist()) == [1, 2, 3]
+        assert order != order_of(sampler, 7)
+
+    def test_weights_that_were_spoilt_are_refused(self) -> None:
+        sampler = WeightedRandomSampler([1, 2], 2)
+        sampler.weights[0] = -1
+        with pytest.raises(ValueError, match="weight 0 is -1"):
+            order_of(sampler, 7)

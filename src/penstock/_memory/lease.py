@@ -3,10 +3,15 @@
 numpy keeps every view of an array pointing at the array that it was first made from: its root.
 torch and DLPack keep the numpy array. So a weak reference to the root fires exactly once, when
 nobody can look into the slab any more.
+
+Nobody in this process, that is. A child that the program forks has the lent batches too, in the same memory,
+and may look at them for as long as it lives: so what is lent at a fork is never used again.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections import deque
 
@@ -33,12 +38,18 @@ class Leases:
     def __init__(self) -> None:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[int] = deque()
+        _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
         lease = _Lease(root, _end)
         lease.slab = slab
         lease.returned = self._returned
         self._lent[slab] = lease
+
+    def retire(self) -> None:
+        """What is lent now does not come back."""
+        for lease in tuple(self._lent.values()):
+            lease.returned = deque(maxlen=0)
 
     def give_back(self, slab: int) -> None:
         """For a slab that was delivered with nothing in it that anybody could look at."""
@@ -54,3 +65,18 @@ class Leases:
             self._lent.pop(slab, None)
             slabs.append(slab)
         return slabs
+
+
+_all: weakref.WeakSet[Leases] = weakref.WeakSet()
+
+own_fork = threading.local()
+"""While `own_fork.now` is true, the fork is that of a worker, which looks at no batch."""
+
+
+def _retire_all() -> None:
+    if not getattr(own_fork, "now", False):
+        for leases in tuple(_all):
+            leases.retire()
+
+
+os.register_at_fork(after_in_parent=_retire_all)

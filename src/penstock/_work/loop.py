@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,8 +28,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
     `number` is unique to this worker, and tells its seat too.
     """
-    assert isinstance(payload, Job)
-    job = payload
+    job = payload() if isinstance(payload, weakref.ref) else payload
+    assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
     _give_way()
     at_work.source = None  # a forked worker may have been started by a dataset at work
@@ -36,7 +37,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
-        desk = _Desk(Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays))
+        catch_up = partial(job.log.catch_up, fds["updates"], dataset=job.dataset)
+        desk = _Desk(Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays), catch_up)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
         while token := os.read(tokens, TOKEN.size):
             slot, seq = TOKEN.unpack(token)
@@ -59,13 +61,16 @@ def _give_way() -> None:
 class _Desk:
     """Where a worker does the tasks that it has claimed."""
 
-    def __init__(self, arena: Arena, runner: Runner, replier: Replier) -> None:
+    def __init__(
+        self, arena: Arena, runner: Runner, replier: Replier, catch_up: Callable[[int], None]
+    ) -> None:
+        self._catch_up = catch_up
         self._arena = arena
         self._runner = runner
         self._replier = replier
 
     def do(self, record: Record, progress: Callable[[int], None]) -> None:
-        seq, run, epoch, step, kind, payload, count, *region = record
+        seq, run, epoch, step, kind, payload, count, self._updates, *region = record
         root = self._arena.root(Region._make(region))
         task = Task(seq, run, epoch, step, _KINDS[kind], _keys(payload, root), count)
         # Raw keys stay where they are: the samples are fetched by them while others are written.
@@ -89,6 +94,7 @@ class _Desk:
         """Does one step, and returns the reply that tells of it. The writer's piece begins at `base`."""
         began, used = perf_counter_ns(), writer.used
         try:
+            self._catch_up(self._updates)
             self._runner.prepare(task)
             tree = self._runner.run(task, writer)
             runner = self._runner

@@ -41,6 +41,11 @@ class Runner:
         self._init_notes: list[str] = []
         self._stream: Iterator[Any] = iter(())
         self._stream_run = -1
+        self._stream_read = 0  # batches, those of other ranks too
+        self._stream_ended = False
+        # Where the generators are this process's own. Threads share them with the caller.
+        self._seed_step: Callable[[int, int, int], int] | None = None
+        self._rank, self._world = job.shard
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
@@ -71,8 +76,8 @@ class Runner:
             from penstock._work.randomness import seed_step  # late: see InlineBackend
 
             self._seed_step = seed_step
-            seed_step(job.seed, -1, seat)
             self._keep = Failure.capture
+            self.seed(-1, self._number(seat))
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
         if job.worker_init_fn is not None:
             try:
@@ -83,22 +88,35 @@ class Runner:
 
     def prepare(self, task: Task) -> int:
         """In a process of its own: sets the global random generators for the task; the number for it."""
-        return self._seed_step(self._job.seed, task.epoch, task.step)
+        return self.seed(task.epoch, self._number(task.step))
+
+    def seed(self, epoch: int, number: int) -> int:
+        """Sets the global random generators for the step with this number among those of all ranks."""
+        assert self._seed_step is not None
+        return self._seed_step(self._job.seed, epoch, number)
 
     def borrowed(self, task: Task) -> AbstractContextManager[int]:
         """In the caller's own process: the same, and the generators are put back afterwards."""
-        from penstock._work.randomness import borrowed_generators  # late: see InlineBackend
+        from penstock._work.randomness import borrowed_generators, seed_step  # late: see InlineBackend
 
-        return borrowed_generators(self._job.seed, task.epoch, task.step)
+        self._seed_step = seed_step
+        return borrowed_generators(self._job.seed, task.epoch, self._number(task.step))
+
+    def _number(self, step: int) -> int:
+        """The step's number among those of all ranks: ranks that are at the same step draw different numbers."""
+        return step * self._world + self._rank
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
         self._at = ""
         self._keys = self._fetching = self._rng = self.mended = None
-        self._task = task
+        self._task, self._drawing = task, self._number(task.step)
         outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
         try:
-            return self._run(task, writer)
+            batch = self._run(task, writer)
+            if task.kind in (Kind.PULL, Kind.PULL_ONE) and self._job.drop_last and self._world > 1:
+                self._finish_round(task)
+            return batch
         except StopIteration as error:
             raise RuntimeError(
                 "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
@@ -114,7 +132,7 @@ class Runner:
             from penstock._work import randomness  # late: see InlineBackend
 
             if row < 0:
-                of = self._task.step, randomness.STEP
+                of = self._drawing, randomness.STEP
             else:
                 of = randomness.number_of(self._key(item, row)), randomness.SAMPLE
             self._rng = row, randomness.generator(self._job.seed, self._task.epoch, *of)
@@ -174,9 +192,9 @@ class Runner:
             case Kind.ITEM:
                 return self._each(self._loader(), [task.keys])
             case Kind.PULL:
-                return self._pull(task, task.keys)
+                return self._pull(task)
             case Kind.PULL_ONE:
-                return self._pull(task, 1)
+                return self._pull(task)
 
     def _fetch(self, keys: list[Any]) -> Sequence[Any]:
         if not self._getitems:
@@ -222,13 +240,13 @@ class Runner:
     def _key(self, item: Any, row: int) -> Any:
         """What names a sample: the items of a stream may be alike, their positions are not."""
         if self._task.kind in (Kind.ITEMS, Kind.ITEM):
-            return self._task.step * self._job.batch_size + row
+            return self._number(self._task.step) * self._job.batch_size + row
         return item
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
         """The samples of these keys without those that fail, or with others in their place."""
         samples: list[Any] = []
-        mended = Mended([], [])
+        mended = Mended([], [], [])
         most = _MOST_REPLACEMENTS if self._job.on_error == "replace" else 0
         for row, key in enumerate(keys):
             tried: list[Any] = []
@@ -247,6 +265,7 @@ class Runner:
                     tried.append(item)
                 else:
                     mended.keys.append(self._key(item, row))
+                    mended.rows.append(row)
                     break
         if mended.errors:
             self.mended = mended
@@ -257,7 +276,7 @@ class Runner:
         from penstock._work.randomness import REPLACE  # late: see InlineBackend
 
         (_, _, epoch, step, _, keys, _), order = self._task, self._job.order
-        number = mix(self._job.seed, epoch, step, row, attempt, REPLACE)
+        number = mix(self._job.seed, epoch, self._number(step), row, attempt, REPLACE)
         if order is None:
             return _plain(keys)[number % len(keys)]
         return order.at(epoch, np.array([number % order.size(epoch)])).tolist()[0]
@@ -266,21 +285,54 @@ class Runner:
         assert self._load is not None, "only streams that define load() have items"
         return self._load
 
-    def _pull(self, task: Task, count: int) -> list[Any]:
+    def _pull(self, task: Task) -> list[Any]:
+        count, resumed = _pulled(task)
         if task.run != self._stream_run:
-            self._open_stream(task)
-        self._at = f"the stream's next {count} samples, "
-        samples = list(islice(self._stream, count))
-        if len(samples) < count:
-            self._stream = iter(())  # some iterators begin again when asked after their end
-            if not samples or self._job.drop_last:
-                raise StreamEnded
+            self._open_stream(task, resumed)
+        self._pass_over(task, count, self._number(task.step))
+        samples = self._take(count)
+        if not samples or (self._stream_ended and self._job.drop_last):
+            raise StreamEnded
         return samples
 
-    def _open_stream(self, task: Task) -> None:
+    def _take(self, count: int) -> list[Any]:
+        self._at = f"the stream's next {count} samples, "
+        samples = list(islice(self._stream, count))
+        self._stream_read += 1
+        if len(samples) < count:
+            self._stream = iter(())  # some iterators begin again when asked after their end
+            self._stream_ended = True
+        return samples
+
+    def _pass_over(self, task: Task, count: int, until: int) -> None:
+        """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
+
+        Each is read with the random numbers that it was read with there, so the stream is the same stream.
+        """
+        if self._stream_read >= until:
+            return
+        while self._stream_read < until and not self._stream_ended:
+            if self._stream_read > 0:  # the first has those that the stream was opened with
+                self._reseed(task.epoch, self._stream_read)
+            self._take(count)
+        self._reseed(task.epoch, until)
+
+    def _reseed(self, epoch: int, number: int) -> None:
+        self._drawing, self._rng = number, None
+        if self._seed_step is not None:
+            self.seed(epoch, number)
+
+    def _finish_round(self, task: Task) -> None:
+        """Where ranks end together, a step counts only if every rank has its batch of it."""
+        self._pass_over(task, _pulled(task)[0], (task.step + 1) * self._world)
+        if self._stream_ended:
+            raise StreamEnded
+
+    def _open_stream(self, task: Task, resumed: bool) -> None:
         self._stream_run = task.run
+        self._stream_read, self._stream_ended = 0, False
         self._stream = iter(())
-        if task.step > 0:
+        if task.step > 0 and not resumed:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
                 "stream's position died with it: the epoch ends here. The samples before this step were "
@@ -288,11 +340,18 @@ class Runner:
                 "process instead, and loses nothing when a worker dies."
             )
         self._at = "iter(dataset), "
+        if self._number(task.step) > 0:
+            self._reseed(task.epoch, 0)
         self._stream = iter(self._job.dataset)
 
 
 def _plain(keys: Any) -> Any:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
+def _pulled(task: Task) -> tuple[int, bool]:
+    """How many samples to take from the stream, and whether the run was resumed at this task."""
+    return task.keys if isinstance(task.keys, tuple) else (task.keys, False)
 
 
 def _name_rows(error: CollateError, keys: Any) -> None:

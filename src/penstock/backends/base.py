@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._work.task import Mended, Task
+from penstock._work.updates import Change
 
 
 class Filled(NamedTuple):
@@ -83,6 +84,8 @@ class Backend(Protocol):
     arena: Arena
     most_steps: int
     """How many steps a task may have."""
+    leaves_nothing: bool
+    """Whether it may be forgotten without being closed."""
 
     @property
     def workers(self) -> list[Any]:
@@ -99,6 +102,9 @@ class Backend(Protocol):
 
         Its batch goes into `region`.
         """
+
+    def update(self, change: Change) -> None:
+        """What is posted from now on is done by workers whose dataset has this change."""
 
     def flush(self) -> None:
         """Makes sure that what was posted is known to the workers."""

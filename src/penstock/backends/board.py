@@ -9,9 +9,10 @@ stand on the board, and a free worker claims one.
   parent's writes before the worker's reads, on any processor. Tokens are read in the order of
   posting, which the only reader of a stream relies on.
 - What counts is the claim: OPEN becomes CLAIMED under a record lock on one byte of the board's file.
-  The kernel releases such a lock when its holder dies, so no lock ever dies with a worker. Claiming
-  never waits: if the byte is locked, somebody else has it. The token of a task that was rescinded
-  claims nothing, though the slot may hold another task by then: its seq is not that one's.
+  The kernel releases such a lock when its holder dies, so no lock ever dies with a worker. The token
+  of a task that was rescinded claims nothing, though the slot may hold another task by then: its seq
+  is not that one's. Whoever comes with such a token has the lock for a moment too, so a claim waits
+  for it: given up, the task would stay open and nobody would come for it again.
 - When a worker is dead, the board says exactly which slot it had claimed, and tokens are sent again
   for what is still open, in case it died with one in its hand.
 """
@@ -27,7 +28,7 @@ from penstock._memory.mapping import Mapping
 
 _FREE, _OPEN, _CLAIMED = 0, 1, 2
 
-_RECORD = struct.Struct("<11q")
+_RECORD = struct.Struct("<12q")
 _WORKER = struct.Struct("<q")
 _STRIDE = 128  # two cache lines: neighbours do not share one
 _STATE = 0
@@ -48,6 +49,7 @@ class Record(NamedTuple):
     kind: int
     payload: int  # bytes of the keys; negative: they are pickled
     steps: int
+    updates: int  # how much of their log must have been applied
     extent: int
     length: int
     start: int
@@ -73,8 +75,7 @@ class Board:
 
     def claim(self, slot: int, seq: int, worker: int) -> Record | None:
         """The task `seq` is this worker's from now on; None if it is not to be had."""
-        if not self._lock(slot):
-            return None
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
             if self._memory[base + _STATE] != _OPEN:
@@ -90,8 +91,10 @@ class Board:
             self._unlock(slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes an open task off the board. False if a worker has claimed it, or is about to."""
-        if not self._lock(slot):
+        """Takes an open task off the board. False if a worker has claimed it, or is at it."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:
             return False
         try:
             if self._memory[slot * _STRIDE + _STATE] != _OPEN:
@@ -123,13 +126,6 @@ class Board:
 
     def is_open(self, slot: int) -> bool:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN
-
-    def _lock(self, slot: int) -> bool:
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-        except OSError:
-            return False
-        return True
 
     def _unlock(self, slot: int) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)

@@ -10,6 +10,7 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
+from penstock._work.updates import Change
 from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
 
 
@@ -17,6 +18,7 @@ class InlineBackend:
     """A plain loop in the calling thread."""
 
     most_steps = 1
+    leaves_nothing = True
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
@@ -36,6 +38,9 @@ class InlineBackend:
 
     def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, region))
+
+    def update(self, change: Change) -> None:
+        pass  # the dataset is the caller's own
 
     def flush(self) -> None:
         pass

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy  # noqa: F401  (its BLAS starts threads; they must be there when the threads are counted)
 
+from penstock._memory.lease import own_fork
 from penstock._work.failure import restore, tag_exceptions
 from penstock.backends.ship import Shipment
 from penstock.backends.template import (
@@ -287,6 +288,7 @@ class Launcher:
         try:
             if self.method != "fork":
                 self._pack()
+                self._payload = None  # it is in the shipment
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:
@@ -335,11 +337,13 @@ class Launcher:
         tag_exceptions()
         lifeline = self._crew.lifeline
         _birth.keep = frozenset((*self._fds.values(), lifeline))
+        own_fork.now = True
         try:
             pid = fork(quiet=self._explicit or survives_fork())
             if pid == 0:
                 live(worker, self._main, self._payload, self._fds, lifeline)
         finally:
+            own_fork.now = False
             _birth.keep = frozenset()
         return pid
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
+from penstock._work.updates import Change
 from penstock.backends.base import LONGEST_WAIT, Bundle, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
@@ -45,11 +47,13 @@ class ProcessBackend:
     """
 
     most_steps = MOST_STEPS
+    leaves_nothing = False
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         with no_fork():
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
+            self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
             pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, replies_in = os.pipe()
@@ -57,13 +61,14 @@ class ProcessBackend:
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (*self._tokens, self._replies, self._strays)
-            close_in_child(arena, board, *self._tokens_out, replies_in, strays_in_fd, *ours)
+            close_in_child(arena, board, self._updates, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
         theirs = {
             "arena": arena,
             "board": board,
+            "updates": self._updates,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
             "strays": strays_in_fd,
@@ -76,11 +81,15 @@ class ProcessBackend:
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
         self._assigned = job.assigned
+        self._log = job.log
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
         try:
-            self._launcher = Launcher(method, main, job, theirs, explicit=explicit)
+            # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
+            # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
+            payload = weakref.ref(job) if method == "fork" else job
+            self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
         except BaseException:
             self.close()
             raise
@@ -121,8 +130,11 @@ class ProcessBackend:
             root[:size] = payload
         seq, run, epoch, step, kind, _, count = task
         self._posted[seq] = slot, root
-        self._board.post(slot, seq, run, epoch, step, kind, size, count, *region)
+        self._board.post(slot, seq, run, epoch, step, kind, size, count, self._log.end, *region)
         self._unsent[seat] += TOKEN.pack(slot, seq)  # seat -1, whoever is free, is the only pipe
+
+    def update(self, change: Change) -> None:
+        self._log.write(self._updates, change)
 
     def flush(self) -> None:
         # All in one write: it wakes one worker, which wakes the next while there are more.
@@ -178,6 +190,8 @@ class ProcessBackend:
         return [self._workers[worker] for worker in sorted(self._workers, key=self._seat_of.__getitem__)]
 
     def wake(self) -> None:
+        if os.getpid() != self._pid:
+            return
         os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
 
     def close(self) -> None:
@@ -202,10 +216,11 @@ class ProcessBackend:
         with no_fork():
             for fd in fds:
                 if fd in self._fds or fd in self._unclaimed_strays.values():
-                    forget(fd)
-                    os.close(fd)
+                    # Off the list first: closed twice, its number may be somebody else's by then.
                     self._fds = [other for other in self._fds if other != fd]
                     self._unclaimed_strays = {k: v for k, v in self._unclaimed_strays.items() if v != fd}
+                    forget(fd)
+                    os.close(fd)
 
     def _who(self, worker: int) -> str:
         return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"

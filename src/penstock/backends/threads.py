@@ -19,6 +19,7 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
+from penstock._work.updates import Change
 from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Outcome, Payload
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
@@ -30,6 +31,7 @@ class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     most_steps = 1
+    leaves_nothing = False
 
     def __init__(self, job: Job) -> None:
         self.arena = Arena(None)
@@ -58,6 +60,9 @@ class ThreadBackend:
     def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
+
+    def update(self, change: Change) -> None:
+        pass  # the dataset is the caller's own
 
     def flush(self) -> None:
         pass

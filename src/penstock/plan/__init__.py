@@ -1,8 +1,8 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
-from penstock.plan.order import Order, Sequential, Shuffled
+from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan.permutation import Permutation
-from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan
+from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan, deal
 from penstock.plan.samplers import (
     BatchSampler,
     DistributedSampler,
@@ -18,6 +18,7 @@ __all__ = [
     "BatchSampler",
     "DistributedSampler",
     "Draw",
+    "Drawn",
     "Order",
     "OrderPlan",
     "Permutation",
@@ -25,10 +26,13 @@ __all__ = [
     "RandomSampler",
     "Sampler",
     "SamplerPlan",
+    "Selected",
     "Sequential",
     "SequentialSampler",
     "Shuffled",
     "SubsetRandomSampler",
+    "Weighted",
     "WeightedRandomSampler",
+    "deal",
     "mix",
 ]

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan.seeds import FIRST, GAMMA, SECOND, mix
+from penstock.plan.seeds import FIRST, hashes, mix
 
 # Up to here the shuffle is a table sorted by hashes, at most 64 KB: every order is equally likely. The
 # rounds need sides of some 80 values to look random: with sides of 40, statistics over thousands of
@@ -109,11 +109,8 @@ class Permutation:
 
 
 def _table(n: int, key: int) -> NDArray[np.int64]:
-    hashed = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(mix(key))
-    hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(FIRST)
-    hashed = (hashed ^ hashed >> np.uint64(27)) * np.uint64(SECOND)
-    # A bijection of distinct numbers has no ties, so every sort, on every machine, gives the same order.
-    return np.argsort(hashed ^ hashed >> np.uint64(31)).astype(np.int64)
+    # No two hashes are equal, so every sort, on every machine, gives the same order.
+    return np.argsort(hashes(key, np.arange(n))).astype(np.int64)
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ A plan is a value: where the dataset may grow, make a new plan at the start of e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -23,13 +23,16 @@ _BLOCK = 4096
 class Plan(Protocol):
     """The keys of every step, step by step."""
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether an epoch can be drawn twice, with the same keys and without side effects."""
+    def after(self) -> Plan | None:
+        """The plan of the next epoch; None where it cannot be drawn twice and without side effects."""
         ...
 
     def steps(self, epoch: int) -> int | None:
         """The number of steps in the epoch, or None where only the end will tell."""
+        ...
+
+    def pad(self, epoch: int, step: int) -> int:
+        """How many keys at the end of the step are there only to fill it up."""
         ...
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
@@ -46,41 +49,97 @@ class OrderPlan:
     >>> from penstock.plan.order import Sequential
     >>> [keys.tolist() for keys in OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)]
     [[0, 1], [2, 3], [4]]
+
+    A step of all `world` ranks together is the next world * batch_size positions of the one order, and rank
+    r has the r-th block of them. So after any step a prefix of the order is consumed, and the rest of it can
+    be dealt, from the position `start` on, to another number of ranks or in other batches. (Steps are numbered
+    as if all before had been of the new shape, so that numbers go on where the shape stays.)
+
+    Where the order does not come out even, the last step of a rank is short or missing, or nobody has it
+    (`drop_last`), or everybody has it in full (`padded`), with keys from the order's beginning to fill it up.
+
+    >>> plans = [OrderPlan(Sequential(5), 2, padded=True, rank=rank, world=2) for rank in (0, 1)]
+    >>> [[keys.tolist() for keys in plan.draw(epoch=0)] for plan in plans]
+    [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
+    >>> [plan.pad(epoch=0, step=1) for plan in plans]
+    [1, 2]
     """
 
     order: Order
     batch_size: int | None = 1
     drop_last: bool = False
+    padded: bool = False
+    rank: int = 0
+    world: int = 1
+    start: int = 0
 
     def __post_init__(self) -> None:
-        _check_batching(self.batch_size, self.drop_last)
+        _check_batching(self.batch_size, self.drop_last, self.world)
+        _check_rank(self.rank, self.world)
+        if self.padded and self.drop_last:
+            raise ValueError("a last step is either padded or dropped: padded and drop_last are both True.")
+        if self.start < 0:
+            raise ValueError(f"an order begins at position 0, but start is {self.start}.")
 
     @property
-    def repeatable(self) -> bool:
-        return True
+    def first_step(self) -> int:
+        """The number of the first step that is dealt."""
+        return -(-self.start // self._stride)
+
+    def after(self) -> OrderPlan:
+        return replace(self, start=0) if self.start else self
 
     def steps(self, epoch: int) -> int:
-        return batches(self.order.size(epoch), self.batch_size or 1, self.drop_last)
+        left = max(0, self.order.size(epoch) - self.start)
+        if self.drop_last:
+            return self.first_step + left // self._stride
+        if not self.padded:
+            left -= self.rank * self._size
+        return self.first_step + -(-left // self._stride)
 
     def keys(self, epoch: int, step: int) -> NDArray[np.int64] | int:
         """The keys of one step. A step that the epoch does not have is an IndexError."""
         steps = self.steps(epoch)
-        if not 0 <= step < steps:
+        if not self.first_step <= step < steps:
             raise IndexError(f"step {step} is outside of epoch {epoch}, which has {steps} steps.")
         block = self.block(epoch, step, step + 1)
         return int(block[0]) if self.batch_size is None else block
 
+    def pad(self, epoch: int, step: int) -> int:
+        beyond = self._position(step) + self._size - self.order.size(epoch)
+        return min(max(0, beyond), self._size) if self.padded else 0
+
+    def consumed(self, epoch: int, step: int) -> int:
+        """How far the order is used up when every rank has done the steps before this one: the next `start`."""
+        return min(self._position(step) - self.rank * self._size, self.order.size(epoch))
+
     def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)
-        return Draw(self, epoch, start)
+        return Draw(self, epoch, max(start, self.first_step))
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
         """The keys of the steps from first to before last; only the epoch's last step may be short."""
-        size = self.batch_size or 1
-        stop = min(last * size, self.order.size(epoch))
-        block = self.order.at(epoch, np.arange(first * size, stop, dtype=np.int64)).view()
+        starts = np.arange(self._position(first), self._position(last), self._stride, dtype=np.int64)
+        positions = (starts[:, None] + np.arange(self._size)).ravel()
+        n = self.order.size(epoch)
+        if positions.size and positions[-1] >= n:
+            positions = positions % n if self.padded else positions[positions < n]
+        block = self.order.at(epoch, positions).view()
         block.flags.writeable = False
         return block
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or 1
+
+    @property
+    def _stride(self) -> int:
+        """From one step of a rank to its next."""
+        return self._size * self.world
+
+    def _position(self, step: int) -> int:
+        """Where in the order this rank's block of the step begins."""
+        return self.start + (step - self.first_step) * self._stride + self.rank * self._size
 
 
 class Draw:
@@ -125,7 +184,8 @@ class SamplerPlan:
 
     `batched` says that the sampler yields whole batches, which become lists. Otherwise its keys are
     grouped by `batch_size`, or handed on one by one, as they are, where that is None. Each `draw` calls
-    `iter()` once; to start later it reads and drops the steps before.
+    `iter()` once; to start later it reads and drops the steps before. Each rank reads the whole sampler, which
+    must be the same on all of them, and has every world-th step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -135,21 +195,27 @@ class SamplerPlan:
     batch_size: int | None = 1
     drop_last: bool = False
     batched: bool = False
+    rank: int = 0
+    world: int = 1
 
     def __post_init__(self) -> None:
         if not self.batched:
-            _check_batching(self.batch_size, self.drop_last)
+            _check_batching(self.batch_size, self.drop_last, self.world)
+        _check_rank(self.rank, self.world)
 
-    @property
-    def repeatable(self) -> bool:
-        return False
+    def after(self) -> None:
+        return None
 
     def steps(self, epoch: int) -> int | None:
         try:
             n = len(self.sampler)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             return None
-        return n if self.batched else batches(n, self.batch_size or 1, self.drop_last)
+        steps = n if self.batched else batches(n, self.batch_size or 1, self.drop_last)
+        return steps // self.world if self.drop_last else -(-(steps - self.rank) // self.world)
+
+    def pad(self, epoch: int, step: int) -> int:
+        return 0
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
         _check_start(start)
@@ -158,15 +224,39 @@ class SamplerPlan:
             keys = map(list, keys)
         elif self.batch_size is not None:
             keys = group(keys, self.batch_size, self.drop_last)
+        if self.world > 1:
+            keys = deal(keys, self.rank, self.world, self.drop_last)
         return islice(keys, start, None) if start else keys
 
 
-def _check_batching(batch_size: int | None, drop_last: bool) -> None:
+def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:
+    """Every world-th step, for one rank; with `drop_last` only of rounds in which every rank gets one.
+
+    >>> [list(deal(iter("abcde"), rank, world=3, drop_last=False)) for rank in range(3)]
+    [['a', 'd'], ['b', 'e'], ['c']]
+    """
+    if not drop_last:
+        return islice(steps, rank, None, world)
+    return _full_rounds(steps, rank, world)
+
+
+def _full_rounds(steps: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
+    while len(one_each := tuple(islice(steps, world))) == world:
+        yield one_each[rank]
+
+
+def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:
     check_drop_last(drop_last)
     if batch_size is not None:
         positive("batch_size", batch_size)
-    elif drop_last:
+    elif drop_last and world == 1:
         raise ValueError("drop_last=True needs batches to drop, but batch_size is None.")
+
+
+def _check_rank(rank: int, world: int) -> None:
+    positive("world", world)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be 0 to {world - 1} (world - 1), but it is {rank}.")
 
 
 def _check_start(start: int) -> None:

@@ -1,7 +1,8 @@
 """Samplers under the names that torch users know: iterables of keys, made anew by each `iter()`.
 
 They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` does not need them: its
-order is a function (see `order.py`) and resumes at any step.
+order is a function (see `order.py`) and resumes at any step. A loader does the same for a sampler of these
+that has no generator of its own and means such an order (`order_of`): it is then drawn from the loader's seed.
 
 None of them builds a list of n keys: they compute blocks of `_BLOCK` keys while they are read.
 """
@@ -17,7 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.plan.order import Order, Sequential, Shuffled
+from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan.permutation import Permutation
 from penstock.plan.seeds import check_generator, draw_key, mix
 
@@ -64,7 +65,8 @@ class RandomSampler(Sampler[int]):
 
     Without replacement every key comes once, and then every key again until `num_samples` are drawn;
     with replacement each key is drawn from all. `num_samples` follows `len(data_source)` by default.
-    Each `iter()` takes a key from `generator`, or from numpy's global state where there is none.
+    Each `iter()` takes a key from `generator`, or from numpy's global state where there is none. (In a
+    `DataLoader`, which has a seed, it is the seed that takes the place of a missing generator.)
 
     >>> sorted(RandomSampler("abcd", generator=np.random.default_rng(0)))
     [0, 1, 2, 3]
@@ -303,6 +305,48 @@ class DistributedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self.num_samples
+
+
+def order_of(sampler: object, seed: int) -> Order | None:
+    """The order that a sampler of ours means, for a seed; None where only iterating tells what comes.
+
+    Subclasses may do anything, and a generator is the caller's own randomness: neither is an order. Indices and
+    weights are copied as they are now.
+    """
+    if type(sampler) is SequentialSampler:
+        return Sequential(len(sampler))
+    if getattr(sampler, "generator", None) is not None:
+        return None
+    if type(sampler) is RandomSampler:
+        n, count = len(sampler.data_source), sampler.num_samples
+        if n == 0:
+            return None
+        return (
+            Drawn(n, count, seed) if sampler.replacement else Shuffled(n, seed, None if count == n else count)
+        )
+    if type(sampler) is WeightedRandomSampler and sampler.replacement:
+        sampler._check()
+        return Weighted.by(sampler.weights, sampler.num_samples, seed)
+    if type(sampler) is SubsetRandomSampler:
+        keys = _as_keys(sampler.indices)
+        return None if keys is None else Selected(Shuffled(keys.size, seed), keys)
+    return None
+
+
+def _as_keys(indices: object) -> NDArray[np.int64] | None:
+    """A copy of the indices, where all of them are integers from 0 on; else None."""
+    try:
+        if isinstance(indices, range):
+            keys = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+        elif isinstance(indices, (list, tuple)) and set(map(type, indices)) <= {int}:
+            keys = np.array(indices, np.int64)
+        elif isinstance(indices, np.ndarray) and indices.ndim == 1 and indices.dtype.kind == "i":
+            keys = indices.astype(np.int64)
+        else:
+            return None
+    except OverflowError:
+        return None
+    return keys if not keys.size or keys.min() >= 0 else None
 
 
 def positive(name: str, value: object) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import SupportsInt
 
 import numpy as np
+from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 # The odd constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
@@ -36,6 +37,14 @@ def mix(*parts: SupportsInt) -> int:
     state = state * SECOND & MASK
     state = (state ^ state >> 29) * FIRST & MASK
     return state ^ state >> 32
+
+
+def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """One 64-bit integer for each number from 0 on, as the key has it: different numbers never meet."""
+    state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(mix(key))
+    state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
+    state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)
+    return state ^ state >> np.uint64(31)
 
 
 def _fold(number: int) -> int:

@@ -9,8 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
+import penstock
 from penstock._work.runner import Runner
 from penstock._work.task import Task
 from penstock.loader import DataLoader
@@ -40,8 +48,8 @@ class SeededRunner(Runner):
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
 
-    def prepare(self, task: Task) -> int:
-        state = super().prepare(task)
+    def seed(self, epoch: int, number: int) -> int:
+        state = super().seed(epoch, number)
         torch.default_generator.manual_seed(state)
         return state
 
@@ -61,18 +69,34 @@ class Core(DataLoader[Any]):
 
     _make_runner = SeededRunner
 
+    @staticmethod
+    def _has_load(dataset: Any) -> bool:
+        # A torch dataset may have a method of this name for another purpose.
+        return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
+
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         with warnings.catch_warnings():  # torch's constructor has said so
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
-            super().__init__(**settings)
+            super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
         if before is not None:
-            self.set_epoch(before._next_epoch)
+            for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
+                setattr(self, name, getattr(before, name))
 
     @property
     def workers(self) -> list[Any]:
         """Handles of the worker processes that live now."""
         return [worker for engine in self._crews.live for worker in engine.workers]
+
+
+def core_of(loader: Any) -> Core:
+    """The penstock loader behind a torch loader with a seed. It is kept in that one, and counts its epochs."""
+    core, settings = loader.__dict__.get("_penstock"), settings_of(loader, loader.seed)
+    if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
+        core = Core(settings, core)
+        object.__setattr__(loader, "_penstock", core)
+    made: Core = core
+    return made
 
 
 def settings_of(loader: Any, seed: int) -> dict[str, Any]:
@@ -116,3 +140,15 @@ def _order(loader: Any) -> dict[str, Any]:
     if plain and sampler.data_source is loader.dataset and sampler.num_samples == len(loader.dataset):
         return {**order, "shuffle": True}
     return {**order, "sampler": sampler}
+
+
+def _seedable(sampler: Any) -> Any:
+    """penstock's sampler of the same meaning, which draws from the seed; another's is asked as it is."""
+    if type(sampler) is RandomSampler:
+        return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
+    if type(sampler) is SubsetRandomSampler:
+        return penstock.SubsetRandomSampler(list(sampler.indices))
+    if type(sampler) is WeightedRandomSampler:
+        weights = sampler.weights.tolist()
+        return penstock.WeightedRandomSampler(weights, sampler.num_samples, sampler.replacement)
+    return sampler

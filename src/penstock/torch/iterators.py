@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from penstock._work.task import Job, Kind
 from penstock.backends.launch import choose_method
 from penstock.backends.processes import ProcessBackend
 from penstock.torch import private
-from penstock.torch.core import Core, settings_of
+from penstock.torch.core import core_of
 from penstock.torch.worker import NOT_THE_END, Replica, sealed
 
 _served = 0
@@ -91,19 +90,18 @@ class Workers(_Ours):
             raise AssertionError("prefetch_factor must be greater than 0")
         self._kind = _kind(loader)
         self._runs = itertools.count()
-        self._engine, backend = _new_engine(loader, self._kind, self._base_seed)
         self._reset(loader, first_iter=True)
-        self._workers = backend.workers
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         engine = self._engine
-        if engine is None or engine.closed:
-            raise RuntimeError("The workers of this loader have ended. Make a new loader.")
-        if not first_iter:
+        if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
+            engine = self._engine = _new_engine(loader, self._kind, self._base_seed)
+        else:
             engine.cancel()
         private.BaseIterator._reset(self, loader, first_iter)
-        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None, 0)
+        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None)
         engine.open(self._run)
+        self._workers = engine.workers
         self._raise_the_samplers_error()
         _count()
 
@@ -141,8 +139,7 @@ class Workers(_Ours):
 class Seeded(_Ours):
     """penstock's semantics (`seed=`): what is in a batch does not depend on who computes it."""
 
-    def __init__(self, loader: Any, core: Core) -> None:
-        self._core = core
+    def __init__(self, loader: Any) -> None:
         self._stream: Any = None
         self._persistent_workers = loader.persistent_workers
         self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
@@ -154,6 +151,7 @@ class Seeded(_Ours):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._stream = None  # its engine is free for the next
+        self._core = core_of(loader)
         self._stream = iter(self._core)
         _count()
 
@@ -175,26 +173,11 @@ class Seeded(_Ours):
 
 
 def new_iterator(loader: Any) -> Any:
-    """An iterator over a torch loader, whoever made it, on penstock's engine."""
-    seed = getattr(loader, "seed", None)
-    if seed is not None:
-        return Seeded(loader, core_of(loader, seed))
+    """An iterator over a torch loader, whoever made it, with torch's semantics on penstock's engine."""
     if loader.num_workers == 0:
         return Inline(loader)
     loader.check_worker_number_rationality()
     return Workers(loader)
-
-
-_cores: weakref.WeakKeyDictionary[Any, Core] = weakref.WeakKeyDictionary()
-
-
-def core_of(loader: Any, seed: int) -> Core:
-    """The penstock loader behind a torch loader with a seed: one for its life, for it counts the epochs."""
-    core, settings = _cores.get(loader), settings_of(loader, seed)
-    if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
-        core = Core(settings, core)
-        _cores[loader] = core
-    return core
 
 
 def _kind(loader: Any) -> Kind:
@@ -212,7 +195,7 @@ _DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
 }
 
 
-def _new_engine(loader: Any, kind: Kind, base_seed: int) -> tuple[Engine, ProcessBackend]:
+def _new_engine(loader: Any, kind: Kind, base_seed: int) -> Engine:
     workers = loader.num_workers
     window = loader.prefetch_factor * workers
     job = Job(
@@ -231,4 +214,4 @@ def _new_engine(loader: Any, kind: Kind, base_seed: int) -> tuple[Engine, Proces
     context = loader.multiprocessing_context or multiprocessing.get_start_method()
     backend = ProcessBackend(job, choose_method(context), explicit=True)
     scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)
-    return Engine(backend, scheduler, retries=0, look_ahead=False), backend
+    return Engine(backend, scheduler, job, retries=0, look_ahead=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch.utils.data
 
 from penstock.torch import private, tensors
-from penstock.torch.iterators import core_of, new_iterator
+from penstock.torch.core import core_of
+from penstock.torch.iterators import Seeded, new_iterator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,7 +24,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
     hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
-    of workers, and a worker that dies is replaced; `penstock.rng()`, `on_error=` and `max_errors=` are as there.
+    of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
+    any batch; `penstock.rng()`, `on_error=` and `max_errors=` are as there.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
             raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
         if seed is None and (on_error != "raise" or max_errors is not None):
             raise ValueError(
@@ -41,14 +44,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "error, as in torch."
             )
         super().__init__(*args, **kwargs)
-        self.seed, self.on_error, self.max_errors = seed, on_error, max_errors
-        if seed is not None and on_error != "raise":
-            core_of(self, seed)  # which refuses what it must now, and not in the first epoch
+        self.seed = None if seed is None else operator.index(seed)
+        self.on_error, self.max_errors = on_error, max_errors
+        if self.seed is not None and on_error != "raise":
+            core_of(self)  # which refuses what it must now, and not in the first epoch
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
-        return [] if self.seed is None else core_of(self, self.seed).skipped
+        return [] if self.seed is None else core_of(self).skipped
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
@@ -56,7 +60,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(
                 "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
             )
-        core_of(self, self.seed).set_epoch(epoch)
+        core_of(self).set_epoch(epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only with a seed: frameworks call these wherever a loader has them.
+        if name in ("state_dict", "load_state_dict"):
+            if self.__dict__.get("seed") is not None:
+                return getattr(core_of(self), name)
+            raise AttributeError(
+                f"{name} needs seed=: without it order and randomness come from torch's generators, as in torch."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _iterate(loader: Any) -> Any:
@@ -65,6 +79,8 @@ def _iterate(loader: Any) -> Any:
             "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
         )
         return _theirs(loader)
+    if isinstance(loader, DataLoader) and loader.seed is not None:
+        return Seeded(loader)
     return new_iterator(loader)
 
 

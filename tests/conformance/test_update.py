@@ -1,0 +1,163 @@
+"""A dataset that is changed by `update()`: the next batch has it, on every backend, as it would inline."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from same import same
+
+from penstock import DataLoader, Dataset, IterableDataset, _engine
+
+
+class Sized(Dataset[Any]):
+    def __init__(self, n: int = 60) -> None:
+        self.n = n
+        self.size = 1
+        self.times = 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> Any:
+        return key, self.size, self.times
+
+
+class Light(IterableDataset[Any]):
+    size = 1
+
+    def __iter__(self) -> Any:
+        return iter(range(60))
+
+    def load(self, item: int) -> Any:
+        return item, self.size
+
+
+def once_more(dataset: Any) -> None:
+    dataset.times += 1
+
+
+@pytest.fixture(params=[False, True], ids=["step by step", "in bundles"])
+def bundled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0 if request.param else 0.0)
+
+
+@pytest.mark.usefixtures("bundled")
+def test_the_next_batch_has_the_change(make: Any) -> None:
+    loader = make(Sized(), batch_size=2, shuffle=True, seed=1)
+    plain = DataLoader(Sized(), batch_size=2, shuffle=True, seed=1)
+    found: list[list[Any]] = [[], []]
+    for which, one in enumerate((loader, plain)):
+        one.update(size=2)
+        for epoch in range(2):
+            for at, batch in enumerate(one):
+                found[which].append(batch)
+                if at in (0, 7, 8, 20, 29):
+                    one.update(size=at)
+                    one.update(once_more)
+            one.update(size=100 + epoch)
+    assert same(found[0], found[1])
+    assert loader.dataset.times == plain.dataset.times == 10
+
+
+def test_light_items_are_loaded_again(make: Any) -> None:
+    loader = make(Light(), batch_size=2)
+    sizes = []
+    for at, batch in enumerate(loader):
+        sizes.append(batch[1].tolist())
+        if at == 3:
+            loader.update(size=7)
+    assert sizes == [[1, 1]] * 4 + [[7, 7]] * 26
+
+
+def test_out_of_order_each_step_still_comes_once(make_concurrent: Any) -> None:
+    loader = make_concurrent(Sized(), batch_size=2, in_order=False)
+    seen = []
+    for at, batch in enumerate(loader):
+        seen += batch[0].tolist()
+        assert set(batch[1].tolist()) == {1 if at <= 5 else 9}
+        if at == 5:
+            loader.update(size=9)
+    assert sorted(seen) == list(range(60))
+
+
+def test_an_iterator_that_is_left_and_an_idle_crew_have_it_too(make: Any) -> None:
+    loader = make(Sized(), batch_size=2)
+    next(iter(loader))
+    loader.update(size=3)
+    assert {int(size) for batch in loader for size in batch[1]} == {3}
+    loader.update(size=4)
+    assert {int(size) for batch in loader for size in batch[1]} == {4}
+
+
+class Mortal(Sized):
+    def __init__(self, lives: Path) -> None:
+        super().__init__()
+        self.lives = lives
+
+    def __getitem__(self, key: int) -> Any:
+        if key == 30:
+            for life in self.lives.iterdir():
+                life.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(key)
+
+
+def test_a_worker_that_takes_the_place_of_another_has_it(make_processes: Any, tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    loader = make_processes(Mortal(tmp_path), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.update(size=5)
+    loader.update(once_more)
+    rest = [tuple(column.tolist() for column in batch) for batch in batches]
+    assert rest == [([key, key + 1], [5, 5], [1, 1]) for key in range(2, 60, 2)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_longer_dataset_is_longer_in_the_next_epoch(make: Any) -> None:
+    loader = make(Sized(4), batch_size=2)
+    assert len(list(loader)) == 2
+    loader.update(n=6)
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_state_counts_what_was_handed_out(make: Any) -> None:
+    loader = make(Sized(), batch_size=2, seed=1)
+    batches = iter(loader)
+    next(batches)
+    loader.update(size=2)
+    assert loader.state_dict()["steps"] == 1
+    next(batches)
+    assert loader.state_dict()["steps"] == 2
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+def test_what_cannot_be_read_again_is_refused() -> None:
+    with DataLoader(Stream(), num_workers=1) as loader, pytest.raises(ValueError, match=r"load\(item\)"):
+        loader.update(size=1)
+    loader = DataLoader(Sized())
+    with pytest.raises(TypeError, match="one of the two"):
+        loader.update()
+    with pytest.raises(TypeError, match="one of the two"):
+        loader.update(once_more, size=1)
+
+
+def fails(dataset: Any) -> None:
+    raise LookupError("no")
+
+
+def test_a_change_that_fails_changes_nothing(make: Any) -> None:
+    loader = make(Sized(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(LookupError):
+        loader.update(fails)
+    assert [batch[0].tolist() for batch in batches] == [[key, key + 1] for key in range(2, 60, 2)]
