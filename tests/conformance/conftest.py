@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 Make = Callable[..., DataLoader[Any]]
+
+# What these are about is decided before a worker is started, so not every way of starting one is tried, but
+# with PENSTOCK_WIDE set: a process takes longer to start than any of these tests to run.
+_NARROW = ("test_resume.py", "test_ranks.py", "test_update.py")
+_LEFT_OUT = ("fork-1", "forkserver-2")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def is_left_out(item: pytest.Item) -> bool:
+        return item.path.name in _NARROW and any(name in item.name for name in _LEFT_OUT)
+
+    if "PENSTOCK_WIDE" not in os.environ:
+        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+        items[:] = [item for item in items if not is_left_out(item)]
 
 
 def _maker(settings: dict[str, Any]) -> Iterator[Make]:

@@ -388,15 +388,15 @@ def answer(questions, answers):
     answers.put((questions.get() + 1).tolist())
 
 if __name__ == "__main__":
+    context = mp.get_context("fork")
+    questions, answers = context.SimpleQueue(), context.SimpleQueue()
+    process = context.Process(target=answer, args=(questions, answers))
+    process.start()  # first: what is lent at a fork does not come back
     tensors.register()
     leases, root = Leases(), np.zeros(4096, np.uint8)
     leases.lend(7, root)
     spec, places, rest = Writer(root).place([torch.arange(5)])
     [tensor] = Layout(spec, places).open(root, rest)
-    context = mp.get_context("fork")
-    questions, answers = context.SimpleQueue(), context.SimpleQueue()
-    process = context.Process(target=answer, args=(questions, answers))
-    process.start()
     questions.put(tensor)
     root[...] = 255  # the tensor has moved to memory that both processes have
     print(answers.get(), tensor.tolist())

@@ -7,11 +7,10 @@ was posted is part of the task, so a worker knows how far to read.
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import cloudpickle
 
 _LENGTH = struct.Struct("<q")
 
@@ -42,7 +41,9 @@ class Log:
         self.end = 0
 
     def write(self, fd: int, change: Change) -> None:
-        data = cloudpickle.dumps(change)
+        import cloudpickle  # late: 25 ms, for the few who need it
+
+        data: bytes = cloudpickle.dumps(change)
         os.pwrite(fd, _LENGTH.pack(len(data)) + data, self.end)
         self.end += _LENGTH.size + len(data)
 
@@ -50,6 +51,6 @@ class Log:
         """Applies to the dataset what was written up to `end`."""
         while self.end < end:
             (length,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, self.end))
-            change: Change = cloudpickle.loads(os.pread(fd, length, self.end + _LENGTH.size))
+            change: Change = pickle.loads(os.pread(fd, length, self.end + _LENGTH.size))
             self.end += _LENGTH.size + length  # also where it fails: the next task has it behind
             change(dataset)
