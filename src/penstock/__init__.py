@@ -2,6 +2,7 @@
 
 from penstock._work.collate import default_collate
 from penstock._work.info import WorkerInfo, get_worker_info
+from penstock._work.rng import rng
 from penstock.batch import Batch
 from penstock.errors import (
     CollateError,
@@ -65,4 +66,5 @@ __all__ = [
     "default_collate",
     "get_worker_info",
     "random_split",
+    "rng",
 ]

@@ -45,7 +45,7 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import Job, Task, shorten
+from penstock._work.task import Job, Mended, Task, shorten
 from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
@@ -75,6 +75,7 @@ class Delivery(NamedTuple):
     data: Any = None
     rows: int = 0
     error: BaseException | None = None
+    mended: Mended | None = None
 
 
 class Engine:
@@ -378,7 +379,7 @@ class Engine:
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
             return Delivery(task, error=annotate(trouble, where))
-        return Delivery(task, data, outcome.rows)
+        return Delivery(task, data, outcome.rows, mended=outcome.mended)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss = self._losses[command.worker]

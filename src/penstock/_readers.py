@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from penstock._engine import Delivery, Engine
 from penstock._run import Run
-from penstock._work.task import BY_KEY, Kind
+from penstock._work.failure import annotate
+from penstock._work.task import BY_KEY, Kind, Mended
 from penstock.batch import Batch
 from penstock.checkpoint import Progress
 
@@ -28,28 +29,46 @@ class Reader:
         self._plan = run.plan
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
+        self.skipped: list[tuple[Any, Exception]] = []
 
     def _next(self) -> Delivery:
-        if self._engine is None:
-            raise StopIteration
-        delivery = self._engine.next(self._timeout)
-        if delivery.task is not None:
-            self._progress.passed(delivery.task.step)
-        if delivery.error is not None:
+        while True:
+            if self._engine is None:
+                raise StopIteration
+            delivery = self._engine.next(self._timeout)
+            if delivery.task is not None:
+                self._progress.passed(delivery.task.step)
             error = delivery.error
-            del delivery
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
-        if delivery.task is None:
-            self._progress.is_over = True
-            self._let_go(cancel=False)
-            raise StopIteration
+            if delivery.mended is not None:
+                error = self._note(delivery.mended)
+            if error is not None:
+                del delivery
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame, which must not hold it in turn
+            if delivery.task is None:
+                self._progress.is_over = True
+                self._let_go(cancel=False)
+                raise StopIteration
+            if delivery.rows or delivery.mended is None:
+                break
+            # Nothing is left of the batch: it is passed over.
         self._yielded += 1
         if self._plan is None:
             self._loader._count(self._yielded)
         return delivery
+
+    def _note(self, mended: Mended) -> BaseException | None:
+        """Lists what failed on the way to a batch; the error that is one too many, if there is one."""
+        most, errors = self._loader.max_errors, mended.errors
+        room = len(errors) if most is None else most - len(self.skipped)
+        self.skipped += errors[:room]
+        if room >= len(errors):
+            return None
+        why = f"It is raised because {most} samples of this epoch have failed before it: max_errors={most}."
+        error: BaseException = errors[room][1]
+        return annotate(error, why)
 
     def __iter__(self) -> Any:
         return self
@@ -90,18 +109,26 @@ class IndexedBatches(Reader):
         task = delivery.task
         assert task is not None
         pad = 0 if self._plan is None else self._plan.pad(task.epoch, task.step)
-        return Batch(delivery.data, _index(delivery, self._loader), task.epoch, task.step, pad)
+        index, mended = _index(delivery, self._loader), delivery.mended
+        if mended is None:
+            return Batch(delivery.data, index, task.epoch, task.step, pad)
+        if pad:
+            pad = sum(row >= len(task.keys) - pad for row in mended.rows)
+        return Batch(delivery.data, index, task.epoch, task.step, pad, skipped=mended.errors)
 
 
 def _index(delivery: Delivery, loader: DataLoader[Any]) -> NDArray[np.uint64] | None:
     """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
     task = delivery.task
     assert task is not None
-    if task.kind not in BY_KEY:
+    if delivery.mended is not None:
+        keys = delivery.mended.keys
+    elif task.kind not in BY_KEY:
         rank, world = loader._options.shard
         start = (task.step * world + rank) * (loader.batch_size or 1)
         return np.arange(start, start + delivery.rows, dtype=np.uint64)
-    keys = [task.keys] if task.kind is Kind.KEY else task.keys
+    else:
+        keys = [task.keys] if task.kind is Kind.KEY else task.keys
     if isinstance(keys, np.ndarray):
         return keys.astype(np.uint64)
     if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):

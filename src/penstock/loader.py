@@ -24,6 +24,7 @@ from penstock._readers import Batches, IndexedBatches, Reader
 from penstock._run import Run
 from penstock._schedule import Scheduler
 from penstock._work.collate import convert, default_collate
+from penstock._work.rng import StepSource, working_at
 from penstock._work.task import BY_KEY, MOST_STEPS, Job, Kind
 from penstock._work.updates import Setting
 from penstock.backends.base import Backend
@@ -54,8 +55,11 @@ class DataLoader(Generic[T_co]):
     worker that dies is replaced, its step being done again up to `retries` times.
 
     With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
-    function of the seed (threads share these two, so with them only the order is). Without, a seed is
-    drawn from `generator`, or else from numpy's global one.
+    function of the seed (threads share these two; what a sample draws from `penstock.rng()` is, with them
+    too). Without, a seed is drawn from `generator`, or else from numpy's global one.
+
+    `on_error="skip"` leaves samples that raise out of their batch, and "replace" puts others in their place;
+    `max_errors` is how many of an epoch may fail (see `skipped`).
 
     With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader has one rank's share of
     each step: `world * batch_size` samples of the one order that all ranks have from their common seed.
@@ -96,6 +100,8 @@ class DataLoader(Generic[T_co]):
         retries: int = 2,
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
+        on_error: str = "raise",
+        max_errors: int | None = None,
     ) -> None:
         stream = is_stream(dataset)
         self._options = Options.resolve(
@@ -121,6 +127,8 @@ class DataLoader(Generic[T_co]):
             retries=retries,
             shard=shard,
             last_batch=last_batch,
+            on_error=on_error,
+            max_errors=max_errors,
         )
         self._dataset = dataset
         self._kind = _kind(stream, self._batched, self._has_load(dataset))
@@ -244,7 +252,10 @@ class DataLoader(Generic[T_co]):
         made(self._dataset)
         for engine in tuple(self._crews.live):
             engine.update(made)
-        self._length = self._length_now()
+        if (
+            self._options.on_error != "replace"
+        ):  # else workers take replacements from the old order: see _take_engine
+            self._length = self._length_now()
 
     # The life of the workers.
 
@@ -279,6 +290,16 @@ class DataLoader(Generic[T_co]):
     retries = property(lambda self: self._options.retries)
     shard = property(lambda self: self._options.shard, doc="This loader's rank, and of how many.")
     last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop" or "pad".')
+    on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
+    max_errors = property(lambda self: self._options.max_errors)
+
+    @property
+    def skipped(self) -> list[tuple[Any, Exception]]:
+        """Key and exception of each sample that failed, in the batches of this epoch that were asked for so far.
+
+        All of them, some 2 KB each with its traceback: where very many may fail, `max_errors` bounds it.
+        """
+        return list(self._skipped)
 
     @property
     def seed(self) -> int:
@@ -324,7 +345,8 @@ class DataLoader(Generic[T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_crews", "_runs")}
+        left = ("_crews", "_runs", "_skipped")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -334,6 +356,7 @@ class DataLoader(Generic[T_co]):
         self._runs = itertools.count()
         # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
         self._crews = _Crews()
+        self._skipped: list[tuple[Any, Exception]] = []
 
     # From the plan to the engine.
 
@@ -344,6 +367,12 @@ class DataLoader(Generic[T_co]):
     def _check_dataset(self) -> None:
         options, dataset = self._options, self._dataset
         if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
+            if self._kind in _PULLED and options.on_error == "skip":
+                raise ValueError(
+                    f'on_error="skip" needs samples that are fetched one by one, and {type(dataset).__name__} makes '
+                    "them in its __iter__, which an exception ends. Let it yield light items and define load(item), "
+                    "or catch the exception there."
+                )
             if self._kind in _PULLED and options.num_workers > 1:
                 warnings.warn(
                     f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
@@ -407,14 +436,15 @@ class DataLoader(Generic[T_co]):
             engine.close()
             raise
         self._epoch, self._next_epoch = epoch, epoch + 1
-        self._resume, self._progress = None, progress
+        self._resume, self._progress, self._skipped = None, progress, iterator.skipped
         return iterator
 
     def _take_engine(self) -> Engine:
         """The idle engine, if its workers know the dataset as it is, or else a new one."""
         length = self._length_now()
         engine = self._crews.take()
-        if engine is not None and length != self._length and self._options.backend == "process":
+        stale = self._options.backend == "process" or self._options.on_error == "replace"
+        if engine is not None and length != self._length and stale:
             engine.close()
             engine = None
         self._length = length
@@ -455,6 +485,9 @@ class DataLoader(Generic[T_co]):
             shard=options.shard,
             # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
             slots=window * MOST_STEPS + workers,
+            batch_size=options.batch_size or 1,
+            on_error=options.on_error,
+            order=self._order() if options.on_error == "replace" and options.batch_sampler is None else None,
             make_runner=self._make_runner,
         )
         # A stream that a worker reads cannot be read again from the middle.
@@ -571,7 +604,8 @@ def _items(dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epo
     size = batch_size or 1
     items: Iterator[Any] | None = None
     for number in itertools.count():
-        with borrowed_generators(seed, epoch, number, READ):
+        of = seed, epoch, number, READ
+        with borrowed_generators(*of), working_at(StepSource(*of)):
             items = iter(dataset) if items is None else items
             chunk = list(itertools.islice(items, size))
         if chunk and (len(chunk) == size or not drop_last):

@@ -46,6 +46,8 @@ class Options:
     retries: int
     shard: Shard
     last_batch: str
+    on_error: str
+    max_errors: int | None
 
     @classmethod
     def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
@@ -56,6 +58,7 @@ class Options:
         _check_order(is_stream, batch_sampler, given)
         given["last_batch"] = _last_batch(is_stream, batch_sampler, given)
         given["drop_last"] = given["last_batch"] == "drop"
+        _check_errors(is_stream, given)
         if batch_sampler is not None:
             given["batch_size"] = None
         if given["prefetch_factor"] is None and given["num_workers"] > 0:
@@ -225,6 +228,33 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
 
 def _is_order(sampler: Any) -> bool:
     return sampler is None or order_of(sampler, 0) is not None
+
+
+def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
+    on_error, most = given["on_error"], given["max_errors"]
+    if on_error not in ("raise", "skip", "replace"):
+        raise ValueError(f'on_error must be "raise", "skip" or "replace", got {on_error!r}.')
+    if most is not None:
+        if not _is_int(most) or most < 0:
+            raise ValueError(
+                "max_errors must be an integer of at least 0 (how many samples of an epoch may fail), or None for "
+                f"any number. Got {most!r}."
+            )
+        if on_error == "raise":
+            raise ValueError(
+                f'max_errors={most} needs on_error="skip" or "replace": without, the first error is raised.'
+            )
+    if on_error == "replace" and is_stream:
+        raise ValueError(
+            'on_error="replace" needs a dataset with keys: of a stream, no other sample can be asked for. '
+            'Use on_error="skip".'
+        )
+    if on_error == "replace" and not _is_order(given["sampler"]) and given["batch_size"] in (None, 1):
+        raise ValueError(
+            'on_error="replace" takes the replacement from the same batch where the order is a sampler of your own, '
+            f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "
+            'on_error="skip", or shuffle= instead of sampler=.'
+        )
 
 
 def _check_platform(backend: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock import Dataset, IterableDataset, get_worker_info
+from penstock import Dataset, IterableDataset, get_worker_info, rng
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -229,3 +229,85 @@ def total(samples: list[Any]) -> Any:
 
 def broken_init(worker: int) -> None:
     raise LookupError(f"no licence for worker {worker}")
+
+
+class Drawing(Dataset[Any]):
+    """Draws from the sample's own generator, twice."""
+
+    def __init__(self, n: int = 12) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.array([rng().random(), rng().random()])
+
+
+class DrawingMany(Drawing):
+    """Draws for all keys of a step at once."""
+
+    def __getitems__(self, keys: list[int]) -> Any:
+        return list(rng().random((len(keys), 2)))
+
+
+class DrawingGather(Drawing):
+    """Draws for all keys of a step, straight into the batch."""
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        out = empty((len(keys), 2), np.dtype(float))
+        rng().random(out=out)
+        return out
+
+
+class DrawingStream(IterableDataset[Any]):
+    """A stream that draws its items."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(10):
+            yield item + rng().random()
+
+
+class DrawingItems(DrawingStream):
+    """The same, and loads with noise."""
+
+    def load(self, item: float) -> Any:
+        return np.array([item, rng().random()])
+
+
+def noisy_total(samples: list[Any]) -> Any:
+    """A collate function that draws."""
+    return np.stack(samples) + rng().random()
+
+
+class FailingItems(IterableDataset[Any]):
+    """A stream of light items, some of which cannot be loaded."""
+
+    def __init__(self, n: int, bad: frozenset[int]) -> None:
+        self.n = n
+        self.bad = bad
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(100, 100 + self.n))
+
+    def load(self, item: int) -> Any:
+        if item - 100 in self.bad:
+            raise LookupError(f"item {item}")
+        return item
+
+
+class FailingMany(Failing):
+    """Fetches many keys at once, and fails for all of them if one is bad."""
+
+    def __getitems__(self, keys: list[int]) -> Any:
+        return [super(FailingMany, self).__getitem__(key) for key in keys]
+
+
+class FailingGather(Failing):
+    """The same, straight into the batch, of which the first half is written before it fails."""
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        out = empty((len(keys),), np.dtype(int))
+        for row, key in enumerate(keys):
+            out[row] = self[int(key)]
+        return out

@@ -9,7 +9,7 @@ import pytest
 from same import same
 
 from conformance import sources
-from penstock import ArrayDataset, ConcatDataset, DataLoader, Subset
+from penstock import ArrayDataset, ConcatDataset, DataLoader, Dataset, Subset
 
 rng = np.random.default_rng(0)
 ROWS = rng.integers(0, 1 << 30, (23, 5)).astype(np.int32)
@@ -119,3 +119,22 @@ def test_results_that_pickle_only_by_value_arrive(make: Any) -> None:
 
     loader = make(sources.Squares(3), collate_fn=lambda samples: Point(np.array(samples)))
     assert [batch.x.tolist() for batch in loader] == [[0], [1], [4]]
+
+
+class Wordy(Dataset[Any]):
+    """Batches alike in their arrays, with ever more text beside them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, key: int) -> Any:
+        fields = {f"field {field}": np.full(3, key) for field in range(8)}
+        return {**fields, "text": "x" * (10 if key < 20 else 300 * key)}
+
+
+def test_text_that_outgrows_a_known_layout_arrives_whole(make: Any) -> None:
+    batches = list(make(Wordy()))
+    assert [len(batch["text"][0]) for batch in batches] == [
+        10 if key < 20 else 300 * key for key in range(40)
+    ]
+    assert [batch["field 7"][0, 2] for batch in batches] == list(range(40))

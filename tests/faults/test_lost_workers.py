@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, IterableDataset, WorkerLost
+from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -167,3 +168,15 @@ def test_a_stream_whose_reader_dies_idle_is_an_error_too() -> None:
         os.close(process)
         with pytest.raises(WorkerLost):  # the stream may not end silently
             list(batches)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_lost_worker_takes_no_bad_sample_along(tmp_path: Path, on_error: str) -> None:
+    def make(**settings: Any) -> DataLoader[Any]:
+        dataset = Raising(Dying(range(60), {13, 30}, tmp_path / "deaths"), {12, 31, 32, 33})
+        return DataLoader(dataset, batch_size=4, shuffle=True, seed=3, on_error=on_error, **settings)
+
+    with make() as inline, make(num_workers=2) as loader:
+        assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in inline]
+        assert [key for key, _ in loader.skipped] == [key for key, _ in inline.skipped]
+    assert sorted((tmp_path / "deaths").read_text().split()) == ["13", "30"]

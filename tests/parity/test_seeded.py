@@ -24,7 +24,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+import penstock
 from parity.compare import difference
+from penstock.testing import assert_same_everywhere
 from penstock.torch import DataLoader
 
 
@@ -256,3 +258,89 @@ def test_a_loader_that_its_own_workers_refer_to_is_freed(seed: int | None) -> No
     del trainer
     gc.collect()
     assert gone() is None  # and the fixture finds nothing left behind
+
+
+class Drawing(Dataset[Any]):
+    def __init__(self, bad: tuple[int, ...] = ()) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> Any:
+        if key in self.bad:
+            raise LookupError(key)
+        return torch.tensor([key, penstock.rng().random()])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_random_numbers_of_a_sample_do_not_depend_on_the_workers(workers: int) -> None:
+    inline = epochs(Drawing(), batch_size=4, shuffle=True)
+    assert difference(epochs(Drawing(), batch_size=4, shuffle=True, num_workers=workers), inline) is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_seed_a_sample_has_no_random_numbers_of_its_own(workers: int) -> None:
+    with pytest.raises(RuntimeError, match=r"penstock\.torch it needs seed="):
+        list(DataLoader(Drawing(), num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_are_skipped(workers: int) -> None:
+    loader = DataLoader(Drawing((3, 4, 5)), batch_size=2, num_workers=workers, seed=0, on_error="skip")
+    assert loader.skipped == []
+    assert [batch[:, 0].tolist() for batch in loader][1] == [2]
+    assert [(key, type(error)) for key, error in loader.skipped] == [(key, LookupError) for key in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_are_replaced_until_there_are_too_many(workers: int) -> None:
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "on_error": "replace"}
+    inline = epochs(Drawing((3, 9)), **settings)
+    assert difference(epochs(Drawing((3, 9)), num_workers=workers, **settings), inline) is None
+    assert all(len(batch) == 4 for epoch in inline for batch in epoch)
+    with pytest.raises(LookupError):
+        epochs(Drawing((3, 9)), num_workers=workers, max_errors=1, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"max_errors": 3}])
+def test_bad_samples_are_torchs_business_without_a_seed(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="need seed="):
+        DataLoader(Drawing(), **settings)
+
+
+def test_a_way_with_bad_samples_that_there_is_not_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match='"raise", "skip" or "replace"'):
+        DataLoader(Drawing(), seed=0, on_error="ignore")
+    with pytest.raises(ValueError, match="needs a dataset with keys"):
+        DataLoader(Numbers(), seed=0, on_error="replace")
+
+
+class Halves(Dataset[Any]):
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, key: int) -> Any:
+        return {
+            "x": torch.full((2,), key * self.amount, dtype=torch.bfloat16),
+            "y": torch.tensor(penstock.rng().random()),
+        }
+
+
+def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
+    assert_same_everywhere(
+        lambda num_workers: DataLoader(Halves(1), batch_size=2, seed=1, num_workers=num_workers),
+        [{"num_workers": 0}, {"num_workers": 2}],
+    )
+    with pytest.raises(
+        AssertionError, match=r"batch 0 of epoch 0 is not as with num_workers=0\['x'\]: at \[1, 0\]"
+    ):
+        assert_same_everywhere(
+            lambda num_workers: DataLoader(
+                Halves(1 + num_workers), batch_size=2, seed=1, num_workers=num_workers
+            ),
+            [{"num_workers": 1}],
+        )

@@ -158,6 +158,17 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
     return failure.exception()
 
 
+def keep(exc: BaseException, *, where: str) -> BaseException:
+    """`exc` as it comes out of `restore`, where it crosses no border: to be kept, and not raised now.
+
+    Its traceback becomes text, because the frames hold the samples that were at hand.
+    """
+    text = _text(exc)
+    exc.__traceback__ = exc.__context__ = None
+    BaseException.__setattr__(exc, "__cause__", RemoteTraceback(text))
+    return annotate(exc, where)
+
+
 def annotate(exc: BaseException, where: str) -> BaseException:
     """`exc` with the note `where`, once."""
     with suppress(Exception):  # its notes may have been set to something that is not a list

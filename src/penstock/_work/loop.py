@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
+from penstock._work.rng import at_work
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
@@ -31,6 +32,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
     _give_way()
+    at_work.source = None  # a forked worker may have been started by a dataset at work
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
     runner.begin(seat, alone=True)
@@ -95,7 +97,8 @@ class _Desk:
             self._catch_up(self._updates)
             self._runner.prepare(task)
             tree = self._runner.run(task, writer)
-            return self._replier.filled(task.seq, tree, self._runner.rows, writer, base, began)
+            runner = self._runner
+            return self._replier.filled(task.seq, tree, runner.rows, writer, base, began, runner.mended)
         except StreamEnded:
             return self._replier.ended(task.seq, writer, base, began)
         except BaseException as error:

@@ -1,17 +1,23 @@
-"""The global random generators, set for each step, so that it does not matter who computes it."""
+"""Random numbers that belong to a step or a sample, so that it does not matter who computes it.
+
+The global generators are set for each step; `penstock.rng()` makes one for each sample that asks.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISpawnableSeedSequence
 
-from penstock.plan.seeds import mix
+from penstock.plan.seeds import FIRST, GAMMA, MASK, SECOND, mix
 
 # numpy documents these two, but its stubs do not have them.
 _global: Any = np.random
@@ -20,8 +26,9 @@ _global: Any = np.random
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
 
-# Reading a stream's light items and loading them may happen in two places: each has its own numbers.
-LOAD, READ = 0, 1
+# What is drawn for. Reading a stream's light items and loading them may happen in two places, and a sample
+# draws beside its step: each has its own numbers.
+LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
 def seed_step(seed: int, epoch: int, step: int, use: int = LOAD) -> int:
@@ -37,6 +44,47 @@ def seed_step(seed: int, epoch: int, step: int, use: int = LOAD) -> int:
 @lru_cache(maxsize=16)
 def _of_epoch(seed: int, epoch: int, use: int) -> int:
     return mix(seed, epoch, use)
+
+
+def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generator:
+    """A new generator that is a function of these. About 6 µs; numpy's own way, `default_rng`, takes 16."""
+    words: Any = _Words(mix(_of_epoch(seed, epoch, use), number))  # numpy's stubs allow only its own class
+    return np.random.Generator(np.random.PCG64(words))
+
+
+class _Words(ISpawnableSeedSequence):
+    """The words that a bit generator begins with, from one number; and numbers for those spawned from it."""
+
+    def __init__(self, state: int) -> None:
+        self._state = state
+        self._spawned = 0
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        # splitmix64, which seeds.py takes its constants from: a third of what `mix` takes for each.
+        words, state = [], self._state
+        for _ in range(n_words):
+            state = state + GAMMA & MASK
+            word = (state ^ state >> 30) * FIRST & MASK
+            word = (word ^ word >> 27) * SECOND & MASK
+            words.append(word ^ word >> 31)
+        return np.array(words, np.uint64).astype(dtype, copy=False)
+
+    def spawn(self, n_children: int) -> list[_Words]:
+        first, self._spawned = self._spawned, self._spawned + n_children
+        return [_Words(mix(self._state, at, _SPAWN)) for at in range(first, self._spawned)]
+
+
+def number_of(key: object) -> int:
+    """A key as an integer, the same in every process (Python's `hash` is not)."""
+    if isinstance(key, (int, np.integer)):
+        return int(key)
+    if isinstance(key, tuple):  # part by part: a pickle of the whole also tells which parts are one object
+        return mix(*map(number_of, key))
+    try:
+        data = pickle.dumps(key, 5)
+    except Exception:  # a key that never left this process
+        data = repr(key).encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 @contextmanager

@@ -11,10 +11,16 @@ import numpy as np
 
 from penstock._memory.layout import Writer
 from penstock._work.collate import collate, convert
-from penstock._work.failure import Failure
+from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.task import BATCHED, Job, Kind, Task, shorten
+from penstock._work.rng import at_work
+from penstock._work.task import BATCHED, Job, Kind, Mended, Task, shorten
 from penstock.errors import CollateError, WorkerLost
+from penstock.plan.seeds import mix
+
+# How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
+# 65,000 would find none.
+_MOST_REPLACEMENTS = 16
 
 
 class StreamEnded(Exception):
@@ -24,7 +30,8 @@ class StreamEnded(Exception):
 class Runner:
     """Does one task after another with one dataset. `who` names the worker in errors.
 
-    After a task, `rows` is the number of samples that went into its batch.
+    After a task, `rows` is the number of samples that went into its batch, and `mended` tells of those that
+    failed on the way, where they may.
     """
 
     def __init__(self, job: Job, who: str) -> None:
@@ -42,7 +49,13 @@ class Runner:
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
+        # The samples that are fetched one by one, those that are left of them, and the row of the first.
+        self._fetching: tuple[Sequence[Any], Any, int] | None = None
+        self._rng: tuple[int, np.random.Generator] | None = None
+        self._keep: Callable[..., Any] = keep
+        self._mends = job.on_error != "raise"
         self.rows = 0
+        self.mended: Mended | None = None
 
         dataset, custom = job.dataset, job.collate_fn
         self._getitems: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
@@ -63,6 +76,7 @@ class Runner:
             from penstock._work.randomness import seed_step  # late: see InlineBackend
 
             self._seed_step = seed_step
+            self._keep = Failure.capture
             self.seed(-1, self._number(seat))
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
         if job.worker_init_fn is not None:
@@ -95,7 +109,9 @@ class Runner:
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
         self._at = ""
-        self._keys = None
+        self._keys = self._fetching = self._rng = self.mended = None
+        self._task, self._drawing = task, self._number(task.step)
+        outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
         try:
             batch = self._run(task, writer)
             if task.kind in (Kind.PULL, Kind.PULL_ONE) and self._job.drop_last and self._world > 1:
@@ -106,6 +122,21 @@ class Runner:
                 "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
                 "end the epoch: raise IndexError for a missing sample, or derive from IterableDataset for a stream."
             ) from error
+        finally:
+            at_work.source = outer
+
+    def rng(self) -> np.random.Generator:
+        """See `penstock.rng`. One generator for each sample, and one for what is done to the step."""
+        item, row = (None, -1) if self._fetching is None else self._sample()
+        if self._rng is None or self._rng[0] != row:
+            from penstock._work import randomness  # late: see InlineBackend
+
+            if row < 0:
+                of = self._drawing, randomness.STEP
+            else:
+                of = randomness.number_of(self._key(item, row)), randomness.SAMPLE
+            self._rng = row, randomness.generator(self._job.seed, self._task.epoch, *of)
+        return self._rng[1]
 
     def _run(self, task: Task, writer: Writer) -> object:
         if self._init_error is not None:
@@ -116,12 +147,19 @@ class Runner:
         if self._gather is not None and task.kind is Kind.KEYS:
             self.rows = len(task.keys)
             self._at, self._keys = "__gather__ of samples ", task.keys
-            return self._gather(np.asarray(task.keys), writer.empty)
-        samples = self._samples(task)
-        if task.kind not in BATCHED:
-            self.rows = 1
-            return convert(samples) if custom is None else custom(samples)
+            try:
+                return self._gather(np.asarray(task.keys), writer.empty)
+            except Exception:
+                if not self._mends:
+                    raise
+                samples: Sequence[Any] = self._each(self._job.dataset.__getitem__, _plain(task.keys))
+        else:
+            samples = self._samples(task)
         self.rows = len(samples)
+        if self.rows == 0 and self.mended is not None:
+            return None
+        if task.kind not in BATCHED:
+            return convert(samples[0]) if custom is None else custom(samples[0])
         self._at, self._keys = "collate of ", None
         if self._into is not None:
             return self._into(samples, writer.empty)
@@ -130,7 +168,8 @@ class Runner:
         try:
             return collate(samples, writer.empty)
         except CollateError as error:
-            _name_rows(error, task)
+            if task.kind is Kind.KEYS:
+                _name_rows(error, task.keys if self.mended is None else self.mended.keys)
             raise
 
     def capture(self, error: BaseException, task: Task) -> bytes:
@@ -142,27 +181,31 @@ class Runner:
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {task.step} of epoch {task.epoch}, in {self._who}."
 
-    def _samples(self, task: Task) -> Any:
+    def _samples(self, task: Task) -> Sequence[Any]:
         match task.kind:
             case Kind.KEYS:
-                return self._fetch(task.keys)
+                return self._fetch(_plain(task.keys))
             case Kind.KEY:
-                return self._each(self._job.dataset.__getitem__, [task.keys])[0]
+                return self._each(self._job.dataset.__getitem__, [task.keys])
             case Kind.ITEMS:
                 return self._each(self._loader(), task.keys)
             case Kind.ITEM:
-                return self._each(self._loader(), [task.keys])[0]
+                return self._each(self._loader(), [task.keys])
             case Kind.PULL:
                 return self._pull(task)
             case Kind.PULL_ONE:
-                return self._pull(task)[0]
+                return self._pull(task)
 
-    def _fetch(self, keys: Any) -> Sequence[Any]:
-        keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
+    def _fetch(self, keys: list[Any]) -> Sequence[Any]:
         if not self._getitems:
             return self._each(self._job.dataset.__getitem__, keys)
         self._at, self._keys = "__getitems__ of samples ", keys
-        samples: Sequence[Any] = self._getitems(keys)
+        try:
+            samples: Sequence[Any] = self._getitems(keys)
+        except Exception:
+            if not self._mends:
+                raise
+            return self._each(self._job.dataset.__getitem__, keys)
         if len(samples) != len(keys):
             raise ValueError(
                 f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
@@ -171,14 +214,72 @@ class Runner:
         return samples
 
     def _each(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
-        # How much is left of the iterator tells which key failed, at no cost while none does.
+        self._keys = None
+        samples = self._mend(get, keys) if self._mends else self._get(get, keys)
+        self._fetching = None
+        return samples
+
+    def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:
+        # How much is left of the iterator tells which sample is at work, at no cost until somebody asks.
         left: Any = iter(keys)
+        self._fetching = keys, left, first
         try:
             return [get(key) for key in left]
         except BaseException:
-            row = len(keys) - left.__length_hint__() - 1
-            self._at = f"sample {keys[row]!r} (row {row}), "
+            key, row = self._sample()
+            self._at = f"sample {key!r} (row {row}), "
             raise
+
+    def _sample(self) -> tuple[Any, int]:
+        """What is being fetched, and its row."""
+        assert self._fetching is not None
+        keys, left, first = self._fetching
+        at = len(keys) - left.__length_hint__() - 1
+        return keys[at], first + at
+
+    def _key(self, item: Any, row: int) -> Any:
+        """What names a sample: the items of a stream may be alike, their positions are not."""
+        if self._task.kind in (Kind.ITEMS, Kind.ITEM):
+            return self._number(self._task.step) * self._job.batch_size + row
+        return item
+
+    def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
+        """The samples of these keys without those that fail, or with others in their place."""
+        samples: list[Any] = []
+        mended = Mended([], [], [])
+        most = _MOST_REPLACEMENTS if self._job.on_error == "replace" else 0
+        for row, key in enumerate(keys):
+            tried: list[Any] = []
+            while len(tried) <= most:
+                item = self._another(row, len(tried)) if tried else key
+                self._rng = None
+                try:
+                    samples += self._get(get, [item], row)
+                except Exception as error:
+                    if 0 < most == len(tried):
+                        others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
+                        annotate(error, f"It stood in for sample {key!r}, which failed, as did {others}.")
+                        raise
+                    kept = self._keep(error, where=self.where(self._task))
+                    mended.errors.append((self._key(item, row), kept))
+                    tried.append(item)
+                else:
+                    mended.keys.append(self._key(item, row))
+                    mended.rows.append(row)
+                    break
+        if mended.errors:
+            self.mended = mended
+        return samples
+
+    def _another(self, row: int, attempt: int) -> Any:
+        """What stands in for the sample of a row: from anywhere in the epoch's order, or else from its step."""
+        from penstock._work.randomness import REPLACE  # late: see InlineBackend
+
+        (_, _, epoch, step, _, keys, _), order = self._task, self._job.order
+        number = mix(self._job.seed, epoch, self._number(step), row, attempt, REPLACE)
+        if order is None:
+            return _plain(keys)[number % len(keys)]
+        return order.at(epoch, np.array([number % order.size(epoch)])).tolist()[0]
 
     def _loader(self) -> Callable[[Any], Any]:
         assert self._load is not None, "only streams that define load() have items"
@@ -217,6 +318,7 @@ class Runner:
         self._reseed(task.epoch, until)
 
     def _reseed(self, epoch: int, number: int) -> None:
+        self._drawing, self._rng = number, None
         if self._seed_step is not None:
             self.seed(epoch, number)
 
@@ -243,14 +345,17 @@ class Runner:
         self._stream = iter(self._job.dataset)
 
 
+def _plain(keys: Any) -> Any:
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
 def _pulled(task: Task) -> tuple[int, bool]:
     """How many samples to take from the stream, and whether the run was resumed at this task."""
     return task.keys if isinstance(task.keys, tuple) else (task.keys, False)
 
 
-def _name_rows(error: CollateError, task: Task) -> None:
+def _name_rows(error: CollateError, keys: Any) -> None:
     rows = error.rows
-    if rows and task.kind is Kind.KEYS:
-        keys = task.keys
+    if rows:
         named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
         error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")

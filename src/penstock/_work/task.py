@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._work.updates import Log
+from penstock.plan.order import Order
 
 
 class Kind(IntEnum):
@@ -57,6 +58,19 @@ class Task(NamedTuple):
         ]
 
 
+class Mended(NamedTuple):
+    """How a step was done although samples of it failed.
+
+    `keys` are of the rows that are there, `rows` where these would be if none had failed. `errors` tell what
+    failed, and how: a key and an exception each, which is in bytes while it travels. In a stream, a key is a
+    position.
+    """
+
+    keys: list[Any]
+    rows: list[int]
+    errors: list[tuple[Any, Any]]
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
     """What each worker of a crew has from the beginning: all that does not change from step to step."""
@@ -69,6 +83,9 @@ class Job:
     drop_last: bool
     slots: int
     shard: tuple[int, int] = (0, 1)  # which rank this crew works for, and of how many
+    batch_size: int = 1  # samples in each step of a stream but the last
+    on_error: str = "raise"
+    order: Order | None = None  # where a replacement is taken from; None: from the step itself
     make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
     log: Log = field(default_factory=Log)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
-from penstock._work.task import Task
+from penstock._work.task import Mended, Task
 from penstock._work.updates import Change
 
 
@@ -28,6 +28,7 @@ class Filled(NamedTuple):
     seconds: float
     root: NDArray[np.uint8]
     held: Any
+    mended: Mended | None = None
 
 
 class Failed(NamedTuple):

@@ -62,7 +62,18 @@ class InlineBackend:
             return [Ended(task.seq, self._worker)]
         except (Exception, SystemExit) as error:
             return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
-        return [Filled(task.seq, self._worker, self._runner.rows, writer.used, 0.0, writer.root, tree)]
+        return [
+            Filled(
+                task.seq,
+                self._worker,
+                self._runner.rows,
+                writer.used,
+                0.0,
+                writer.root,
+                tree,
+                self._runner.mended,
+            )
+        ]
 
     def open(self, outcome: Filled) -> object:
         return outcome.held

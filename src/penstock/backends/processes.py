@@ -298,7 +298,10 @@ class ProcessBackend:
             layout = self._layouts[worker, number]
         elif number != UNNUMBERED:
             self._layouts[worker, number] = layout
-        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer))
+        mended = trailer.mended
+        if mended is not None:
+            mended = mended._replace(errors=[(key, restore(error)) for key, error in mended.errors])
+        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended)
 
     def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Maps the memfd that came with a reply; it is unmapped with the batch."""

@@ -24,6 +24,7 @@ from penstock._memory.layout import Layout, Writer
 from penstock._memory.leaves import Place, dump
 from penstock._memory.mapping import Mapping
 from penstock._memory.tree import Spec
+from penstock._work.task import Mended
 
 
 class Verdict(IntEnum):
@@ -46,11 +47,12 @@ STRAY = struct.Struct("<2q")
 
 
 class Trailer(NamedTuple):
-    """What of a batch is not in its arrays: a layout that is new, and the leaves that are pickled."""
+    """What of a batch is not in its arrays: a layout that is new, the leaves that are pickled, what failed."""
 
     layout: Layout | None
     rest: bytes | None
     buffers: tuple[tuple[int, int], ...]
+    mended: Mended | None
 
 
 def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
@@ -76,11 +78,21 @@ class Replier:
         self._strays = strays
         self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
 
-    def filled(self, seq: int, tree: object, rows: int, writer: Writer, base: int, began: int) -> bytes:
-        written = self._write_batch(tree, writer)
-        if writer.overflow:
+    def filled(
+        self,
+        seq: int,
+        tree: object,
+        rows: int,
+        writer: Writer,
+        base: int,
+        began: int,
+        mended: Mended | None,
+    ) -> bytes:
+        written = self._write_batch(tree, writer, mended)
+        # Twice, where a layout that was known in the slab must be described in the stray.
+        while writer.overflow:
             with self._stray(seq, writer) as writer:
-                written = self._write_batch(tree, writer)
+                written = self._write_batch(tree, writer, mended)
         return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
 
     def failed(self, seq: int, failure: bytes, writer: Writer, base: int, began: int) -> bytes:
@@ -120,17 +132,17 @@ class Replier:
             seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
         )
 
-    def _write_batch(self, tree: object, writer: Writer) -> tuple[int, int, int]:
+    def _write_batch(self, tree: object, writer: Writer, mended: Mended | None) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), UNNUMBERED)
-        if not rest and number != UNNUMBERED:
+        if not rest and number != UNNUMBERED and mended is None:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
-        trailer = _put(writer, dumps(Trailer(layout, pickled, at)))
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended)))
         # Numbered only now: the parent learns the layout from this trailer, so it must be there.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
@@ -138,12 +150,14 @@ class Replier:
 
     @contextmanager
     def _stray(self, seq: int, small: Writer) -> Iterator[Writer]:
-        """A writer on a memfd that is large enough; what is written to it is handed over at the end."""
+        """A writer on a memfd that is large enough; what is written to it is handed over at the end, if it was."""
         # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
         fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
         os.ftruncate(fd, small.used)
-        yield Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
-        socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
+        writer = Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
         os.close(fd)
 
 

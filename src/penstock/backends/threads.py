@@ -128,4 +128,4 @@ class ThreadBackend:
             return Ended(task.seq, worker)
         except BaseException as error:
             return Failed(task.seq, worker, annotate(error, runner.where(task)))
-        return Filled(task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree)
+        return Filled(task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended)

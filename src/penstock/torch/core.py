@@ -109,6 +109,8 @@ def settings_of(loader: Any, seed: int) -> dict[str, Any]:
         "worker_init_fn": loader.worker_init_fn,
         "in_order": loader.in_order,
         "seed": seed,
+        "on_error": getattr(loader, "on_error", "raise"),
+        "max_errors": getattr(loader, "max_errors", None),
         **_order(loader),
     }
     if loader.num_workers:

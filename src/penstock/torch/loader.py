@@ -25,14 +25,34 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
     hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
     of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
-    any batch.
+    any batch; `penstock.rng()`, `on_error=` and `max_errors=` are as there.
     """
 
-    def __init__(self, *args: Any, seed: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        seed: int | None = None,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
             raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
+        if seed is None and (on_error != "raise" or max_errors is not None):
+            raise ValueError(
+                f"on_error={on_error!r}, max_errors={max_errors!r} need seed=: without it, a sample that fails is an "
+                "error, as in torch."
+            )
         super().__init__(*args, **kwargs)
         self.seed = None if seed is None else operator.index(seed)
+        self.on_error, self.max_errors = on_error, max_errors
+        if self.seed is not None and on_error != "raise":
+            core_of(self)  # which refuses what it must now, and not in the first epoch
+
+    @property
+    def skipped(self) -> list[tuple[Any, Exception]]:
+        """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
+        return [] if self.seed is None else core_of(self).skipped
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
@@ -65,10 +85,11 @@ def _iterate(loader: Any) -> Any:
 
 
 def _signature() -> inspect.Signature:
-    """torch's, of whichever torch is installed, and `seed`."""
+    """torch's, of whichever torch is installed, and ours."""
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__)
-    seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
-    return theirs.replace(parameters=[*theirs.parameters.values(), seed])
+    ours = inspect.signature(DataLoader.__init__).parameters.values()
+    named = [parameter for parameter in ours if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return theirs.replace(parameters=[*theirs.parameters.values(), *named])
 
 
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ class Replica:
         self._stream_run = -1
         self._at: Any = None
         self.rows = 1
+        self.mended = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""

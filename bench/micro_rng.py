@@ -1,0 +1,76 @@
+"""What random numbers cost: the global generators for each step, and `penstock.rng()` where it is asked for.
+
+python -m bench.micro_rng
+"""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import penstock
+from penstock._memory.arena import Arena
+from penstock._memory.layout import Writer
+from penstock._work.randomness import borrowed_generators, seed_step
+from penstock._work.runner import Runner
+from penstock._work.task import Job, Kind, Task
+
+KEYS = np.arange(64)
+
+
+class Plain(penstock.Dataset[int]):
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+class Asks(Plain):
+    """Times of `rng()` are measured inside of a sample, where it has a meaning."""
+
+    def __getitem__(self, key: int) -> int:
+        penstock.rng()
+        return key
+
+
+class AsksTwice(Plain):
+    def __getitem__(self, key: int) -> int:
+        penstock.rng()
+        penstock.rng()
+        return key
+
+
+def microseconds(call: Callable[[], object], number: int = 500) -> float:
+    """The median of several rounds."""
+    rounds = sorted(timeit.repeat(call, number=number, repeat=7))
+    return rounds[3] / number * 1e6
+
+
+def step(dataset: Any, **given: Any) -> float:
+    """A step of 64 samples, from task to batch, without the generators of the process."""
+    job = Job(dataset, None, None, 1, 5, False, 1, **given)
+    runner = Runner(job, "the bench")
+    root = Arena(None).root(Arena(None).carve(1 << 16))
+    task = Task(0, 0, 0, 3, Kind.KEYS, KEYS)
+    return microseconds(lambda: runner.run(task, Writer(root)))
+
+
+def main() -> None:
+    def borrow() -> None:
+        with borrowed_generators(5, 0, 3):
+            pass
+
+    plain, once, twice = step(Plain()), step(Asks()), step(AsksTwice())
+    print(
+        f"global generators, a step in a worker  {microseconds(lambda: seed_step(5, 0, 3)):8.2f} µs (budget 30)"
+    )
+    print(f"global generators, a step inline       {microseconds(borrow):8.2f} µs (budget 100)")
+    print(f"a step of 64 ints, nobody asks         {plain:8.2f} µs")
+    print(f"  with on_error='skip'                 {step(Plain(), on_error='skip'):8.2f} µs")
+    print(f"rng() of a sample                      {(once - plain) / 64:8.2f} µs (budget 15)")
+    print(f"rng() again for the same sample        {(twice - once) / 64:8.2f} µs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Asserts that a loader's stream does not depend on who computes it, and says where it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+# What each loader is compared with is {"num_workers": 0}: the plain loop.
+EVERYWHERE: tuple[dict[str, Any], ...] = (
+    {"num_workers": 0},
+    {"num_workers": 2, "backend": "thread"},
+    {"num_workers": 1},
+    {"num_workers": 2},
+    {"num_workers": 3},
+)
+
+
+def assert_same_everywhere(
+    make_loader: Callable[..., Any],
+    settings: Iterable[Mapping[str, Any]] = EVERYWHERE,
+    *,
+    epochs: int = 1,
+    steps: int | None = None,
+) -> None:
+    """The loader's batches are those of the plain loop, byte for byte, with all these settings.
+
+    `make_loader(**settings)` makes the loader to be tested, each time anew; it should give it a `seed=`.
+    The settings are tried one after the other: by default without workers once more, with threads, and with
+    one, two and three processes. Threads share the generators of `random` and `numpy.random`: a dataset that
+    draws from these fails here with threads, and one that draws from `penstock.rng()` does not. A loader of
+    penstock.torch has no `backend`, so for it name the settings: `[{"num_workers": 2}]`.
+
+    The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
+
+    >>> import penstock
+    >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
+    """
+    expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
+    for setting in settings:
+        given = ", ".join(f"{name}={value!r}" for name, value in setting.items())
+        with closing(_stream(make_loader, setting, epochs, steps)) as found:
+            count = 0
+            for wanted, (label, value) in zip(expected, found, strict=False):
+                _compare(label, value, wanted, given)
+                count += 1
+            more = next(found, None)
+        if count < len(expected):
+            raise AssertionError(f"With {given}: the stream ends before {expected[count][0]}.")
+        if more is not None:
+            raise AssertionError(f"With {given}: {more[0]} is not there with num_workers=0.")
+
+
+def _compare(label: str, value: Any, wanted: tuple[str, Any], given: str) -> None:
+    if label != wanted[0]:
+        raise AssertionError(f"With {given}: {label} came where num_workers=0 gives {wanted[0]}.")
+    differs = difference(value, wanted[1])
+    if differs is not None:
+        raise AssertionError(f"With {given}: {label} is not as with num_workers=0{differs}.{_ADVICE}")
+
+
+_ADVICE = (
+    "\n  Most often a sample depends on what was done before it in the same process: on a generator of the dataset's "
+    "own (use penstock.rng()), on a counter or a cache; or no seed= was given."
+)
+
+
+def _stream(
+    make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
+) -> Generator[tuple[str, Any], None, None]:
+    """What is compared, each with its name: the seed, then batch after batch."""
+    with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
+        warnings.simplefilter("ignore")
+        loader = make_loader(**setting)
+    try:
+        yield "loader.seed", getattr(loader, "seed", None)
+        for epoch in range(epochs):
+            for step, batch in enumerate(loader):
+                if step == steps:
+                    break
+                yield f"batch {step} of epoch {epoch}", batch
+    finally:
+        if hasattr(loader, "close"):  # loaders of penstock.torch have none, as torch's
+            loader.close()
+
+
+def difference(one: Any, other: Any, at: str = "") -> str | None:
+    """Where two batches differ first, in words; None where all their bytes, types and keys are the same.
+
+    >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
+    "['x']: at [1] there is 2 and not 5"
+    """
+    if type(one) is not type(other):
+        return f"{at}: it is of type {type(one).__name__} and not {type(other).__name__}"
+    if isinstance(one, (np.ndarray, np.generic)):
+        return _between_arrays(np.asarray(one), np.asarray(other), at)
+    if hasattr(one, "detach"):  # a tensor
+        if one.dtype != other.dtype:
+            return f"{at}: it is {one.dtype} and not {other.dtype}"
+        return _between_arrays(_of_tensor(one), _of_tensor(other), at)
+    if isinstance(one, Mapping):
+        if list(one) != list(other):
+            return f"{at}: its keys are {list(one)} and not {list(other)}"
+        return _first((one[key], other[key], f"{at}[{key!r}]") for key in one)
+    if isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            return f"{at}: it has {len(one)} elements and not {len(other)}"
+        return _first((a, b, f"{at}[{row}]") for row, (a, b) in enumerate(zip(one, other, strict=True)))
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in dataclasses.fields(one)]
+        return _first((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names)
+    if one is other or bool(one == other) or (one != one and other != other):
+        return None
+    return f"{at}: it is {one!r} and not {other!r}"
+
+
+def _first(parts: Iterable[tuple[Any, Any, str]]) -> str | None:
+    return next((found for part in parts if (found := difference(*part)) is not None), None)
+
+
+def _between_arrays(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str) -> str | None:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"{at}: it is {one.dtype} of shape {one.shape} and not {other.dtype} of shape {other.shape}"
+    if one.dtype.hasobject:
+        return difference(one.tolist(), other.tolist(), at)
+    # By their bytes: NaN equals itself, and 0.0 is not -0.0.
+    ours, theirs = one.tobytes(), other.tobytes()
+    if ours == theirs:
+        return None
+    differ = np.frombuffer(ours, np.uint8) != np.frombuffer(theirs, np.uint8)
+    first = int(differ.argmax()) // one.dtype.itemsize
+    place = [int(axis) for axis in np.unravel_index(first, one.shape)]
+    return f"{at}: at {place} there is {one.flat[first]!s} and not {other.flat[first]!s}"
+
+
+def _of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
+    try:
+        array: np.ndarray[Any, Any] = tensor.detach().numpy()
+    except TypeError:  # a type that numpy does not have
+        array = np.array(tensor.tolist())
+    return array

@@ -1,0 +1,185 @@
+"""penstock.testing: what holds passes, and what does not is named."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import random
+import signal
+import time
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.testing import Dying, Raising, Stalling, assert_same_everywhere, difference
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclass
+class Record:
+    x: Any
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({"x": np.arange(4)}, {"x": np.array([0, 1, 5, 3])}, "['x']: at [2] there is 2 and not 5"),
+        (
+            np.zeros((2, 3)),
+            np.zeros((3, 2)),
+            ": it is float64 of shape (2, 3) and not float64 of shape (3, 2)",
+        ),
+        (
+            np.zeros(2, np.int8),
+            np.zeros(2, np.int16),
+            ": it is int8 of shape (2,) and not int16 of shape (2,)",
+        ),
+        ([1, 2], [1, 3], "[1]: it is 2 and not 3"),
+        ([1, 2], [1], ": it has 2 elements and not 1"),
+        ([1], (1,), ": it is of type list and not tuple"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ": its keys are ['a', 'b'] and not ['b', 'a']"),
+        (Pair(1, "u"), Pair(1, "v"), "[1]: it is 'u' and not 'v'"),
+        (Record(1, "u"), Record(1, "v"), ".name: it is 'u' and not 'v'"),
+        (np.float32(1), np.float32(2), ": at [] there is 1.0 and not 2.0"),
+        (np.array([0.0]), np.array([-0.0]), ": at [0] there is 0.0 and not -0.0"),
+        (np.array(["a", 1], object), np.array(["a", 2], object), "[1]: it is 1 and not 2"),
+    ],
+)
+def test_the_first_difference_is_named(one: Any, other: Any, found: str) -> None:
+    assert difference(one, other) == found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([np.nan, 1]), float("nan"), {"a": [Pair(np.zeros((0, 2)), None)]}, Record("x", "y"), b"raw"],
+)
+def test_a_value_does_not_differ_from_itself(value: Any) -> None:
+    assert difference(value, value) is None
+
+
+class Sums(penstock.Dataset[Any]):
+    """Sample i is i, unless something is amiss."""
+
+    def __init__(self, amiss: str = "") -> None:
+        self.amiss = amiss
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> Any:
+        if self.amiss == "process":
+            return {"x": np.array([key, os.getpid()])}
+        if self.amiss == "global":
+            return {"x": random.random()}
+        if self.amiss == "rng":
+            return {"x": penstock.rng().random()}
+        return {"x": key}
+
+
+def loaders(amiss: str = "", **given: Any) -> Any:
+    def make(**settings: Any) -> Any:
+        return penstock.DataLoader(
+            Sums(amiss), batch_size=4, **{"seed": 1, "shuffle": True, **given}, **settings
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("amiss", ["", "rng"])
+def test_a_sound_dataset_passes(amiss: str) -> None:
+    assert_same_everywhere(loaders(amiss), epochs=2)
+
+
+def test_what_depends_on_the_process_is_found() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_same_everywhere(loaders("process"), [{"num_workers": 2}])
+    assert "With num_workers=2: batch 0 of epoch 0 is not as with num_workers=0['x']: at [0, 1]" in str(
+        caught.value
+    )
+    assert "penstock.rng()" in str(caught.value)
+
+
+def test_the_global_generators_are_found_with_threads_only() -> None:
+    assert_same_everywhere(loaders("global"), [{"num_workers": 2}])
+    with pytest.raises(AssertionError, match="backend='thread': batch 0 of epoch 0"):
+        assert_same_everywhere(loaders("global"), [{"num_workers": 2, "backend": "thread"}])
+
+
+def test_a_seed_that_was_not_given_is_found() -> None:
+    with pytest.raises(
+        AssertionError, match=r"loader\.seed is not as with num_workers=0(.|\n)*no seed= was given"
+    ):
+        assert_same_everywhere(loaders(seed=None), [{"num_workers": 0}])
+
+
+def test_a_stream_that_is_too_long_or_too_short_is_found() -> None:
+    def make(num_workers: int, **settings: Any) -> Any:
+        return penstock.DataLoader(range(4 + amount * num_workers), num_workers=num_workers, seed=0)
+
+    amount = -1
+    with pytest.raises(AssertionError, match="ends before batch 3 of epoch 0"):
+        assert_same_everywhere(make, [{"num_workers": 1}])
+    amount = 1
+    with pytest.raises(AssertionError, match="batch 4 of epoch 0 is not there with num_workers=0"):
+        assert_same_everywhere(make, [{"num_workers": 1}])
+
+
+def test_an_epoch_can_be_cut_short() -> None:
+    def make(**settings: Any) -> Any:
+        return penstock.DataLoader(range(1 << 40), num_workers=settings["num_workers"], seed=0)
+
+    assert_same_everywhere(make, [{"num_workers": 1}], steps=3, epochs=2)
+
+
+def test_raising_raises_at_its_keys_only() -> None:
+    dataset = Raising("abc", {1}, LookupError)
+    assert (dataset[0], dataset[2], len(dataset)) == ("a", "c", 3)
+    with pytest.raises(LookupError, match="sample 1 is bad"):
+        dataset[1]
+
+
+def test_stalling_takes_its_time_at_its_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    dataset = Stalling("abc", {1}, 7.5)
+    assert (dataset[0], slept) == ("a", [])
+    assert (dataset[1], slept) == ("b", [7.5])
+
+
+def test_dying_does_nothing_in_the_process_that_made_it(tmp_path: Path) -> None:
+    dataset = Dying("abc", {1}, tmp_path / "deaths")
+    assert dataset[1] == "b" and dataset.deaths == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_dies_as_often_as_it_has_lives(tmp_path: Path, method: str) -> None:
+    dataset = Dying(range(30), {3, 17}, tmp_path / "deaths", lives=2)
+    settings: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+    assert_same_everywhere(
+        lambda **given: penstock.DataLoader(dataset, batch_size=4, seed=0, **given), [settings]
+    )
+    assert sorted(dataset.deaths) == ["17", "17", "3", "3"]
+
+
+def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path) -> None:
+    dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=signal.SIGTERM)
+    with (
+        penstock.DataLoader(dataset, num_workers=1, retries=1, persistent_workers=False) as loader,
+        pytest.raises(penstock.WorkerLost, match="SIGTERM"),
+    ):
+        list(loader)
+    assert dataset.deaths == ["1", "1"]
+
+
+@pytest.mark.parametrize("name", ["penstock._work.rng", "penstock.testing.same", "penstock.testing.faults"])
+def test_the_examples_in_the_docstrings_hold(name: str) -> None:
+    ran = doctest.testmod(importlib.import_module(name))
+    assert ran.attempted and not ran.failed
