@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from penstock._work.failure import annotate
+from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
 
@@ -75,3 +77,22 @@ class Run:
         task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count)
         self._step += count
         return task
+
+
+def light_items(
+    dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epoch: int
+) -> Iterator[Any]:
+    """The light items of a stream, in lists of one batch each, which are read alike on every rank."""
+    from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
+
+    size = batch_size or 1
+    items: Iterator[Any] | None = None
+    for number in itertools.count():
+        of = seed, epoch, number, READ
+        with borrowed_generators(*of), working_at(StepSource(*of)):
+            items = iter(dataset) if items is None else items
+            chunk = list(itertools.islice(items, size))
+        if chunk and (len(chunk) == size or not drop_last):
+            yield chunk[0] if batch_size is None else chunk
+        if len(chunk) < size:
+            return

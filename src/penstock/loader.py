@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from types import TracebackType
@@ -19,16 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from penstock import _crew
 from penstock._engine import Engine
 from penstock._readers import Batches, IndexedBatches, Reader
-from penstock._run import Run
-from penstock._schedule import Scheduler
+from penstock._run import Run, light_items
 from penstock._work.collate import convert, default_collate
-from penstock._work.rng import StepSource, working_at
-from penstock._work.task import BY_KEY, MOST_STEPS, Job, Kind
+from penstock._work.task import BY_KEY, PULLED, Job, Kind
 from penstock._work.updates import Setting
-from penstock.backends.base import Backend
-from penstock.backends.inline import InlineBackend
 from penstock.batch import Batch
 from penstock.checkpoint import Progress, State
 from penstock.options import Options
@@ -243,7 +239,7 @@ class DataLoader(Generic[T_co]):
         """
         if (change is None) == (not attributes):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
-        if self._kind in (Kind.PULL, Kind.PULL_ONE) and self._options.num_workers:
+        if self._kind in PULLED and self._options.num_workers:
             raise ValueError(
                 "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
                 "it load(item), or use num_workers=0."
@@ -355,7 +351,7 @@ class DataLoader(Generic[T_co]):
     def _give_crews(self) -> None:
         self._runs = itertools.count()
         # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
-        self._crews = _Crews()
+        self._crews = _crew.Crews()
         self._skipped: list[tuple[Any, Exception]] = []
 
     # From the plan to the engine.
@@ -367,13 +363,13 @@ class DataLoader(Generic[T_co]):
     def _check_dataset(self) -> None:
         options, dataset = self._options, self._dataset
         if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
-            if self._kind in _PULLED and options.on_error == "skip":
+            if self._kind in PULLED and options.on_error == "skip":
                 raise ValueError(
                     f'on_error="skip" needs samples that are fetched one by one, and {type(dataset).__name__} makes '
                     "them in its __iter__, which an exception ends. Let it yield light items and define load(item), "
                     "or catch the exception there."
                 )
-            if self._kind in _PULLED and options.num_workers > 1:
+            if self._kind in PULLED and options.num_workers > 1:
                 warnings.warn(
                     f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
                     f"{options.num_workers} have nothing to do and are not started. Where the stream hands out "
@@ -459,55 +455,32 @@ class DataLoader(Generic[T_co]):
         size, skip = options.batch_size or 1, frozenset(at.beyond)
         if plan is not None:
             keys = plan.draw(epoch, at.steps)
-        elif self._kind in _PULLED:
+        elif self._kind in PULLED:
             # The reader is told to pass over what was handed out. It cannot leave out single steps.
             first = [(size, True)] if at.steps else []
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
-            items = _items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
+            items = light_items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
             keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
         return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
 
     def _new_engine(self) -> Engine:
-        options = self._options
-        workers = options.num_workers
-        if self._kind in _PULLED:
-            workers = min(workers, 1)
-        window = max(1, workers * (options.prefetch_factor or 1))
-        collate_fn = options.collate_fn
+        options, collate_fn = self._options, self._options.collate_fn
         job = Job(
             dataset=self._dataset,
             collate_fn=None if collate_fn is default_collate and self._batched else collate_fn,
             worker_init_fn=options.worker_init_fn,
-            num_workers=workers,
+            num_workers=_crew.workers(options, self._kind),
             seed=self.seed,
             drop_last=options.drop_last,
             shard=options.shard,
-            # Each task may turn out to be several, and a cancelled run may leave one in the hands of each worker.
-            slots=window * MOST_STEPS + workers,
+            slots=_crew.slots(options, self._kind),
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
             order=self._order() if options.on_error == "replace" and options.batch_sampler is None else None,
             make_runner=self._make_runner,
         )
-        # A stream that a worker reads cannot be read again from the middle.
-        retries = 0 if self._kind in _PULLED else options.retries
-        scheduler = Scheduler(
-            window=window,
-            workers=max(1, workers),
-            retries=retries,
-            in_order=options.in_order,
-            room=MOST_STEPS,
-        )
-        engine = Engine(
-            _new_backend(job, options),
-            scheduler,
-            job,
-            retries=retries,
-            bundles=options.timeout == 0,  # a step must not be late because others are done with it
-            # Threads share the dataset with the caller, who may change it before the next epoch.
-            look_ahead=options.persistent_workers and options.backend == "process",
-        )
+        engine = _crew.new_engine(job, options, self._kind)
         self._crews.live.add(engine)
         return engine
 
@@ -531,35 +504,7 @@ class DataLoader(Generic[T_co]):
             )
 
 
-# Those of streams that a worker reads.
-_PULLED = (Kind.PULL, Kind.PULL_ONE)
-
 _SETTINGS = frozenset({"dataset", *Options.__slots__})
-
-
-class _Crews:
-    """The engines of one loader: at most one is idle and waits for the next epoch."""
-
-    def __init__(self) -> None:
-        self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._idle: Engine | None = None
-
-    def take(self) -> Engine | None:
-        engine, self._idle = self._idle, None
-        # A forked child has a copy of the idle engine; its workers belong to the parent.
-        usable = engine is not None and not engine.closed and engine.is_ours()
-        return engine if usable else None
-
-    def put(self, engine: Engine) -> None:
-        if self._idle is None:
-            self._idle = engine
-        else:
-            engine.close()
-
-    def close(self) -> None:
-        self._idle = None
-        for engine in tuple(self.live):
-            engine.close()
 
 
 _I = TypeVar("_I", bound=Reader)
@@ -595,34 +540,3 @@ def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:
     if has_load:
         return Kind.ITEMS if batched else Kind.ITEM
     return Kind.PULL if batched else Kind.PULL_ONE
-
-
-def _items(dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epoch: int) -> Iterator[Any]:
-    """The light items of a stream, in lists of one batch each, which are read alike on every rank."""
-    from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
-
-    size = batch_size or 1
-    items: Iterator[Any] | None = None
-    for number in itertools.count():
-        of = seed, epoch, number, READ
-        with borrowed_generators(*of), working_at(StepSource(*of)):
-            items = iter(dataset) if items is None else items
-            chunk = list(itertools.islice(items, size))
-        if chunk and (len(chunk) == size or not drop_last):
-            yield chunk[0] if batch_size is None else chunk
-        if len(chunk) < size:
-            return
-
-
-def _new_backend(job: Job, options: Options) -> Backend:
-    if options.backend == "inline":
-        return InlineBackend(job)
-    if options.backend == "thread":
-        from penstock.backends.threads import ThreadBackend
-
-        return ThreadBackend(job)
-    from penstock.backends.launch import choose_method
-    from penstock.backends.processes import ProcessBackend
-
-    method = choose_method(options.multiprocessing_context)
-    return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)

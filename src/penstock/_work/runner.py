@@ -14,7 +14,7 @@ from penstock._work.collate import collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.rng import at_work
-from penstock._work.task import BATCHED, Job, Kind, Mended, Task, shorten
+from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
 from penstock.errors import CollateError, WorkerLost
 from penstock.plan.seeds import mix
 
@@ -114,7 +114,7 @@ class Runner:
         outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
         try:
             batch = self._run(task, writer)
-            if task.kind in (Kind.PULL, Kind.PULL_ONE) and self._job.drop_last and self._world > 1:
+            if task.kind in PULLED and self._job.drop_last and self._world > 1:
                 self._finish_round(task)
             return batch
         except StopIteration as error:

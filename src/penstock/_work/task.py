@@ -26,6 +26,8 @@ class Kind(IntEnum):
 
 # Those that name samples by key: of all datasets but streams.
 BY_KEY = (Kind.KEYS, Kind.KEY)
+# Streams that a worker reads.
+PULLED = (Kind.PULL, Kind.PULL_ONE)
 BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
 
 

@@ -1,0 +1,87 @@
+"""The crew of a loader: an engine with its workers, made from the settings and kept between epochs."""
+
+from __future__ import annotations
+
+import weakref
+
+from penstock._engine import Engine
+from penstock._schedule import Scheduler
+from penstock._work.task import MOST_STEPS, PULLED, Job, Kind
+from penstock.backends.base import Backend
+from penstock.backends.inline import InlineBackend
+from penstock.options import Options
+
+
+class Crews:
+    """The engines of one loader: at most one is idle and waits for the next epoch."""
+
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._idle: Engine | None = None
+
+    def take(self) -> Engine | None:
+        engine, self._idle = self._idle, None
+        # A forked child has a copy of the idle engine; its workers belong to the parent.
+        usable = engine is not None and not engine.closed and engine.is_ours()
+        return engine if usable else None
+
+    def put(self, engine: Engine) -> None:
+        if self._idle is None:
+            self._idle = engine
+        else:
+            engine.close()
+
+    def close(self) -> None:
+        self._idle = None
+        for engine in tuple(self.live):
+            engine.close()
+
+
+def workers(options: Options, kind: Kind) -> int:
+    """How many are of use: a stream that a worker reads has one reader."""
+    return min(options.num_workers, 1) if kind in PULLED else options.num_workers
+
+
+def slots(options: Options, kind: Kind) -> int:
+    """Places on the board: each task may turn out to be several, and a cancelled run may leave one in the hands
+    of each worker."""
+    return _window(options, kind) * MOST_STEPS + workers(options, kind)
+
+
+def _window(options: Options, kind: Kind) -> int:
+    return max(1, workers(options, kind) * (options.prefetch_factor or 1))
+
+
+def new_engine(job: Job, options: Options, kind: Kind) -> Engine:
+    # A stream that a worker reads cannot be read again from the middle.
+    retries = 0 if kind in PULLED else options.retries
+    scheduler = Scheduler(
+        window=_window(options, kind),
+        workers=max(1, job.num_workers),
+        retries=retries,
+        in_order=options.in_order,
+        room=MOST_STEPS,
+    )
+    return Engine(
+        _new_backend(job, options),
+        scheduler,
+        job,
+        retries=retries,
+        bundles=options.timeout == 0,  # a step must not be late because others are done with it
+        # Threads share the dataset with the caller, who may change it before the next epoch.
+        look_ahead=options.persistent_workers and options.backend == "process",
+    )
+
+
+def _new_backend(job: Job, options: Options) -> Backend:
+    if options.backend == "inline":
+        return InlineBackend(job)
+    if options.backend == "thread":
+        from penstock.backends.threads import ThreadBackend
+
+        return ThreadBackend(job)
+    from penstock.backends.launch import choose_method
+    from penstock.backends.processes import ProcessBackend
+
+    method = choose_method(options.multiprocessing_context)
+    return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)
