@@ -1,0 +1,208 @@
+"""The order of one epoch as a torch loader's sampler gives it, and what it takes to draw the rest of it again."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from penstock._work.marks import mark_of, opened
+from penstock.checkpoint import Progress
+from penstock.plan.reading import Mark, Reading, has_state
+from penstock.torch import generators, private
+
+# torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
+# else from torch's global one. Their subclasses are a caller's own.
+_RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+_TORCHS = {*_RANDOM, SequentialSampler, DistributedSampler}
+
+
+class Order:
+    """The keys of each step of an epoch, from the first step that was not handed out on.
+
+    `origin` is what they come from, for a state: it is None until the sampler was asked for its first keys.
+    """
+
+    def __init__(self, loader: Any, progress: Progress) -> None:
+        self._index = index = private.index_sampler(loader)
+        self._batched = type(index) is BatchSampler
+        self._sampler: Any = index.sampler if self._batched else index
+        self._is_torchs = type(self._sampler) in _TORCHS
+        self._progress = progress
+        self._generators = generators.given_to(loader, index, self._sampler)
+        # A sampler that torch asks itself may draw as soon as it is asked to begin.
+        self._before = {} if self._batched or self._is_torchs else generators.take()
+        self._origin: dict[str, Any] | None = None
+        self._torch: torch.Tensor | None = None
+        self._given: list[Any] | None = None
+        self._marks: deque[tuple[int, bytes]] = deque()
+
+    # What a state holds of it.
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What must be the same where the order is drawn again."""
+        size = self._index.batch_size if self._batched else None
+        return {
+            "order": type(self._sampler).__name__,
+            "samples": len(self._sampler) if self._is_torchs else None,
+            "batch_size": size,
+            "drop_last": self._index.drop_last if self._batched else None,
+            "generators": len(self._generators),
+        }
+
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        before, self._torch = self._torch, None
+        if before is not None and self._origin is not None:
+            self._origin |= self._drawn_from(before)
+        return self._origin
+
+    def _drawn_from(self, before: torch.Tensor) -> dict[str, Any]:
+        """What torch's sampler has drawn from its global generator, which was in this state."""
+        if type(self._sampler) is not RandomSampler:
+            return {"torch": generators.text_of(before)}
+        again = torch.Generator()
+        again.set_state(before)
+        return {"seed": torch.empty((), dtype=torch.int64).random_(generator=again).item()}
+
+    @property
+    def given(self) -> list[str]:
+        """The generators that were given to the loader: as they were before the sampler drew, or as they are."""
+        if self._given is None:
+            return [generators.text_of(each.get_state()) for each in self._generators]
+        self._given = [each if isinstance(each, str) else generators.text_of(each) for each in self._given]
+        return self._given
+
+    @property
+    def mark(self) -> Mark | None:
+        """Where a sampler with a state was when it had given the last of the steps that were handed out."""
+        return next((opened(mark) for step, mark in self._marks if step == self._progress.steps), None)
+
+    # How it is drawn: each of these runs when the first keys are asked for.
+
+    def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
+        self._origin = {}
+        self._given = [each.get_state() for each in self._generators]
+        epoch = getattr(self._sampler, "epoch", None)
+        if isinstance(epoch, int) and hasattr(self._sampler, "set_epoch"):
+            self._origin["epoch"] = epoch
+        if self._is_torchs:
+            if type(self._sampler) in _RANDOM and self._sampler.generator is None:
+                self._torch = torch.get_rng_state()
+            yield from begun
+            return
+        before = self._before if self._before and not inspect.isgenerator(begun) else generators.take()
+        source = iter(self._sampler) if self._batched else begun
+        if has_state(self._sampler) or has_state(source):
+            reading = Reading(_Begun(self._sampler, source))
+            reading.open()
+            yield from self._marked(reading)
+            return
+        steps = self._steps(source)
+        first = list(islice(steps, 1))
+        after = generators.take()
+        self._origin |= {name: state for name, state in before.items() if after[name] != state}
+        yield from chain(first, steps)
+
+    def resumed(
+        self,
+        begun: Iterator[Any],
+        origin: dict[str, Any],
+        states: dict[str, Any],
+        given: list[str],
+        mark: Mark | None,
+    ) -> Iterator[Any]:
+        """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
+        self._origin, self._given = origin, list(given)
+        if "epoch" in origin:
+            self._sampler.set_epoch(origin["epoch"])
+        steps = self._progress.steps
+        with generators.lent(states):
+            if mark is not None:
+                reading = Reading(self._sampler)
+                reading.open(mark)
+                rest = self._marked(reading)
+            elif self._batched:
+                keys = _from(self._sampler, origin.get("seed"), steps * self._index.batch_size)
+                rest = self._steps(keys)
+            elif self._is_torchs:
+                rest = _from(self._sampler, origin.get("seed"), steps)
+            else:
+                rest = _passed(begun, steps)
+        yield from rest
+
+    def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
+        return iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
+
+    def _marked(self, reading: Reading) -> Iterator[Any]:
+        """The steps of a sampler that has a state, which is kept for each until it was handed out."""
+        size = self._index.batch_size if self._batched else 1
+        step = self._progress.steps
+        while True:
+            mark = mark_of(reading)
+            assert mark is not None
+            self._marks.append((step, mark))
+            keys = reading.take(size)
+            if not keys or (len(keys) < size and self._index.drop_last):
+                return
+            yield keys if self._batched else keys[0]
+            step += 1
+            while self._marks and self._marks[0][0] < self._progress.steps:
+                self._marks.popleft()
+
+
+class _Begun:
+    """A sampler whose iterator there is already."""
+
+    def __init__(self, sampler: Any, iterator: Iterator[Any]) -> None:
+        self._sampler = sampler
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
+    """The keys of a sampler without those that it gives first: at once, where it is known what it does."""
+    if type(sampler) is SequentialSampler:
+        return iter(range(len(sampler.data_source))[skip:])
+    if seed is not None:
+        sampler = copy.copy(sampler)
+        sampler.generator = torch.Generator().manual_seed(seed)
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is not None:
+        n = len(sampler.data_source)
+        if sampler.num_samples == n:
+            return _shuffled(n, sampler.generator, skip)
+    return _passed(iter(sampler), skip)
+
+
+def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
+    """As torch's RandomSampler, which draws once more than it needs: its generator may be used again."""
+    yield from torch.randperm(n, generator=generator)[skip:].tolist()
+    torch.randperm(n, generator=generator)
+
+
+def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
+    """What is left after so many. The sampler has begun in any case: it draws now, if that is what it does first."""
+    deque(islice(steps, skip), maxlen=0)
+    return steps if skip else chain(list(islice(steps, 1)), steps)
+
+
