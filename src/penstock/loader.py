@@ -29,6 +29,7 @@ from penstock.batch import Batch
 from penstock.checkpoint import Progress, State
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
+from penstock.plan.reading import Reading
 from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
@@ -457,10 +458,11 @@ class DataLoader(Generic[T_co]):
             keys = plan.draw(epoch, at.steps)
         elif self._kind in PULLED:
             # The reader is told to pass over what was handed out. It cannot leave out single steps.
-            first = [(size, True)] if at.steps else []
+            first = [(size, None)] if at.steps else []
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
-            items = light_items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
+            reading = Reading(self._dataset)
+            items = light_items(reading, None, options.batch_size, options.drop_last, self.seed, epoch)
             keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
         return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
 

@@ -30,7 +30,7 @@ class InlineBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         self._worker = worker
 
     def pack(self, task: Task) -> Payload:
@@ -61,7 +61,8 @@ class InlineBackend:
         except StreamEnded:
             return [Ended(task.seq, self._worker)]
         except (Exception, SystemExit) as error:
-            return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
+            told = annotate(error, self._runner.where(task))
+            return [Failed(task.seq, self._worker, told, self._runner.mark)]
         return [
             Filled(
                 task.seq,
@@ -72,6 +73,7 @@ class InlineBackend:
                 writer.root,
                 tree,
                 self._runner.mended,
+                self._runner.mark,
             )
         ]
 
