@@ -18,7 +18,7 @@ class Run:
     """The steps of one epoch, in order. Once one cannot be drawn there are no more.
 
     `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before. `reading` is what the keys
-    are read from, where that may have a state.
+    are read from, where that may have a state. `seat` is whose the first step is, where that matters.
     """
 
     def __init__(
@@ -31,8 +31,10 @@ class Run:
         step: int = 0,
         skip: frozenset[int] = frozenset(),
         reading: Reading | None = None,
+        seat: int = 0,
     ) -> None:
         self.epoch = epoch
+        self.seat = seat
         self.plan = plan
         self.error: Exception | None = None
         self._numbers = numbers

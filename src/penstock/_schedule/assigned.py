@@ -36,7 +36,7 @@ class Assigned(Scheduler):
         super()._opened(event, out)
         self._ended.clear()
         self._seat_of.clear()
-        self._turn = 0
+        self._turn = event.seat
 
     def _post(self, out: list[Command]) -> None:
         while not self._drained and len(self._steps) < self._window:

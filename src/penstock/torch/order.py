@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -39,15 +39,14 @@ class Order:
     def __init__(self, loader: Any, progress: Progress) -> None:
         self._index = index = private.index_sampler(loader)
         self._batched = type(index) is BatchSampler
-        self._sampler: Any = index.sampler if self._batched else index
-        self._is_torchs = type(self._sampler) in _TORCHS
+        self.sampler: Any = index.sampler if self._batched else index
+        self._is_torchs = type(self.sampler) in _TORCHS
         self._progress = progress
-        self._generators = generators.given_to(loader, index, self._sampler)
-        # A sampler that torch asks itself may draw as soon as it is asked to begin.
-        self._before = {} if self._batched or self._is_torchs else generators.take()
+        self.generators = generators.given_to(loader, index, self.sampler)
+        self._before: dict[str, Any] = {}
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
-        self._given: list[Any] | None = None
+        self._given: list[torch.Tensor] | None = None
         self._marks: deque[tuple[int, bytes]] = deque()
 
     # What a state holds of it.
@@ -57,11 +56,10 @@ class Order:
         """What must be the same where the order is drawn again."""
         size = self._index.batch_size if self._batched else None
         return {
-            "order": type(self._sampler).__name__,
-            "samples": len(self._sampler) if self._is_torchs else None,
+            "order": type(self.sampler).__name__,
+            "samples": len(self.sampler) if self._is_torchs else None,
             "batch_size": size,
             "drop_last": self._index.drop_last if self._batched else None,
-            "generators": len(self._generators),
         }
 
     @property
@@ -73,43 +71,47 @@ class Order:
 
     def _drawn_from(self, before: torch.Tensor) -> dict[str, Any]:
         """What torch's sampler has drawn from its global generator, which was in this state."""
-        if type(self._sampler) is not RandomSampler:
+        if type(self.sampler) is not RandomSampler:
             return {"torch": generators.text_of(before)}
         again = torch.Generator()
         again.set_state(before)
         return {"seed": torch.empty((), dtype=torch.int64).random_(generator=again).item()}
 
     @property
-    def given(self) -> list[str]:
+    def given(self) -> list[torch.Tensor]:
         """The generators that were given to the loader: as they were before the sampler drew, or as they are."""
-        if self._given is None:
-            return [generators.text_of(each.get_state()) for each in self._generators]
-        self._given = [each if isinstance(each, str) else generators.text_of(each) for each in self._given]
-        return self._given
+        return self._given or [each.get_state() for each in self.generators]
 
     @property
     def mark(self) -> Mark | None:
         """Where a sampler with a state was when it had given the last of the steps that were handed out."""
         return next((opened(mark) for step, mark in self._marks if step == self._progress.steps), None)
 
-    # How it is drawn: each of these runs when the first keys are asked for.
+    # How it is drawn.
+
+    def prepare(self) -> None:
+        """Torch is about to begin its index sampler, which may draw as soon as it is asked to begin."""
+        if not self._batched and not self._is_torchs:
+            self._before = generators.take()
+
+    # Each of the two that follow runs when the first keys are asked for.
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
         self._origin = {}
-        self._given = [each.get_state() for each in self._generators]
-        epoch = getattr(self._sampler, "epoch", None)
-        if isinstance(epoch, int) and hasattr(self._sampler, "set_epoch"):
+        self._given = [each.get_state() for each in self.generators]
+        epoch = getattr(self.sampler, "epoch", None)
+        if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
         if self._is_torchs:
-            if type(self._sampler) in _RANDOM and self._sampler.generator is None:
+            if type(self.sampler) in _RANDOM and self.sampler.generator is None:
                 self._torch = torch.get_rng_state()
             yield from begun
             return
         before = self._before if self._before and not inspect.isgenerator(begun) else generators.take()
-        source = iter(self._sampler) if self._batched else begun
-        if has_state(self._sampler) or has_state(source):
-            reading = Reading(_Begun(self._sampler, source))
+        source = iter(self.sampler) if self._batched else begun
+        if has_state(self.sampler) or has_state(source):
+            reading = Reading(_Begun(self.sampler, source))
             reading.open()
             yield from self._marked(reading)
             return
@@ -124,30 +126,32 @@ class Order:
         begun: Iterator[Any],
         origin: dict[str, Any],
         states: dict[str, Any],
-        given: list[str],
+        given: list[torch.Tensor],
         mark: Mark | None,
     ) -> Iterator[Any]:
         """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
-        self._origin, self._given = origin, list(given)
+        self._origin, self._given = origin, given
         if "epoch" in origin:
-            self._sampler.set_epoch(origin["epoch"])
+            self.sampler.set_epoch(origin["epoch"])
         steps = self._progress.steps
         with generators.lent(states):
             if mark is not None:
-                reading = Reading(self._sampler)
+                reading = Reading(self.sampler)
                 reading.open(mark)
                 rest = self._marked(reading)
             elif self._batched:
-                keys = _from(self._sampler, origin.get("seed"), steps * self._index.batch_size)
+                keys = _from(self.sampler, origin.get("seed"), steps * self._index.batch_size)
                 rest = self._steps(keys)
             elif self._is_torchs:
-                rest = _from(self._sampler, origin.get("seed"), steps)
+                rest = _from(self.sampler, origin.get("seed"), steps)
             else:
                 rest = _passed(begun, steps)
         yield from rest
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
-        return iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
+        return (
+            iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
+        )
 
     def _marked(self, reading: Reading) -> Iterator[Any]:
         """The steps of a sampler that has a state, which is kept for each until it was handed out."""
@@ -204,5 +208,3 @@ def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     """What is left after so many. The sampler has begun in any case: it draws now, if that is what it does first."""
     deque(islice(steps, skip), maxlen=0)
     return steps if skip else chain(list(islice(steps, 1)), steps)
-
-

@@ -1,0 +1,176 @@
+"""Where an iterator with torch's semantics is in its epoch: what it has handed out, and what that came from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock._work.marks import opened
+from penstock._work.task import Task
+from penstock.checkpoint import Progress
+from penstock.plan.reading import Mark, has_state
+from penstock.torch import generators, private
+from penstock.torch.order import Order
+
+if TYPE_CHECKING:
+    from penstock.torch.state import Saved
+
+
+class Copy:
+    """How far one copy of the dataset is, a worker's or the caller's: its last mark, and batches since then."""
+
+    def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
+        self._mark = mark
+        self.more = more
+
+    def moved(self, mark: bytes | None) -> None:
+        """It gave a batch, or an error in the place of one."""
+        if mark is None:
+            self.more += 1
+        else:
+            self._mark, self.more = mark, 0
+
+    @property
+    def mark(self) -> Mark | None:
+        if isinstance(self._mark, bytes):
+            self._mark = opened(self._mark)
+        return self._mark
+
+
+class Place:
+    """The place of an iterator that begins: at the beginning, or where a state was taken.
+
+    `before` is its place in the last epoch, if its workers live on.
+    """
+
+    def __init__(self, loader: Any, saved: Saved | None = None, before: Place | None = None) -> None:
+        self._saved = saved
+        self.dataset = loader.dataset
+        self._workers = loader.num_workers
+        self.is_stream = private.is_stream(loader)
+        self.progress = Progress(0, saved.steps, saved.beyond) if saved else Progress(0)
+        self.order = None if self.is_stream else Order(loader, self.progress)
+        self.generators = generators.given_to(loader) if self.order is None else self.order.generators
+        self.base_seed: int | None = None
+        copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
+        self._copies = [Copy() for _ in range(copies)]
+        if before is not None:
+            self.base_seed = before.base_seed
+            if not self.is_stream:
+                self._copies = [Copy(copy.mark) for copy in before._copies]
+        # Whose turn it is.
+        self.seat = 0
+        if self._workers and not self.is_stream:
+            self.seat = self.progress.steps % self._workers
+        if saved is not None:
+            self.base_seed = saved.base_seed
+            self._copies = saved.copies or self._copies
+            self.seat = saved.seat if self.is_stream else self.seat
+        # What reads a stream that has a state, where it is read in this process.
+        self._fetcher: Any = None
+
+    @property
+    def count(self) -> int:
+        """How many copies of the dataset there are of which it must be known how far they are."""
+        return len(self._copies)
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """The states of `generators`: as they were before the sampler drew from them, or as they are."""
+        return self.order.given if self.order is not None else [each.get_state() for each in self.generators]
+
+    @property
+    def copies(self) -> list[Copy]:
+        """How far they are now."""
+        parts = {"iterable": self.dataset}
+        if self._fetcher is not None:
+            stream = self._fetcher.dataset_iter
+            parts = {"iterator": stream} if stream is self.dataset else {**parts, "iterator": stream}
+        if self._workers or not self._copies or (self.is_stream and self._fetcher is None):
+            return self._copies
+        ended = self._fetcher is not None and self._fetcher.ended
+        states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
+        return [Copy(Mark(0, None if ended else states))]
+
+    # How an iterator begins.
+
+    def restore(self) -> None:
+        """Makes the generators what they were, and the dataset, where it is the caller's own copy that is read."""
+        if self._saved is not None:
+            self._set_generators(self._saved.given)
+        mark = self._copies[0].mark if self._copies and not self._workers else None
+        if mark is not None and mark.states and "iterable" in mark.states:
+            self.dataset.load_state_dict(mark.states["iterable"])
+
+    def _set_generators(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    @contextmanager
+    def beginning(self, *, seed: bool = True) -> Iterator[None]:
+        """Around what torch draws and begins, its base seed or only its sampler.
+
+        What was drawn before the state was taken is drawn from nobody's generator now.
+        """
+        saved = self._saved
+        if self.order is not None:
+            self.order.prepare()
+        if saved is None or (saved.base_seed if seed else saved.origin) is None:
+            yield
+            return
+        with generators.lent(saved.states):
+            yield
+        self._set_generators(saved.given)
+
+    def seeded(self, drawn: int) -> int:
+        """The seed that workers have theirs from: the one that torch has drawn, or else that of the state."""
+        if self.base_seed is None:
+            self.base_seed = drawn
+        return self.base_seed
+
+    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """What is drawn for each step that was not handed out; `begun` is what torch has begun for all."""
+        saved = self._saved
+        if self.order is None:
+            return begun
+        if saved is None or saved.origin is None:
+            return self.order.fresh(begun)
+        return self.order.resumed(begun, saved.origin, saved.states, saved.given, saved.sampler)
+
+    def open_stream(self, fetcher: Any, size: int) -> None:
+        """The caller's own copy of a stream goes on where it was; this is what reads it."""
+        mark, stream = self._copies[0].mark, fetcher.dataset_iter
+        if mark is not None:
+            fetcher.ended = mark.states is None
+            if mark.states and "iterator" in mark.states:
+                stream.load_state_dict(mark.states["iterator"])
+        for _ in range(self._copies[0].more):
+            with suppress(Exception):  # it was raised the first time
+                deque(islice(stream, size), maxlen=0)
+        if has_state(self.dataset) or has_state(stream):
+            self._fetcher = fetcher
+
+    # How it goes on.
+
+    def passed(self, task: Task, worker: int) -> None:
+        """A worker's step was handed out, as a batch or as an error."""
+        self.progress.passed(task.step)
+        if self._copies:
+            self._copies[worker].moved(task.mark)
+            self.seat = (worker + 1) % self._workers
+
+    def passed_inline(self) -> None:
+        """A step that was done in this process was."""
+        self.progress.passed(self.progress.steps)
+        if self._copies:
+            self._copies[0].more += 1
+
+    def end(self) -> None:
+        """All of the epoch was handed out, and whoever asked for more was told so."""
+        self.progress.is_over = True
+        self._fetcher = None
