@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from penstock.errors import StateError
@@ -22,6 +22,11 @@ class Mark(NamedTuple):
 def has_state(thing: object) -> bool:
     """Whether it has both `state_dict` and `load_state_dict`."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def by_next(items: Iterator[Any]) -> Iterator[Any]:
+    """The same items, by `next` alone: what is its own iterator may begin again whenever `iter()` is called."""
+    return map(next, repeat(items))
 
 
 class Reading:
@@ -49,7 +54,7 @@ class Reading:
         # An iterable that is its own iterator may begin again in `iter()`, so it is restored after that.
         parts = {"iterator": items} if items is source else {"iterable": source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
-        self._items = items
+        self._items = by_next(items)
 
     def take(self, size: int) -> list[Any]:
         """The next batch of so many items, or what is left."""

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from penstock._work.marks import mark_of, opened
 from penstock.checkpoint import Progress
-from penstock.plan.reading import Mark, Reading, has_state
+from penstock.plan.reading import Mark, Reading, by_next, has_state
 from penstock.torch import generators, private
 
 # torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
@@ -90,36 +90,45 @@ class Order:
     # How it is drawn.
 
     def prepare(self) -> None:
-        """Torch is about to begin its index sampler, which may draw as soon as it is asked to begin."""
+        """Torch is about to begin its index sampler."""
         if not self._batched and not self._is_torchs:
             self._before = generators.take()
-
-    # Each of the two that follow runs when the first keys are asked for.
+            self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
-        self._origin = {}
+        if self._batched or self._is_torchs or inspect.isgenerator(begun):
+            return self._first(begun)
+        # A sampler of the caller's own that makes its iterator at once has drawn what it draws at first.
+        self._note(self._before)
+        return self._marked(begun) if has_state(self.sampler) or has_state(begun) else begun
+
+    def _first(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """The same, for what draws only when it is asked for its first keys, which is now."""
         self._given = [each.get_state() for each in self.generators]
-        epoch = getattr(self.sampler, "epoch", None)
-        if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
-            self._origin["epoch"] = epoch
+        self._note({})
         if self._is_torchs:
             if type(self.sampler) in _RANDOM and self.sampler.generator is None:
                 self._torch = torch.get_rng_state()
             yield from begun
             return
-        before = self._before if self._before and not inspect.isgenerator(begun) else generators.take()
+        before = generators.take()
         source = iter(self.sampler) if self._batched else begun
         if has_state(self.sampler) or has_state(source):
-            reading = Reading(_Begun(self.sampler, source))
-            reading.open()
-            yield from self._marked(reading)
+            yield from self._marked(source)
             return
-        steps = self._steps(source)
+        steps = self._steps(by_next(source))
         first = list(islice(steps, 1))
-        after = generators.take()
-        self._origin |= {name: state for name, state in before.items() if after[name] != state}
+        self._note(before)
         yield from chain(first, steps)
+
+    def _note(self, before: dict[str, Any]) -> None:
+        """The sampler has begun, and was asked to when the global generators were in these states."""
+        after = generators.take() if before else {}
+        self._origin = {name: state for name, state in before.items() if after[name] != state}
+        epoch = getattr(self.sampler, "epoch", None)
+        if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
+            self._origin["epoch"] = epoch
 
     def resumed(
         self,
@@ -136,16 +145,14 @@ class Order:
         steps = self._progress.steps
         with generators.lent(states):
             if mark is not None:
-                reading = Reading(self.sampler)
-                reading.open(mark)
-                rest = self._marked(reading)
+                rest = self._marked(None, mark)
             elif self._batched:
                 keys = _from(self.sampler, origin.get("seed"), steps * self._index.batch_size)
                 rest = self._steps(keys)
             elif self._is_torchs:
                 rest = _from(self.sampler, origin.get("seed"), steps)
             else:
-                rest = _passed(begun, steps)
+                rest = _passed(by_next(begun), steps)
         yield from rest
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -153,14 +160,14 @@ class Order:
             iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
         )
 
-    def _marked(self, reading: Reading) -> Iterator[Any]:
-        """The steps of a sampler that has a state, which is kept for each until it was handed out."""
+    def _marked(self, source: Iterator[Any] | None, mark: Mark | None = None) -> Iterator[Any]:
+        """The steps of a sampler that has a state, which is kept for each of them until it was handed out."""
+        reading = Reading(self.sampler if source is None else _Begun(self.sampler, source))
+        reading.open(mark)
         size = self._index.batch_size if self._batched else 1
         step = self._progress.steps
-        while True:
-            mark = mark_of(reading)
-            assert mark is not None
-            self._marks.append((step, mark))
+        while (at := mark_of(reading)) is not None:
+            self._marks.append((step, at))
             keys = reading.take(size)
             if not keys or (len(keys) < size and self._index.drop_last):
                 return
@@ -195,7 +202,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
         n = len(sampler.data_source)
         if sampler.num_samples == n:
             return _shuffled(n, sampler.generator, skip)
-    return _passed(iter(sampler), skip)
+    return _passed(by_next(iter(sampler)), skip)
 
 
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:

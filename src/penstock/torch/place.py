@@ -13,7 +13,7 @@ import torch
 from penstock._work.marks import opened
 from penstock._work.task import Task
 from penstock.checkpoint import Progress
-from penstock.plan.reading import Mark, has_state
+from penstock.plan.reading import Mark, by_next, has_state
 from penstock.torch import generators, private
 from penstock.torch.order import Order
 
@@ -151,7 +151,7 @@ class Place:
                 stream.load_state_dict(mark.states["iterator"])
         for _ in range(self._copies[0].more):
             with suppress(Exception):  # it was raised the first time
-                deque(islice(stream, size), maxlen=0)
+                deque(islice(by_next(stream), size), maxlen=0)
         if has_state(self.dataset) or has_state(stream):
             self._fetcher = fetcher
 

@@ -107,8 +107,8 @@ def _check_maker(value: object) -> None:
         return
     if "_snapshot" in value or "_num_yielded" in value:
         raise StateError(
-            "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch with "
-            "torchdata, or begin it anew without the state."
+            "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
+            "with torchdata, or begin it anew without the state."
         )
     if "penstock" in value and PART not in value:
         raise StateError(
