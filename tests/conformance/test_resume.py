@@ -226,6 +226,6 @@ def test_resuming_late_costs_no_more_than_beginning() -> None:
             return key
 
     loader = DataLoader(Counted(10**9), 4, seed=3)
-    loader.load_state_dict({**loader.state_dict(), "steps": 200_000_000})
+    loader.load_state_dict({**loader.state_dict(), "steps": 200_000_000, "consumed": 800_000_000})
     assert next(iter(loader)).tolist() == [800_000_000 + i for i in range(4)]
     assert len(asked) == 4
