@@ -332,6 +332,23 @@ def test_a_stream_with_a_state_is_not_read_again(stream: Any, read: int, make: A
     assert [int(batch[1][-1]) for batch in loader][-1] == read
 
 
+@pytest.mark.parametrize("name", ["a rank's sampler", "a rank's stream", "a rank's light items"])
+def test_the_state_of_any_rank_does_for_all(name: str) -> None:
+    def rank(number: int) -> DataLoader[Any]:
+        dataset, given = KEPT[name](True)
+        return DataLoader(dataset, seed=3, **{**given, "shard": (number, 3)})
+
+    for taken in range(3):
+        loader = rank(taken)
+        batches = iter(loader)
+        next(batches), next(batches)
+        state = through_a_file(loader.state_dict())
+        for resumed in range(3):
+            other = rank(resumed)
+            other.load_state_dict(state)
+            assert same(list(other), list(rank(resumed))[2:])
+
+
 class KeptKeys(Noisy):
     """A dataset with keys and a state, which is in every sample."""
 
