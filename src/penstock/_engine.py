@@ -97,7 +97,7 @@ class Engine:
         bundles: bool = False,
     ) -> None:
         self._process = _this_process
-        self._job = job  # for workers that are hired later
+        self.job = job  # for workers that are hired later
         self._most_steps = backend.most_steps if bundles else 1
         self.ahead: Run | None = None
         self._backend = backend

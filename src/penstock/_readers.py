@@ -37,7 +37,7 @@ class Reader:
                 raise StopIteration
             delivery = self._engine.next(self._timeout)
             if delivery.task is not None:
-                self._progress.passed(delivery.task.step)
+                self._progress.passed(delivery.task.step, delivery.task.mark)
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -75,7 +75,8 @@ class Reader:
 
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
-        return len(self._loader)
+        steps = None if self._plan is None else self._plan.steps(self._progress.epoch)
+        return len(self._loader) if steps is None else steps
 
     def close(self) -> None:
         """Abandons the epoch. What workers are at is void and not waited for."""

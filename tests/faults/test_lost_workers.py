@@ -141,16 +141,18 @@ def test_a_stream_that_dies_with_its_reader_is_an_error_and_never_begins_again()
     with DataLoader(DyingStream(), batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
         seen = []
-        errors = 0
+        errors = []
         while True:
             try:
                 seen += next(batches).tolist()
-            except WorkerLost:
-                errors += 1
+            except WorkerLost as error:
+                errors.append(str(error))
             except StopIteration:
                 break
         assert seen == [0, 1, 2, 3]
-        assert errors >= 1
+        assert errors[0].startswith("worker 0 (pid ")
+        assert "died while filling step 2 of epoch 0: it was killed by signal 9 (SIGKILL)" in errors[0]
+        assert "the epoch ends here.\n  A stream with state_dict() and load_state_dict() goes on" in errors[0]
 
 
 class SelfishStream(IterableDataset[Any]):
@@ -270,6 +272,27 @@ def test_a_stream_with_a_state_goes_on_though_its_reader_died_idle(tmp_path: Pat
                     os.kill(pid, signal.SIGKILL)
     assert items == list(range(40))
     assert len(pids) == 3
+
+
+def test_a_stream_that_was_resumed_goes_on_in_another_worker(tmp_path: Path) -> None:
+    """Also where the worker dies before it has sent anything, and after it was left in the middle of an epoch."""
+
+    def make(deadly: tuple[int, ...], **settings: Any) -> DataLoader[Any]:
+        return DataLoader(Restored(30, tmp_path / "deaths", deadly), 2, seed=3, **settings)
+
+    whole = list(make(()))
+    with make((9, 12, 13), num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = loader.state_dict()
+        for _ in range(2):
+            loader.load_state_dict(state)
+            batches = iter(loader)
+            assert same([next(batches) for _ in range(3)], whole[4:7])
+        loader.load_state_dict(state)
+        assert same(list(loader), whole[4:])
+    assert (tmp_path / "deaths").read_text().split() == ["9", "12", "13"]
 
 
 def test_an_item_that_kills_every_reader_ends_the_epoch(tmp_path: Path) -> None:
