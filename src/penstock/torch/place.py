@@ -12,7 +12,7 @@ import torch
 
 from penstock._work.marks import opened
 from penstock._work.task import Task
-from penstock.checkpoint import Progress
+from penstock.checkpoint import Progress, State
 from penstock.plan.reading import Mark, by_next, has_state
 from penstock.torch import generators, private
 from penstock.torch.order import Order
@@ -53,7 +53,7 @@ class Place:
         self.dataset = loader.dataset
         self._workers = loader.num_workers
         self.is_stream = private.is_stream(loader)
-        self.progress = Progress(0, saved.steps, saved.beyond) if saved else Progress(0)
+        self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
         self.order = None if self.is_stream else Order(loader, self.progress)
         self.generators = generators.given_to(loader) if self.order is None else self.order.generators
         self.base_seed: int | None = None
@@ -140,7 +140,7 @@ class Place:
             return begun
         if saved is None or saved.origin is None:
             return self.order.fresh(begun)
-        return self.order.resumed(begun, saved.origin, saved.states, saved.given, saved.sampler)
+        return self.order.resumed(begun, saved.origin, saved.states, saved.given, saved.state.mark)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream goes on where it was; this is what reads it."""
@@ -159,14 +159,14 @@ class Place:
 
     def passed(self, task: Task, worker: int) -> None:
         """A worker's step was handed out, as a batch or as an error."""
-        self.progress.passed(task.step)
+        self.progress.passed(task.step, None)
         if self._copies:
             self._copies[worker].moved(task.mark)
             self.seat = (worker + 1) % self._workers
 
     def passed_inline(self) -> None:
         """A step that was done in this process was."""
-        self.progress.passed(self.progress.steps)
+        self.progress.passed(self.progress.steps, None)
         if self._copies:
             self._copies[0].more += 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,13 +30,11 @@ class Saved:
     """A state that was loaded."""
 
     plain: Mapping[str, Any]
-    steps: int
-    beyond: tuple[int, ...]
+    state: State
     base_seed: int | None
     origin: dict[str, Any] | None  # see Order, as the two that follow
     states: dict[str, Any]
     given: list[torch.Tensor]
-    sampler: Mark | None
     copies: list[Copy] | None
     seat: int
 
@@ -54,13 +52,13 @@ def state_of(loader: Any) -> dict[str, Any]:
     if place is None or not begun:
         # Persistent workers, if there are any, are held by the loader.
         place = Place(loader, before=None if loader._iterator is None else place)
-    progress, order = place.progress, place.order
-    state = State(0, progress.steps, tuple(sorted(progress.beyond)), about=_about(loader, place)).as_dict()
+    order = place.order if begun else None
+    mark = None if order is None else order.mark
+    state = replace(place.progress.state(), about=_about(loader, place), mark=mark).as_dict()
     state[PART] = {
         "base_seed": place.base_seed,
-        "origin": None if order is None or not begun else order.origin,
+        "origin": None if order is None else order.origin,
         "generators": [generators.text_of(each) for each in place.given],
-        "sampler": None if order is None or not begun or order.mark is None else order.mark._asdict(),
         "workers": [_plain(copy) for copy in place.copies],
         "seat": place.seat,
     }
@@ -142,30 +140,32 @@ def _parse(value: Mapping[str, Any], state: State, place: Place) -> Saved:
     given = [generators.tensor_of(text) for text in part["generators"]]
     for generator, each in zip(place.generators, given, strict=True):
         torch.Generator(generator.device).set_state(each)
-    mark = part["sampler"]
-    if mark is not None:
-        mark = _mark(mark["read"], mark["states"], None if order is None else order.sampler)
+    if state.mark is not None:
+        _check_owner(state.mark.states, None if order is None else order.sampler)
     copies = [_copy(entry, place.dataset) for entry in part["workers"]]
     if len(copies) != place.count:
         raise ValueError(f"it is of {len(copies)} copies of the dataset, not of {place.count}")
-    return Saved(dict(value), state.steps, state.beyond, base_seed, origin, states, given, mark, copies, seat)
+    return Saved(dict(value), state, base_seed, origin, states, given, copies, seat)
 
 
 def _copy(entry: Mapping[str, Any], dataset: Any) -> Copy:
     more = entry["more"]
     if isinstance(more, bool) or not isinstance(more, int) or more < 0:
         raise ValueError(f"more is {more!r}")
-    return Copy(_mark(0, entry["states"], dataset) if "states" in entry else None, more)
+    if "states" not in entry:
+        return Copy(None, more)
+    states = None if entry["states"] is None else dict(entry["states"])
+    _check_owner(states, dataset)
+    return Copy(Mark(0, states), more)
 
 
-def _mark(read: int, states: Any, owner: Any) -> Mark:
-    """A mark of what the owner gives. What its iterator can do shows when there is one."""
+def _check_owner(states: Mapping[str, Any] | None, owner: Any) -> None:
+    """Raises a StateError unless the owner can take its state. What its iterator can do shows when there is one."""
     if states is not None and "iterable" in states and not has_state(owner):
         raise StateError(
             f"The resume state has a state for {type(owner).__name__}, which has no load_state_dict() here. Give the "
             "loader what it had when the state was taken, or begin anew without the state."
         )
-    return Mark(read, None if states is None else dict(states))
 
 
 _NO_STATE = (
