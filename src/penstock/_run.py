@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock._work.failure import annotate
@@ -89,19 +90,26 @@ class Run:
 
 
 def light_items(
-    reading: Reading, mark: Mark | None, batch_size: int | None, drop_last: bool, seed: int, epoch: int
+    reading: Reading,
+    mark: Mark | None,
+    batch_size: int | None,
+    drop_last: bool,
+    seed: int,
+    epoch: int,
+    borrow: Callable[..., AbstractContextManager[object]] | None = None,
 ) -> Iterator[Any]:
     """The light items of a stream from the mark on, in lists of a batch each, which are read alike on every rank."""
     from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
 
+    borrow = borrow or borrowed_generators
     size = batch_size or 1
     first = 0 if mark is None else mark.read
     for number in itertools.count(first):
         of = seed, epoch, number, READ
         if number == first > 0:
-            with borrowed_generators(*of), working_at(StepSource(*of)):
+            with borrow(*of), working_at(StepSource(*of)):
                 reading.open(mark)  # apart from the batch, which has its numbers whatever is drawn here
-        with borrowed_generators(*of), working_at(StepSource(*of)):
+        with borrow(*of), working_at(StepSource(*of)):
             if number == 0:
                 reading.open()
             items = reading.take(size)

@@ -435,7 +435,7 @@ def test_a_sampler_with_a_state_goes_on_from_the_step_that_was_not_handed_out(sh
 
 
 class Stream(IterableDataset[Any]):
-    """Each worker has its share, some of them a shorter one. With a state or without, in the dataset or its iterator."""
+    """Each worker has its share, one of them a shorter one. The others have a state, here or in their iterators."""
 
     def __init__(self, n: int = N) -> None:
         self.n = n
