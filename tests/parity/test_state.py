@@ -779,3 +779,61 @@ def test_a_resumed_stream_that_gives_more_than_it_promised_is_noticed() -> None:
     next(resumed)
     with pytest.warns(UserWarning, match=r"but 7 samples have been fetched"):
         next(resumed)
+
+
+# ---- beside torchdata's --------------------------------------------------------------------------------
+
+
+class EndsForGood(StatefulStream):
+    """One that begins again after its end would be read again by a worker of torchdata's whose share has ended."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in self.share()[self.at :]:
+            self.at += 1
+            yield key
+
+
+def distributed_with_a_state(torchdata: Any) -> dict[str, Any]:
+    sampler = torchdata.sampler.StatefulDistributedSampler(Keys(), num_replicas=2, rank=1)
+    return {"dataset": Keys(), "sampler": sampler, "batch_size": 4}
+
+
+PROGRAMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "in sequence": lambda torchdata: {"dataset": Keys(), "batch_size": 4},
+    "a sampler with a state": distributed_with_a_state,
+    "a dataset with a state": lambda torchdata: {
+        "dataset": Counting(),
+        "batch_size": 2,
+        "collate_fn": sources.identity,
+    },
+    "a stream": lambda torchdata: {"dataset": Stream(), "batch_size": 3},
+    "a stream with a state": lambda torchdata: {"dataset": EndsForGood(), "batch_size": 3},
+    "an iterator with a state": lambda torchdata: {"dataset": StatefulIterator(), "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # which torchdata 0.11 calls
+def test_torchdatas_loader_resumes_to_the_same(program: str, workers: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def make(loader_class: Any) -> Any:
+        return loader_class(**PROGRAMS[program](torchdata), num_workers=workers, snapshot_every_n_steps=1)
+
+    def resumed(loader_class: Any, at: int) -> Any:
+        loader = make(loader_class)
+        batches = iter(loader)
+        for _ in range(at):
+            next(batches)
+        state = loader.state_dict()
+        del batches, loader
+        other = make(loader_class)
+        other.load_state_dict(state)
+        return epoch(other)
+
+    whole = epoch(make(DataLoader))
+    for at in (0, 1, len(whole) - 1, len(whole)):
+        ours = resumed(DataLoader, at)
+        assert ours == resumed(torchdata.StatefulDataLoader, at), at
+        assert len(ours) == len(whole) - at
