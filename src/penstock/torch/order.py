@@ -46,7 +46,7 @@ class Order:
         self._before: dict[str, Any] = {}
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
-        self._given: list[torch.Tensor] | None = None
+        self._given: list[torch.Tensor | str] | None = None
         self._marks: deque[tuple[int, bytes]] = deque()
 
     # What a state holds of it.
@@ -78,9 +78,14 @@ class Order:
         return {"seed": torch.empty((), dtype=torch.int64).random_(generator=again).item()}
 
     @property
-    def given(self) -> list[torch.Tensor]:
+    def given(self) -> list[str]:
         """The generators that were given to the loader: as they were before the sampler drew, or as they are."""
-        return self._given or [each.get_state() for each in self.generators]
+        given = self._given
+        if given is None:
+            return [generators.text_of(each.get_state()) for each in self.generators]
+        texts = [each if isinstance(each, str) else generators.text_of(each) for each in given]
+        given[:] = texts  # it takes 15 us
+        return texts
 
     @property
     def mark(self) -> Mark | None:
@@ -135,11 +140,11 @@ class Order:
         begun: Iterator[Any],
         origin: dict[str, Any],
         states: dict[str, Any],
-        given: list[torch.Tensor],
+        given: list[str],
         mark: Mark | None,
     ) -> Iterator[Any]:
         """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
-        self._origin, self._given = origin, given
+        self._origin, self._given = origin, [*given]
         if "epoch" in origin:
             self.sampler.set_epoch(origin["epoch"])
         steps = self._progress.steps

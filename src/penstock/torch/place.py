@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from penstock._work.marks import opened
 from penstock._work.task import Task
 from penstock.checkpoint import Progress, State
@@ -80,9 +78,11 @@ class Place:
         return len(self._copies)
 
     @property
-    def given(self) -> list[torch.Tensor]:
+    def given(self) -> list[str]:
         """The states of `generators`: as they were before the sampler drew from them, or as they are."""
-        return self.order.given if self.order is not None else [each.get_state() for each in self.generators]
+        if self.order is not None:
+            return self.order.given
+        return [generators.text_of(each.get_state()) for each in self.generators]
 
     @property
     def copies(self) -> list[Copy]:
@@ -107,9 +107,9 @@ class Place:
         if mark is not None and mark.states and "iterable" in mark.states:
             self.dataset.load_state_dict(mark.states["iterable"])
 
-    def _set_generators(self, states: list[torch.Tensor]) -> None:
+    def _set_generators(self, states: list[str]) -> None:
         for generator, state in zip(self.generators, states, strict=True):
-            generator.set_state(state)
+            generator.set_state(generators.tensor_of(state))
 
     @contextmanager
     def beginning(self, *, seed: bool = True) -> Iterator[None]:

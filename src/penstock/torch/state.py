@@ -34,7 +34,7 @@ class Saved:
     base_seed: int | None
     origin: dict[str, Any] | None  # see Order, as the two that follow
     states: dict[str, Any]
-    given: list[torch.Tensor]
+    given: list[str]
     copies: list[Copy] | None
     seat: int
 
@@ -58,7 +58,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     state[PART] = {
         "base_seed": place.base_seed,
         "origin": None if order is None else order.origin,
-        "generators": [generators.text_of(each) for each in place.given],
+        "generators": place.given,
         "workers": [_plain(copy) for copy in place.copies],
         "seat": place.seat,
     }
@@ -137,9 +137,9 @@ def _parse(value: Mapping[str, Any], state: State, place: Place) -> Saved:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 64:
             raise ValueError(f"{name} is {number!r}")
-    given = [generators.tensor_of(text) for text in part["generators"]]
-    for generator, each in zip(place.generators, given, strict=True):
-        torch.Generator(generator.device).set_state(each)
+    given = list(part["generators"])
+    for generator, text in zip(place.generators, given, strict=True):
+        torch.Generator(generator.device).set_state(generators.tensor_of(text))
     if state.mark is not None:
         _check_owner(state.mark.states, None if order is None else order.sampler)
     copies = [_copy(entry, place.dataset) for entry in part["workers"]]
