@@ -27,8 +27,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-import penstock
+import penstock.torch
 from parity import sources
 from parity.pair import randomness
 from penstock.errors import StateError
@@ -561,6 +562,17 @@ def test_a_worker_that_sends_its_state_less_often_reads_less_again_than_all() ->
     assert copied == {"more": 1, "states": {"iterable": {"at": 12}}}
 
 
+def test_states_reach_workers_that_are_spawned() -> None:
+    def make() -> Any:
+        return DataLoader(StatefulStream(), 3, num_workers=1, multiprocessing_context="spawn")
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state, rest = saved(loader), epoch(batches)
+    assert resume(make, state, 1)[0] == rest
+
+
 def test_a_stream_has_as_many_readers_as_it_had() -> None:
     state = DataLoader(Stream(), num_workers=2).state_dict()
     with pytest.raises(StateError, match="num_workers was 2 when it was taken, and is 1 here"):
@@ -725,6 +737,30 @@ def test_a_damaged_state_is_refused_and_changes_nothing(make: Callable[[], Any])
             assert saved(other) == fresh
     assert refused > 20
     assert randomness(loader.generator) == before
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_loader_of_pipes_says_that_it_has_no_state() -> None:
+    loader = DataLoader(IterableWrapper(range(4)))  # type: ignore[no-untyped-call]
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="this state is empty"):
+        assert loader.state_dict() == {}
+    loader.load_state_dict({})
+    assert len(epoch(loader)) == 4
+
+
+def test_a_loader_without_a_state_asks_nobody_for_one() -> None:
+    class Refuses(Positions):
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError("nobody wants to know")
+
+    class RefusingStream(StatefulStream):
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError("nobody wants to know")
+
+    with penstock.torch.enable():
+        assert len(epoch(torch.utils.data.DataLoader(Keys(), 4, sampler=Refuses(), num_workers=1))) == 6
+        assert len(epoch(torch.utils.data.DataLoader(RefusingStream(), 4, num_workers=1))) == 3
 
 
 def test_an_empty_state_begins_anew() -> None:

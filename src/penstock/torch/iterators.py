@@ -242,14 +242,14 @@ def _saved(loader: Any) -> Saved | None:
 
 def _begun(loader: Any, place: Place) -> None:
     _count()
-    if "_saved" in loader.__dict__:  # it is one of ours, and has a state
+    if place.is_tracked:
         loader._saved, loader._place = None, place
 
 
 def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
     workers = loader.num_workers
     resumed = [(copy.mark, copy.more) for copy in place.copies]
-    marks = (loader.snapshot_every_n_steps or 1) if "_saved" in loader.__dict__ else 0
+    marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
     window = loader.prefetch_factor * workers
     job = Job(
         dataset=loader.dataset,

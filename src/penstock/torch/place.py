@@ -47,6 +47,8 @@ class Place:
     """
 
     def __init__(self, loader: Any, saved: Saved | None = None, before: Place | None = None) -> None:
+        # A loader that has no state has torch's own sampler, and is asked for no marks.
+        self.is_tracked = "_saved" in loader.__dict__
         self._saved = saved
         self.dataset = loader.dataset
         self._workers = loader.num_workers
@@ -118,7 +120,7 @@ class Place:
         What was drawn before the state was taken is drawn from nobody's generator now.
         """
         saved = self._saved
-        if self.order is not None:
+        if self.order is not None and self.is_tracked:
             self.order.prepare()
         if saved is None or (saved.base_seed if seed else saved.origin) is None:
             yield
@@ -136,7 +138,7 @@ class Place:
     def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
         """What is drawn for each step that was not handed out; `begun` is what torch has begun for all."""
         saved = self._saved
-        if self.order is None:
+        if self.order is None or not self.is_tracked:
             return begun
         if saved is None or saved.origin is None:
             return self.order.fresh(begun)
