@@ -104,6 +104,7 @@ def given_to(*holders: object) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def set_all(generators: Iterable[torch.Generator], states: Iterable[torch.Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
+def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
+    """Puts them into the states that these texts are of."""
+    for generator, text in zip(generators, texts, strict=True):
+        generator.set_state(tensor_of(text))

@@ -108,7 +108,7 @@ class Workers(_Ours):
         self._engine: Engine | None = None
         self._place = Place(loader, _saved(loader))
         self._place.restore()
-        with self._place.beginning():
+        with self._place.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
         self._base_seed = self._place.seeded(self._base_seed)
         self._profile_name = private.profiled_as(private.WorkersIterator)

@@ -47,7 +47,7 @@ class Order:
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
-        self._marks: deque[tuple[int, bytes]] = deque()
+        self._marks: deque[tuple[int, bytes | Mark]] = deque()
 
     # What a state holds of it.
 
@@ -90,7 +90,8 @@ class Order:
     @property
     def mark(self) -> Mark | None:
         """Where a sampler with a state was when it had given the last of the steps that were handed out."""
-        return next((opened(mark) for step, mark in self._marks if step == self._progress.steps), None)
+        at = next((mark for step, mark in self._marks if step == self._progress.steps), None)
+        return opened(at) if isinstance(at, bytes) else at
 
     # How it is drawn.
 
@@ -102,9 +103,8 @@ class Order:
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
-        if self._batched or self._is_torchs or inspect.isgenerator(begun):
+        if not self._has_drawn(begun):
             return self._first(begun)
-        # A sampler of the caller's own that makes its iterator at once has drawn what it draws at first.
         self._note(self._before)
         return self._marked(begun) if has_state(self.sampler) or has_state(begun) else begun
 
@@ -144,10 +144,17 @@ class Order:
         mark: Mark | None,
     ) -> Iterator[Any]:
         """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
-        self._origin, self._given = origin, [*given]
+        self._origin, self._given = dict(origin), [*given]
+        if mark is not None:
+            self._marks.append((self._progress.steps, mark))
+        if not self._has_drawn(begun):
+            generators.set_all(self.generators, given)
+        return self._rest(begun, states, mark)
+
+    def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
+        origin, steps = self._origin or {}, self._progress.steps
         if "epoch" in origin:
             self.sampler.set_epoch(origin["epoch"])
-        steps = self._progress.steps
         with generators.lent(states):
             if mark is not None:
                 rest = self._marked(None, mark)
@@ -159,6 +166,10 @@ class Order:
             else:
                 rest = _passed(by_next(begun), steps)
         yield from rest
+
+    def _has_drawn(self, begun: Iterator[Any]) -> bool:
+        """Whether the sampler may have drawn already: a caller's own that makes its iterator when torch asks."""
+        return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
         return (

@@ -63,16 +63,18 @@ class Place:
             self.base_seed = before.base_seed
             if not self.is_stream:
                 self._copies = [Copy(copy.mark) for copy in before._copies]
-        # Whose turn it is.
-        self.seat = 0
-        if self._workers and not self.is_stream:
-            self.seat = self.progress.steps % self._workers
+        self._seat = 0
         if saved is not None:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
-            self.seat = saved.seat if self.is_stream else self.seat
+            self._seat = saved.seat
         # What reads a stream that has a state, where it is read in this process.
         self._fetcher: Any = None
+
+    @property
+    def seat(self) -> int:
+        """Whose turn it is: of a stream's copies, some may have ended."""
+        return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
     def count(self) -> int:
@@ -93,7 +95,10 @@ class Place:
         if self._fetcher is not None:
             stream = self._fetcher.dataset_iter
             parts = {"iterator": stream} if stream is self.dataset else {**parts, "iterator": stream}
-        if self._workers or not self._copies or (self.is_stream and self._fetcher is None):
+        is_asked = (
+            self._fetcher is not None and self.progress.steps > 0 if self.is_stream else bool(self._copies)
+        )
+        if self._workers or not is_asked:
             return self._copies
         ended = self._fetcher is not None and self._fetcher.ended
         states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
@@ -104,30 +109,27 @@ class Place:
     def restore(self) -> None:
         """Makes the generators what they were, and the dataset, where it is the caller's own copy that is read."""
         if self._saved is not None:
-            self._set_generators(self._saved.given)
+            generators.set_all(self.generators, self._saved.given)
         mark = self._copies[0].mark if self._copies and not self._workers else None
         if mark is not None and mark.states and "iterable" in mark.states:
             self.dataset.load_state_dict(mark.states["iterable"])
 
-    def _set_generators(self, states: list[str]) -> None:
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set_state(generators.tensor_of(state))
-
     @contextmanager
-    def beginning(self, *, seed: bool = True) -> Iterator[None]:
-        """Around what torch draws and begins, its base seed or only its sampler.
+    def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
+        """Around what torch does to begin: its base seed is drawn, its sampler begun, or both.
 
         What was drawn before the state was taken is drawn from nobody's generator now.
         """
         saved = self._saved
-        if self.order is not None and self.is_tracked:
+        if self.order is not None and self.is_tracked and sampler:
             self.order.prepare()
         if saved is None or (saved.base_seed if seed else saved.origin) is None:
             yield
             return
         with generators.lent(saved.states):
             yield
-        self._set_generators(saved.given)
+        if not sampler or saved.origin is None:  # else the order goes on from them
+            generators.set_all(self.generators, saved.given)
 
     def seeded(self, drawn: int) -> int:
         """The seed that workers have theirs from: the one that torch has drawn, or else that of the state."""
@@ -164,7 +166,7 @@ class Place:
         self.progress.passed(task.step, None)
         if self._copies:
             self._copies[worker].moved(task.mark)
-            self.seat = (worker + 1) % self._workers
+            self._seat = (worker + 1) % self._workers
 
     def passed_inline(self) -> None:
         """A step that was done in this process was."""

@@ -57,10 +57,10 @@ def state_of(loader: Any) -> dict[str, Any]:
     state = replace(place.progress.state(), about=_about(loader, place), mark=mark).as_dict()
     state[PART] = {
         "base_seed": place.base_seed,
-        "origin": None if order is None else order.origin,
+        "origin": None if order is None or order.origin is None else dict(order.origin),
         "generators": place.given,
         "workers": [_plain(copy) for copy in place.copies],
-        "seat": place.seat,
+        "seat": place.seat if place.is_stream else 0,  # by key, the step says it
     }
     return state
 
