@@ -120,12 +120,20 @@ class ByIterator:
 
 class KeptStream(Kept, Stream):
     def __iter__(self) -> Iterator[Any]:
-        for at in self.positions():
-            yield at + rng().random() + (random.random() if self.alone else 0)
+        rng().random()  # drawn when it is opened, so it must not count where it is opened again
+        return (at + rng().random() + (random.random() if self.alone else 0) for at in self.positions())
 
 
 class KeptLight(KeptStream, Light):
     pass
+
+
+class Rewinding(KeptStream):
+    """At its end, its state is that of its beginning."""
+
+    def positions(self) -> Iterator[int]:
+        yield from super().positions()
+        self.at = 0
 
 
 class StreamByIterator(Stream):
@@ -157,6 +165,7 @@ KEPT: dict[str, Any] = {
     "a batch sampler": lambda alone: (Noisy(alone=alone), {"batch_sampler": KeptBatches()}),
     "a sampler's iterator": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "sampler": ByIterator()}),
     "a stream": lambda alone: (KeptStream(alone), {"batch_size": 4}),
+    "a stream that is rewound": lambda alone: (Rewinding(alone), {"batch_size": 4}),
     "a stream that comes out even": lambda alone: (KeptStream(alone), {"batch_size": N}),
     "a stream, the rest dropped": lambda alone: (KeptStream(alone), {"batch_size": 4, "drop_last": True}),
     "a stream, not batched": lambda alone: (KeptStream(alone), {"batch_size": None}),
@@ -379,6 +388,7 @@ def test_the_state_of_a_dataset_with_keys_is_the_callers_and_reaches_every_worke
         assert next(batches)[1].tolist() == [7] * 4
         other.update(size=1)
         assert next(batches)[1].tolist() == [1] * 4
+        batches.close()  # type: ignore[attr-defined]
 
 
 class KeptArray(KeptSampler):
