@@ -294,7 +294,11 @@ class Engine:
                 self._learn(outcome)
             self._carry_out(StepFilled(outcome.seq, outcome.worker))
         elif isinstance(outcome, Ended):
-            self._tasks.pop(outcome.seq, None)
+            task = self._tasks.pop(outcome.seq, None)
+            if task is not None and outcome.mark is not None:
+                self._heritage = task.run, outcome.mark
+                if self._run is not None and self._run.number == task.run:
+                    self._run.end = outcome.mark
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
         else:
             worker, seq, at = outcome[:3]

@@ -109,7 +109,7 @@ class _Desk:
                 task.seq, tree, runner.rows, writer, base, began, runner.mended, runner.mark
             )
         except StreamEnded:
-            return self._replier.ended(task.seq, writer, base, began)
+            return self._replier.ended(task.seq, writer, base, began, self._runner.mark)
         except BaseException as error:
             failure = self._runner.capture(error, task)
             writer.used, writer.overflow = used, False  # over what there was of the batch

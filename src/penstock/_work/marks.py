@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from penstock.plan.reading import Mark, Reading
+from penstock.plan.reading import Mark
 
 # For errors that tell of a stream whose position is lost.
 NOT_LOST = (
@@ -13,9 +13,7 @@ NOT_LOST = (
 )
 
 
-def mark_of(reading: Reading) -> bytes | None:
-    """Where it is now; None if it has no state."""
-    mark = reading.mark()
+def packed(mark: Mark | None) -> bytes | None:
     if mark is None:
         return None
     from penstock.backends.reply import dumps  # late: cloudpickle takes 25 ms

@@ -53,10 +53,11 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The stream had nothing left for the step."""
+    """The stream had nothing left for the step. `mark`: see `Run.end`."""
 
     seq: int
     worker: int
+    mark: bytes | None = None
 
 
 class Lost(NamedTuple):

@@ -59,7 +59,7 @@ class InlineBackend:
             with self._runner.borrowed(task):
                 tree = self._runner.run(task, writer)
         except StreamEnded:
-            return [Ended(task.seq, self._worker)]
+            return [Ended(task.seq, self._worker, self._runner.mark)]
         except (Exception, SystemExit) as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]

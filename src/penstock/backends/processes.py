@@ -299,6 +299,8 @@ class ProcessBackend:
         if verdict == Verdict.BUNDLE:
             steps: list[Any] = [self._understand(root, *reply) for reply in REPLY.iter_unpack(data)]
             return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
+        if verdict == Verdict.ENDED:
+            return Ended(seq, worker, data)
         if verdict == Verdict.FAILED:
             failure, mark = pickle.loads(data)
             return Failed(seq, worker, restore(failure), mark)

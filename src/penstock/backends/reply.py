@@ -100,15 +100,17 @@ class Replier:
     def failed(
         self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
     ) -> bytes:
-        told = pickle.dumps((failure, mark))
+        return self._tell(seq, Verdict.FAILED, pickle.dumps((failure, mark)), writer, base, began)
+
+    def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
+        return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)
+
+    def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
         written = _put(writer, told)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = _put(writer, told)
-        return self._reply(seq, Verdict.FAILED, 0, writer, base, began, UNNUMBERED, *written)
-
-    def ended(self, seq: int, writer: Writer, base: int, began: int) -> bytes:
-        return self._reply(seq, Verdict.ENDED, 0, writer, base, began, UNNUMBERED, 0, 0)
+        return self._reply(seq, verdict, 0, writer, base, began, UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """A reply for all of these, which are put into the slab at `table`."""

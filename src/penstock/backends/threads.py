@@ -125,7 +125,7 @@ class ThreadBackend:
         try:
             tree = runner.run(task, writer)
         except StreamEnded:
-            return Ended(task.seq, worker)
+            return Ended(task.seq, worker, runner.mark)
         except BaseException as error:
             return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
         return Filled(
