@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock._work.failure import annotate
-from penstock._work.marks import packed
+from penstock._work.marks import mark_of, packed
 from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
@@ -74,7 +74,7 @@ class Run:
             else:
                 keys = next(self._keys)
             if self._reading is not None:
-                mark = packed(self._reading.mark())
+                mark = mark_of(self._reading)
         except StopIteration:
             if self._reading is not None and self.end is None:
                 self.end = packed(self._reading.end())

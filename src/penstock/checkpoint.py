@@ -147,7 +147,7 @@ class Progress:
     @property
     def began_at_end(self) -> bool:
         """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
-        return self._begin.mark is not None and self._begin.mark.ended
+        return self._begin.mark is not None and self._begin.mark.states is None
 
     @property
     def mark(self) -> Mark | None:
@@ -202,16 +202,17 @@ def _mark(value: object) -> Mark | None:
     if value is None:
         return None
     if isinstance(value, Mapping) and set(value) == set(Mark._fields):
-        states, ended = value["states"], value["ended"]
-        if (
-            isinstance(states, Mapping)
-            and set(states) <= {"iterable", "iterator"}
-            and isinstance(ended, bool)
-        ):
-            return Mark(_number(value, "read"), dict(states), ended)
+        states, kept = value["states"], value["kept"]
+        sound = all(part is None or isinstance(part, Mapping) for part in (states, kept))
+        if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
+            return Mark(_number(value, "read"), _copied(states), _copied(kept))
     raise StateError(
         f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then."
     )
+
+
+def _copied(states: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if states is None else dict(states)
 
 
 def _names(value: Mapping[Any, Any]) -> str:

@@ -465,7 +465,7 @@ class Live(KeptSampler):
 def test_a_state_is_what_it_was_when_the_step_was_drawn(make_concurrent: Any) -> None:
     loader = make_concurrent(Noisy(alone=False), batch_size=4, seed=1, sampler=Live())
     next(iter(loader))
-    assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}, "ended": False}
+    assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}, "kept": None}
 
 
 class Forgetful(KeptStream):
@@ -537,9 +537,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
     "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
-    "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "ended": False}}, "'read' is -1"),
+    "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
     "a mark of something else": (
-        {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "ended": False}},
+        {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
         "'mark' is",
     ),
     "a state for a dataset that has none": (

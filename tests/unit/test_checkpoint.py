@@ -24,8 +24,8 @@ def test_the_mark_is_of_the_last_step_before_the_first_that_is_missing() -> None
 
 
 def test_a_step_without_a_mark_leaves_the_one_before_it() -> None:
-    progress = Progress(State(0, 7, beyond=(9,), mark=Mark(6, {}, True)), None)
-    assert progress.state().mark == Mark(6, {}, True)
+    progress = Progress(State(0, 7, beyond=(9,), mark=Mark(6, None, {"iterable": 1})), None)
+    assert progress.state().mark == Mark(6, None, {"iterable": 1})
     progress.passed(7, mark(8))
     progress.passed(8, None)
     state = progress.state()
@@ -33,5 +33,7 @@ def test_a_step_without_a_mark_leaves_the_one_before_it() -> None:
 
 
 def test_a_state_survives_being_written_and_read() -> None:
-    state = State(3, 2, (4, 5, 6, 8), 11, {"world": 1}, None, Mark(2, {"iterator": [1, "x"]}, True), {"a": 1})
+    state = State(
+        3, 2, (4, 5, 6, 8), 11, {"world": 1}, None, Mark(2, {"iterator": [1, "x"]}, {"iterable": 2}), {"a": 1}
+    )
     assert State.parse(state.as_dict()) == state

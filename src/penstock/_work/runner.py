@@ -12,7 +12,7 @@ from penstock._memory.layout import Writer
 from penstock._work.collate import collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import NOT_LOST, opened, packed
+from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
 from penstock.errors import CollateError, WorkerLost
@@ -300,7 +300,7 @@ class Runner:
         self._pass_over(task, count, self._number(task.step))
         samples = self._take(count)
         self._at = "state_dict() of the stream, "
-        self.mark = packed(self._stream.mark())
+        self.mark = mark_of(self._stream)
         if not samples or (self._stream.ended and self._job.drop_last):
             raise StreamEnded
         return samples

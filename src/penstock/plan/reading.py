@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from penstock.errors import StateError
@@ -12,18 +12,23 @@ from penstock.errors import StateError
 class Mark(NamedTuple):
     """Where a reading is: after `read` batches, with these states of the iterable and of its iterator.
 
-    Where it has `ended`, nothing is left to be read, and the state is what the next epoch begins with. So it is
-    after 0 batches, of the next epoch.
+    None in their place: at its end, where nothing is left. `kept` is the state of the iterable there: with it the
+    next epoch begins, and so it is in a mark before that epoch's first batch too.
     """
 
     read: int
-    states: dict[str, Any]
-    ended: bool = False
+    states: dict[str, Any] | None
+    kept: dict[str, Any] | None = None
 
 
 def has_state(thing: object) -> bool:
     """Whether it has both `state_dict` and `load_state_dict`."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def by_next(items: Iterator[Any]) -> Iterator[Any]:
+    """The same items, by `next` alone: what is its own iterator may begin again whenever `iter()` is called."""
+    return map(next, repeat(items))
 
 
 class Reading:
@@ -35,7 +40,7 @@ class Reading:
         self._source: Any = source
         self._items: Iterator[Any] | None = iter(())  # None: it is iterated when it is first asked
         self._stateful: dict[str, Any] = {}
-        self._left: Mark | None = None
+        self._kept: dict[str, Any] | None = None
 
     def open(self, mark: Mark | None = None) -> bool:
         """Begins, or goes on where the mark was made.
@@ -45,26 +50,27 @@ class Reading:
         if mark is None:
             self._iterate()
             return False
-        self.read, self.ended = mark.read, mark.ended
-        if mark.ended:
-            self._left = mark._replace(read=0, ended=False)
+        self.read, self.ended = mark.read, mark.states is None
+        if mark.states is None:
+            self._kept = mark.kept
             return True
-        if "iterable" in mark.states:
-            _restore(self._source, mark.states["iterable"])
+        states = mark.kept or mark.states
+        if "iterable" in states:
+            _restore(self._source, states["iterable"])
         items = self._iterate()
-        if "iterator" in mark.states:
-            _restore(items, mark.states["iterator"])
-        if mark.read > 0 or not mark.states:
-            return mark.read > 0
+        if "iterator" in states:
+            _restore(items, states["iterator"])
+        if not mark.kept:
+            return True
         # The state was taken after an epoch. If it says that nothing is left of that one, the next is asked for.
-        first = list(islice(items, 1))
-        self._items = chain(first, items) if first else None
+        first = list(islice(by_next(items), 1))
+        self._items = chain(first, by_next(items)) if first else None
         return not first
 
     def _iterate(self) -> Iterator[Any]:
         source = self._source
         items: Iterator[Any] = iter(source)
-        self._items = items
+        self._items = by_next(items)
         # An iterable that is its own iterator may begin again in `iter()`, so it is restored after that.
         parts = {"iterator": items} if items is source else {"iterable": source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
@@ -73,7 +79,7 @@ class Reading:
     def take(self, size: int) -> list[Any]:
         """The next batch of so many items, or what is left."""
         if self._items is None:
-            taken = list(islice(self._iterate(), size))
+            taken = list(islice(by_next(self._iterate()), size))
             self._check_some(taken)
         else:
             taken = list(islice(self._items, size))
@@ -94,21 +100,22 @@ class Reading:
 
     def end(self) -> Mark | None:
         """The mark that the next epoch begins with; None if the iterable has no state."""
-        if self._left is not None:
-            return self._left
-        return Mark(0, self._kept()) if has_state(self._source) else None
+        kept = self._keep()
+        return None if kept is None else Mark(0, {}, kept)
 
     def mark(self) -> Mark | None:
         """Where it is; None if neither the iterable nor its iterator has a state."""
         if not self._stateful:
             return None
         if self.ended:
-            return Mark(self.read, self._kept(), ended=True)
+            return Mark(self.read, None, self._keep())
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
-    def _kept(self) -> dict[str, Any]:
-        """What outlives the iterator."""
-        return {"iterable": self._source.state_dict()} if has_state(self._source) else {}
+    def _keep(self) -> dict[str, Any] | None:
+        """What outlives the iterator, if there is anything."""
+        if self._kept is None and has_state(self._source):
+            return {"iterable": self._source.state_dict()}
+        return self._kept
 
 
 def _restore(part: Any, state: Any) -> None:
