@@ -315,6 +315,7 @@ class Engine:
     # What each command means.
 
     def _hire(self, command: Hire) -> None:
+        self._backend.flush()
         self._backend.hire(command.worker, command.seat)
 
     def _post(self, command: Post) -> None:

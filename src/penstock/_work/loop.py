@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+import penstock._work.randomness  # noqa: F401 - what every worker needs, before it is forked and not in each
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
 from penstock._work.rng import at_work
@@ -31,7 +32,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
-    _give_way()
+    if job.num_workers <= len(os.sched_getaffinity(0)):  # else they mostly wait, and would wake up later
+        _give_way()
     at_work.source = None  # a forked worker may have been started by a dataset at work
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
