@@ -22,6 +22,7 @@ from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.reply import REPLY, Replier
+from penstock.backends.stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
@@ -35,6 +36,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     if job.num_workers <= len(os.sched_getaffinity(0)):  # else they mostly wait, and would wake up later
         _give_way()
     at_work.source = None  # a forked worker may have been started by a dataset at work
+    tell_when_asked(fds["stacks"])
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
     runner.begin(seat, alone=True)
