@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock._work.failure import annotate
-from penstock._work.marks import mark_of
+from penstock._work.marks import mark_of, packed
 from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
@@ -38,8 +38,9 @@ class Run:
         self.seat = seat
         self.plan = plan
         self.error: Exception | None = None
+        self.number = next(numbers)
+        self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self._numbers = numbers
-        self._number = next(numbers)
         self._kind = kind
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
@@ -78,13 +79,15 @@ class Run:
             if self._reading is not None:
                 mark = mark_of(self._reading)
         except StopIteration:
+            if self._reading is not None and self.end is None:
+                self.end = packed(self._reading.end())
             return None
         except Exception as error:
             what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
             annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
             self.error = error
             return None
-        task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count, mark)
+        task = Task(seq, self.number, self.epoch, self._step, self._kind, keys, count, mark)
         self._step += count
         return task
 
@@ -106,13 +109,14 @@ def light_items(
     first = 0 if mark is None else mark.read
     for number in itertools.count(first):
         of = seed, epoch, number, READ
-        if number == first > 0:
-            with borrow(*of), working_at(StepSource(*of)):
-                reading.open(mark)  # apart from the batch, which has its numbers whatever is drawn here
+        anew = False
         with borrow(*of), working_at(StepSource(*of)):
-            if number == 0:
-                reading.open()
-            items = reading.take(size)
+            if number == first:
+                anew = reading.open(mark)
+            items = [] if anew else reading.take(size)
+        if anew:
+            with borrow(*of), working_at(StepSource(*of)):
+                items = reading.take(size)
         if items and (len(items) == size or not drop_last):
             yield items[0] if batch_size is None else items
         if reading.ended:

@@ -138,13 +138,28 @@ class Progress:
             self._mark = self._beyond.pop(self.steps) or self._mark
             self.steps += 1
 
+    def finish(self, end: bytes | None) -> None:
+        """The epoch is over; `end`: see `Run`."""
+        self.is_over = True
+        # Of an epoch that had nothing, nothing is kept: the next must not be asked for more than it has.
+        self._mark = end if self.steps else None
+
+    @property
+    def began_at_end(self) -> bool:
+        """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
+        return self._begin.mark is not None and self._begin.mark.states is None
+
+    @property
+    def mark(self) -> Mark | None:
+        """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
+        return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
+
     def state(self) -> State:
         consumed: int | None = 0
         if self.steps or self._beyond:
             plan = self._plan
             consumed = plan.consumed(self.epoch, self.steps) if isinstance(plan, OrderPlan) else None
-        mark = self._begin.mark if self._mark is None else opened(self._mark)
-        return State(self.epoch, self.steps, tuple(sorted(self._beyond)), consumed=consumed, mark=mark)
+        return State(self.epoch, self.steps, tuple(sorted(self._beyond)), consumed=consumed, mark=self.mark)
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
@@ -187,12 +202,17 @@ def _mark(value: object) -> Mark | None:
     if value is None:
         return None
     if isinstance(value, Mapping) and set(value) == set(Mark._fields):
-        states = value["states"]
-        if states is None or (isinstance(states, Mapping) and set(states) <= {"iterable", "iterator"}):
-            return Mark(_number(value, "read"), None if states is None else dict(states))
+        states, kept = value["states"], value["kept"]
+        sound = all(part is None or isinstance(part, Mapping) for part in (states, kept))
+        if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
+            return Mark(_number(value, "read"), _copied(states), _copied(kept))
     raise StateError(
         f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then."
     )
+
+
+def _copied(states: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if states is None else dict(states)
 
 
 def _names(value: Mapping[Any, Any]) -> str:

@@ -179,12 +179,11 @@ class DataLoader(Generic[T_co]):
 
         Plain data, ready for JSON. It may be taken at any point, also inside a loop.
         """
-        if self._resume is not None:
-            state = self._resume
-        elif self._progress is None or self._progress.is_over:
-            state = State(self._next_epoch, 0)
+        progress = self._progress
+        if self._resume is not None or progress is None or progress.is_over:
+            state = self._begin()
         else:
-            state = self._progress.state()
+            state = progress.state()
         kept = self._dataset.state_dict() if self._keeps_state() else None
         return replace(state, seed=self.seed, about=self._about(), dataset=kept).as_dict()
 
@@ -325,6 +324,11 @@ class DataLoader(Generic[T_co]):
     max_errors = property(lambda self: self._options.max_errors)
 
     @property
+    def workers(self) -> list[Any]:
+        """The worker processes that live now, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
+        return [worker for engine in self._crews.live for worker in engine.workers]
+
+    @property
     def skipped(self) -> list[tuple[Any, Exception]]:
         """Key and exception of each sample that failed, in the batches of this epoch that were asked for so far.
 
@@ -453,7 +457,11 @@ class DataLoader(Generic[T_co]):
 
     def _begin(self) -> State:
         """Where the next `iter()` begins."""
-        return self._resume or State(self._next_epoch, 0)
+        if self._resume is not None:
+            return self._resume
+        before = self._progress
+        mark = None if before is None or not before.is_over else before.mark
+        return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
         epoch, begin = self._next_epoch, self._begin()
@@ -492,23 +500,28 @@ class DataLoader(Generic[T_co]):
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
         keys: Iterator[Any]
         options, reading = self._options, None
+        before = self._progress
+        loads = self._resume is not None or (before is not None and before.began_at_end)
+        mark = (
+            at.mark if loads else None
+        )  # else what it is the mark of is here itself, where the mark was made
         size, skip = options.batch_size or 1, frozenset(at.beyond)
         if isinstance(plan, OrderPlan):
             keys = plan.draw(epoch)
         elif plan is not None:
             reading = Reading(plan.sampler)
-            reading.open(at.mark)
+            reading.open(mark)
             keys = plan.draw(epoch, at.steps, reading)
         elif self._kind in PULLED:
             # The reader is told to pass over what was handed out. It cannot leave out single steps.
-            first = [(size, at.mark)] if at.steps else []
+            first = [(size, mark)] if at.steps or mark is not None else []
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
             reading = Reading(self._dataset)
             items = light_items(
-                reading, at.mark, options.batch_size, options.drop_last, self.seed, epoch, self._borrow
+                reading, mark, options.batch_size, options.drop_last, self.seed, epoch, self._borrow
             )
-            read = 0 if at.mark is None else at.mark.read
+            read = 0 if mark is None else mark.read
             items = itertools.islice(items, at.steps * options.shard.world - read, None)
             keys = deal(items, *options.shard, options.drop_last)
         return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip, reading)

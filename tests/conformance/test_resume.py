@@ -120,12 +120,49 @@ class ByIterator:
 
 class KeptStream(Kept, Stream):
     def __iter__(self) -> Iterator[Any]:
-        for at in self.positions():
-            yield at + rng().random() + (random.random() if self.alone else 0)
+        rng().random()  # drawn when it is opened, so it must not count where it is opened again
+        return (at + rng().random() + (random.random() if self.alone else 0) for at in self.positions())
 
 
 class KeptLight(KeptStream, Light):
     pass
+
+
+class Epochs(Kept):
+    """Its order is another in each epoch, by what it remembers of those before."""
+
+    epoch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin, self.epoch = state["at"], state["epoch"]
+
+    def positions(self) -> Iterator[int]:
+        for at in super().positions():
+            yield at * 5 % N if self.epoch == 0 else (at * 7 + self.epoch) % N
+        self.at, self.epoch = 0, self.epoch + 1
+
+
+class EpochsSampler(Epochs, KeptSampler):
+    pass
+
+
+class EpochsStream(Epochs, KeptStream):
+    pass
+
+
+class EpochsLight(Epochs, KeptLight):
+    pass
+
+
+class Rewinding(KeptStream):
+    """At its end, its state is that of its beginning."""
+
+    def positions(self) -> Iterator[int]:
+        yield from super().positions()
+        self.at = 0
 
 
 class StreamByIterator(Stream):
@@ -157,6 +194,13 @@ KEPT: dict[str, Any] = {
     "a batch sampler": lambda alone: (Noisy(alone=alone), {"batch_sampler": KeptBatches()}),
     "a sampler's iterator": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "sampler": ByIterator()}),
     "a stream": lambda alone: (KeptStream(alone), {"batch_size": 4}),
+    "a sampler that counts epochs": lambda alone: (
+        Noisy(alone=alone),
+        {"batch_size": 4, "sampler": EpochsSampler()},
+    ),
+    "a stream that counts epochs": lambda alone: (EpochsStream(alone), {"batch_size": 4}),
+    "light items that count epochs": lambda alone: (EpochsLight(alone), {"batch_size": 4}),
+    "a stream that is rewound": lambda alone: (Rewinding(alone), {"batch_size": 4}),
     "a stream that comes out even": lambda alone: (KeptStream(alone), {"batch_size": N}),
     "a stream, the rest dropped": lambda alone: (KeptStream(alone), {"batch_size": 4, "drop_last": True}),
     "a stream, not batched": lambda alone: (KeptStream(alone), {"batch_size": None}),
@@ -198,7 +242,7 @@ def test_from_any_step_on_the_rest_is_the_same(make: Any, name: str) -> None:
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 def test_from_any_step_on_what_has_a_state_goes_on_with_it(make: Any, name: str) -> None:
     for state in stop_everywhere(make, KEPT[name]):
-        assert (state["mark"] is not None) == (state["steps"] > 0)
+        assert (state["mark"] is not None) or state["steps"] == 0
 
 
 def stop_everywhere(make: Any, source: Any) -> list[dict[str, Any]]:
@@ -379,6 +423,7 @@ def test_the_state_of_a_dataset_with_keys_is_the_callers_and_reaches_every_worke
         assert next(batches)[1].tolist() == [7] * 4
         other.update(size=1)
         assert next(batches)[1].tolist() == [1] * 4
+        batches.close()  # type: ignore[attr-defined]
 
 
 class KeptArray(KeptSampler):
@@ -420,7 +465,7 @@ class Live(KeptSampler):
 def test_a_state_is_what_it_was_when_the_step_was_drawn(make_concurrent: Any) -> None:
     loader = make_concurrent(Noisy(alone=False), batch_size=4, seed=1, sampler=Live())
     next(iter(loader))
-    assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}}
+    assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}, "kept": None}
 
 
 class Forgetful(KeptStream):
@@ -492,8 +537,11 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
     "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
-    "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": None}}, "'read' is -1"),
-    "a mark of something else": ({**GOOD, "mark": {"read": 1, "states": {"x": 1}}}, "'mark' is"),
+    "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
+    "a mark of something else": (
+        {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
+        "'mark' is",
+    ),
     "a state for a dataset that has none": (
         {**GOOD, "dataset": {"x": 1}},
         r"Noisy has no load_state_dict\(\)",
@@ -514,6 +562,24 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
         loader.load_state_dict(state)
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
+
+
+class Stubborn(KeptSampler):
+    """Its state stays in force: once at its end, it gives nothing more."""
+
+    def __iter__(self) -> Iterator[int]:
+        begin = self.begin
+        yield from super().__iter__()
+        self.begin = begin
+
+
+def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
+    loader = DataLoader(Noisy(), 4, seed=3, sampler=Stubborn())
+    assert len(list(loader)) == len(list(loader)) == 6
+    other = DataLoader(Noisy(), 4, seed=3, sampler=Stubborn())
+    other.load_state_dict(through_a_file(loader.state_dict()))
+    with pytest.raises(StateError, match=r"Stubborn gives nothing, though iterated twice(.|\n)*set_epoch"):
+        list(other)
 
 
 def test_a_sampler_that_cannot_take_its_state_back_says_so() -> None:

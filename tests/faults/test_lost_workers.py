@@ -274,6 +274,34 @@ def test_a_stream_with_a_state_goes_on_though_its_reader_died_idle(tmp_path: Pat
     assert len(pids) == 3
 
 
+class Epochs(Restored):
+    """Its items tell how often it was read before, and its reader dies in the second epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.epoch, self.deadly[self.at - 1] if self.epoch == 1 else self.at - 1
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_stream_keeps_from_epoch_to_epoch_is_kept(tmp_path: Path, method: str) -> None:
+    stream = Epochs(11, tmp_path / "deaths", (0, 1, 5))
+    with DataLoader(stream, 2, seed=3, num_workers=1, multiprocessing_context=method) as loader:
+        for epoch in range(4):
+            rows = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
+            assert rows == [(epoch, item) for item in range(11)]
+    assert (tmp_path / "deaths").read_text().split() == ["0", "1", "5"]
+
+
 def test_a_stream_that_was_resumed_goes_on_in_another_worker(tmp_path: Path) -> None:
     """Also where the worker dies before it has sent anything, and after it was left in the middle of an epoch."""
 

@@ -15,7 +15,10 @@ NOT_LOST = (
 
 def mark_of(reading: Reading) -> bytes | None:
     """Where it is now; None if it has no state."""
-    mark = reading.mark()
+    return packed(reading.mark())
+
+
+def packed(mark: Mark | None) -> bytes | None:
     if mark is None:
         return None
     from penstock.backends.reply import dumps  # late: cloudpickle takes 25 ms

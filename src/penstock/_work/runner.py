@@ -12,7 +12,7 @@ from penstock._memory.layout import Writer
 from penstock._work.collate import collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import NOT_LOST, mark_of, opened
+from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
 from penstock.errors import WorkerLost
@@ -119,6 +119,12 @@ class Runner:
             if task.kind in PULLED and self._job.drop_last and self._world > 1:
                 self._finish_round(task)
             return batch
+        except StreamEnded:
+            # Only once: if the user's code fails here, what comes after it ends.
+            stream, self._stream = self._stream, Reading(())
+            self._at = "state_dict() of the stream at its end, "
+            self.mark = packed(stream.end())
+            raise
         except StopIteration as error:
             raise RuntimeError(
                 "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
@@ -328,27 +334,32 @@ class Runner:
 
     def _open_stream(self, task: Task, resumed: bool, mark: Mark | None) -> None:
         self._stream_run = task.run
-        self._stream = Reading(self._job.dataset)
-        if self.heritage is not None and self.heritage[0] == task.run:
-            mark = opened(self.heritage[1])
-            assert mark is not None
-            if mark.read + self._world <= self._number(task.step):
-                mark = None  # what is between could not be read, and would have to be
+        self._stream = Reading(())  # which stays, where it cannot be opened
+        if not resumed:
+            mark = self._inherited(task)
         if task.step > 0 and not resumed and mark is None:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
                 "stream's position died with it: the epoch ends here. The samples before were delivered.\n"
                 f"  {NOT_LOST}"
             )
-        if mark is not None:
-            self._at = "load_state_dict() of the stream, "
-            self._stream.open(mark)
-            self._reseed(task.epoch, mark.read)  # what was drawn on the way here is not part of the stream
-            return
         self._at = "iter(dataset), "
         if self._number(task.step) > 0:
             self._reseed(task.epoch, 0)
-        self._stream.open()
+        stream = Reading(self._job.dataset)
+        anew = stream.open(mark)
+        self._stream = stream
+        if anew:
+            self._reseed(task.epoch, stream.read)
+
+    def _inherited(self, task: Task) -> Mark | None:
+        """Where the worker before this one was, if that is where this worker's first task goes on."""
+        (run, data), self.heritage = self.heritage or (-1, None), None
+        mark = opened(data)
+        if mark is None or (mark.read > 0 and run != task.run):
+            return None
+        # If there is more between, it could not be read, and would have to be.
+        return mark if self._number(task.step) < mark.read + self._world else None
 
 
 def _plain(keys: Any) -> Any:

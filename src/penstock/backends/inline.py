@@ -11,7 +11,7 @@ from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
 from penstock._work.updates import Change
-from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
+from penstock.backends.base import Doing, Ended, Failed, Filled, Outcome, Payload
 
 
 class InlineBackend:
@@ -59,7 +59,7 @@ class InlineBackend:
             with self._runner.borrowed(task):
                 tree = self._runner.run(task, writer)
         except StreamEnded:
-            return [Ended(task.seq, self._worker)]
+            return [Ended(task.seq, self._worker, self._runner.mark)]
         except (Exception, SystemExit) as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
@@ -80,8 +80,8 @@ class InlineBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> str:
-        return "the calling process"
+    def doing(self, seq: int) -> Doing:
+        return Doing("the calling process")
 
     def wake(self) -> None:
         pass  # nobody waits: the caller does the work

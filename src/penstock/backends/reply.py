@@ -17,7 +17,6 @@ from enum import IntEnum
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from penstock._memory.layout import Layout, Writer
@@ -63,6 +62,8 @@ def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> by
             return pickle.dumps(value, 5)
         return dump(pickle.Pickler, value, buffers)
     except Exception:  # pickle says "cannot" in many types: PicklingError, AttributeError, TypeError
+        import cloudpickle  # late: 10 ms before the first batch, for the few who need it
+
         if buffers is None:
             data: bytes = cloudpickle.dumps(value, 5)
             return data
@@ -100,15 +101,17 @@ class Replier:
     def failed(
         self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
     ) -> bytes:
-        told = pickle.dumps((failure, mark))
+        return self._tell(seq, Verdict.FAILED, pickle.dumps((failure, mark)), writer, base, began)
+
+    def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
+        return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)
+
+    def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
         written = _put(writer, told)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
                 written = _put(writer, told)
-        return self._reply(seq, Verdict.FAILED, 0, writer, base, began, UNNUMBERED, *written)
-
-    def ended(self, seq: int, writer: Writer, base: int, began: int) -> bytes:
-        return self._reply(seq, Verdict.ENDED, 0, writer, base, began, UNNUMBERED, 0, 0)
+        return self._reply(seq, verdict, 0, writer, base, began, UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """A reply for all of these, which are put into the slab at `table`."""
