@@ -1,7 +1,7 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint frameworks bench clean
+.PHONY: demo test lint frameworks soak bench clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -21,6 +21,10 @@ lint: $(VENV)/.developed
 # Runs of accelerate, Lightning and Hugging Face's Trainer: a minute, and 300 MB to install, so not part of `test`.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
+
+# Kills workers for a minute.
+soak: $(VENV)/.developed
+	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
