@@ -445,7 +445,7 @@ def test_a_sampler_with_a_state_goes_on_from_it(order: str) -> None:
     check_every_step(lambda: DataLoader(Keys(), **STATEFUL[order]()))
 
 
-@pytest.mark.parametrize("shape", ["workers", "persistent"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_sampler_with_a_state_goes_on_from_the_step_that_was_not_handed_out(shape: str) -> None:
     loader = DataLoader(Keys(), sampler=Positions(), batch_size=4, **SHAPES[shape])
     batches = iter(loader)
@@ -585,7 +585,7 @@ def test_a_worker_that_sends_its_state_less_often_reads_less_again_than_all() ->
     for _ in range(7):
         next(batches)
     (copied,) = saved(loader)["torch"]["workers"]
-    assert copied == {"more": 1, "states": {"iterable": {"at": 12}}}
+    assert copied == {"more": 1, "states": {"iterable": {"at": 12}}, "kept": None}
 
 
 def test_states_reach_workers_that_are_spawned() -> None:
@@ -635,6 +635,82 @@ def test_a_stream_goes_on_after_an_error(workers: int) -> None:
     state, rest = saved(loader), epoch(batches)
     assert rest
     assert resume(make, state, 1)[0] == rest
+
+
+class Diary:
+    """Counts its epochs, and is at the next one when one has ended."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < 6:
+            self.at += 1
+            yield (self.epoch * 7 + self.at) % N
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class LateDiary(Diary):
+    """The same, but at the end of one until somebody begins the next."""
+
+    resumed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.resumed:
+            self.epoch, self.at = self.epoch + 1, 0
+        self.resumed = False
+        while self.at < 6:
+            self.at += 1
+            yield (self.epoch * 7 + self.at) % N
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.resumed = True
+
+
+class DiaryStream(Diary, IterableDataset[Any]):
+    pass
+
+
+class LateDiaryStream(LateDiary, IterableDataset[Any]):
+    pass
+
+
+DIARIES: dict[str, Callable[[], Any]] = {
+    "a sampler": lambda: DataLoader(Keys(), sampler=Diary(), batch_size=4),
+    "a late one": lambda: DataLoader(Keys(), sampler=LateDiary(), batch_size=4, num_workers=1),
+    "a stream": lambda: DataLoader(DiaryStream(), batch_size=4),
+    "a late stream": lambda: DataLoader(LateDiaryStream(), batch_size=3),
+    "in a worker": lambda: DataLoader(DiaryStream(), batch_size=4, num_workers=1, persistent_workers=True),
+    "late in a worker": lambda: DataLoader(
+        LateDiaryStream(), batch_size=3, num_workers=1, persistent_workers=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DIARIES)
+def test_what_counts_its_epochs_goes_on_counting(kind: str) -> None:
+    make = DIARIES[kind]
+    loader = make()
+    epochs = [epoch(loader) for _ in range(4)]
+    assert len({str(one) for one in epochs}) == 4
+    loader = make()
+    assert epoch(loader) == epochs[0]
+    after = saved(loader)
+    for _ in loader:
+        last = saved(loader)
+    assert resume(make, after, 2) == epochs[1:3]
+    assert resume(make, last, 3) == [[], *epochs[2:4]]
+    other = make()
+    other.load_state_dict(last)
+    assert epoch(other) == []
+    assert resume(make, saved(other), 2) == epochs[2:4]
 
 
 class Counting(Dataset[Any]):

@@ -24,7 +24,6 @@ from penstock.backends.processes import ProcessBackend
 from penstock.torch import private
 from penstock.torch.core import core_of
 from penstock.torch.place import Place
-from penstock.torch.state import Saved
 from penstock.torch.worker import NOT_THE_END, Replica, sealed
 
 _served = 0
@@ -47,7 +46,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
     _sampler_iter: Iterator[Any]
 
     def __init__(self, loader: Any) -> None:
-        place = self._place = Place(loader, _saved(loader))
+        place = self._place = _place(loader)
         place.restore()
         with place.beginning():
             super().__init__(loader)
@@ -66,8 +65,14 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         except StopIteration:
             place.end()
             raise
+        fetcher = self._dataset_fetcher
         try:
-            data = self._dataset_fetcher.fetch(index)
+            try:
+                data = fetcher.fetch(index)
+            except StopIteration:
+                if not place.begins_again(fetcher):
+                    raise
+                data = fetcher.fetch(index)
         except StopIteration as error:
             if place.is_stream:
                 place.end()
@@ -106,7 +111,7 @@ class Workers(_Ours):
 
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
-        self._place = Place(loader, _saved(loader))
+        self._place = _place(loader)
         self._place.restore()
         with self._place.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
@@ -120,7 +125,7 @@ class Workers(_Ours):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            self._place = Place(loader, before=self._place)
+            self._place = Place(loader, before=self._place, lives=True)
         place, engine = self._place, self._engine
         if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
             engine = self._engine = _new_engine(loader, self._base_seed, place)
@@ -234,10 +239,9 @@ _DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
 }
 
 
-def _saved(loader: Any) -> Saved | None:
-    """The state that the iterator begins from, if one was loaded."""
-    saved: Saved | None = loader.__dict__.get("_saved")
-    return saved
+def _place(loader: Any) -> Place:
+    """Where a new iterator begins: at the state that was loaded, if there is one."""
+    return Place(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_place"))
 
 
 def _begun(loader: Any, place: Place) -> None:

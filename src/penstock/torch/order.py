@@ -48,6 +48,9 @@ class Order:
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
         self._marks: deque[tuple[int, bytes | Mark]] = deque()
+        self.end: Mark | None = (
+            None  # of a sampler with a state, once it has ended: the next epoch begins with it
+        )
 
     # What a state holds of it.
 
@@ -167,6 +170,16 @@ class Order:
                 rest = _passed(by_next(begun), steps)
         yield from rest
 
+    def following(self, mark: Mark) -> Iterator[Any]:
+        """A whole epoch of a sampler that is to be what it was at the end of the one before."""
+        self._marks.append((0, mark))
+        return self._followed(mark)
+
+    def _followed(self, mark: Mark) -> Iterator[Any]:
+        self._given = [each.get_state() for each in self.generators]
+        self._note({})
+        yield from self._marked(None, mark)
+
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
         """Whether the sampler may have drawn already: a caller's own that makes its iterator when torch asks."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
@@ -182,15 +195,19 @@ class Order:
         reading.open(mark)
         size = self._index.batch_size if self._batched else 1
         step = self._progress.steps
-        while (at := mark_of(reading)) is not None:
-            self._marks.append((step, at))
-            keys = reading.take(size)
-            if not keys or (len(keys) < size and self._index.drop_last):
-                return
-            yield keys if self._batched else keys[0]
+        self._keep(step, mark or mark_of(reading))
+        while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
-            while self._marks and self._marks[0][0] < self._progress.steps:
-                self._marks.popleft()
+            self._keep(step, mark_of(reading))
+            yield keys if self._batched else keys[0]
+        self.end = reading.end()
+
+    def _keep(self, step: int, mark: bytes | Mark | None) -> None:
+        """After so many steps the sampler is there. Marks from before what was handed out are of no use any more."""
+        assert mark is not None
+        while self._marks and self._marks[0][0] < self._progress.steps:
+            self._marks.popleft()
+        self._marks.append((step, mark))
 
 
 class _Begun:

@@ -39,19 +39,36 @@ class Copy:
             self._mark = opened(self._mark)
         return self._mark
 
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing was left of it."""
+        return _is_end(self.mark)
+
+    def in_next_epoch(self) -> Copy:
+        """The copy when another epoch of a stream begins."""
+        mark = self.mark
+        if mark is None:
+            return Copy()
+        kept = mark.kept
+        if kept is None and mark.states is not None and "iterable" in mark.states:
+            kept = {"iterable": mark.states["iterable"]}
+        return Copy() if kept is None else Copy(Mark(0, {}, kept))
+
 
 class Place:
     """The place of an iterator that begins: at the beginning, or where a state was taken.
 
-    `before` is its place in the last epoch, if its workers live on.
+    `before` is the place of the loader in the epoch before, and `lives` says that those workers live on.
     """
 
-    def __init__(self, loader: Any, saved: Saved | None = None, before: Place | None = None) -> None:
+    def __init__(
+        self, loader: Any, saved: Saved | None = None, before: Place | None = None, *, lives: bool = False
+    ) -> None:
         # A loader that has no state has torch's own sampler, and is asked for no marks.
         self.is_tracked = "_saved" in loader.__dict__
         self._saved = saved
         self.dataset = loader.dataset
-        self._workers = loader.num_workers
+        self._workers: int = before._workers if before is not None and lives else loader.num_workers
         self.is_stream = private.is_stream(loader)
         self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
         self.order = None if self.is_stream else Order(loader, self.progress)
@@ -59,17 +76,34 @@ class Place:
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [Copy() for _ in range(copies)]
-        if before is not None:
-            self.base_seed = before.base_seed
-            if not self.is_stream:
-                self._copies = [Copy(copy.mark) for copy in before._copies]
         self._seat = 0
+        self._mark: Mark | None = None  # what a sampler that has a state is made again
+        self._follows = before is not None
         if saved is not None:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
+            self._mark = saved.state.mark
+        elif before is not None:
+            if lives:
+                self.base_seed = before.base_seed
+                self._copies = [Copy(copy.mark) for copy in before._copies]
+            # What was resumed at its end was not made what it was there, since nothing was left to read.
+            if self.is_stream and (lives or (not self._workers and before._copies[0].is_end)):
+                self._copies = [copy.in_next_epoch() for copy in before._copies]
+            if before.order is not None and _is_end(before._mark):
+                self._mark = before.order.end
+        # Whether a stream that was made what it was at its end may be iterated once more.
+        self._may_begin_again = False
         # What reads a stream that has a state, where it is read in this process.
         self._fetcher: Any = None
+
+    @property
+    def sampler(self) -> Mark | None:
+        """Where a sampler with a state is; if the epoch is over, what the next begins with."""
+        if self.order is None:
+            return None
+        return self.order.end if self.progress.is_over else self.order.mark
 
     @property
     def seat(self) -> int:
@@ -91,18 +125,30 @@ class Place:
     @property
     def copies(self) -> list[Copy]:
         """How far they are now."""
-        parts = {"iterable": self.dataset}
-        if self._fetcher is not None:
-            stream = self._fetcher.dataset_iter
-            parts = {"iterator": stream} if stream is self.dataset else {**parts, "iterator": stream}
-        is_asked = (
-            self._fetcher is not None and self.progress.steps > 0 if self.is_stream else bool(self._copies)
-        )
-        if self._workers or not is_asked:
+        if self._workers or not self._copies:
             return self._copies
-        ended = self._fetcher is not None and self._fetcher.ended
-        states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
-        return [Copy(Mark(0, None if ended else states))]
+        if self.is_stream:
+            return [self._read_here()]
+        return [Copy(Mark(0, {"iterable": self.dataset.state_dict()}))]
+
+    def _read_here(self) -> Copy:
+        """How far the caller's own copy of a stream is."""
+        copy, fetcher = self._copies[0], self._fetcher
+        if self.progress.steps == 0:  # as it was at the end of the epoch before, if there was one
+            return (
+                Copy(Mark(0, {}, self._kept())) if self._follows and self._kept() and not copy.mark else copy
+            )
+        if fetcher is None:
+            return copy
+        if fetcher.ended:
+            return copy if copy.is_end else Copy(Mark(0, None, self._kept()))
+        parts = {"iterable": self.dataset, "iterator": fetcher.dataset_iter}
+        if parts["iterator"] is self.dataset:
+            del parts["iterable"]
+        return Copy(Mark(0, {name: part.state_dict() for name, part in parts.items() if has_state(part)}))
+
+    def _kept(self) -> dict[str, Any] | None:
+        return {"iterable": self.dataset.state_dict()} if has_state(self.dataset) else None
 
     # How an iterator begins.
 
@@ -111,8 +157,11 @@ class Place:
         if self._saved is not None:
             generators.set_all(self.generators, self._saved.given)
         mark = self._copies[0].mark if self._copies and not self._workers else None
-        if mark is not None and mark.states and "iterable" in mark.states:
-            self.dataset.load_state_dict(mark.states["iterable"])
+        if mark is not None and mark.states is not None:
+            states = mark.kept or mark.states
+            self._may_begin_again = mark.kept is not None
+            if "iterable" in states:
+                self.dataset.load_state_dict(states["iterable"])
 
     @contextmanager
     def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
@@ -142,9 +191,9 @@ class Place:
         saved = self._saved
         if self.order is None or not self.is_tracked:
             return begun
-        if saved is None or saved.origin is None:
-            return self.order.fresh(begun)
-        return self.order.resumed(begun, saved.origin, saved.states, saved.given, saved.state.mark)
+        if saved is not None and saved.origin is not None:
+            return self.order.resumed(begun, saved.origin, saved.states, saved.given, self._mark)
+        return self.order.fresh(begun) if self._mark is None else self.order.following(self._mark)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream goes on where it was; this is what reads it."""
@@ -168,9 +217,17 @@ class Place:
             self._copies[worker].moved(task.mark)
             self._seat = (worker + 1) % self._workers
 
+    def begins_again(self, fetcher: Any) -> bool:
+        """Whether a stream that gave nothing was iterated once more: it was told that it is at its end."""
+        again, self._may_begin_again = self._may_begin_again, False
+        if again:
+            fetcher.dataset_iter, fetcher.ended = iter(self.dataset), False
+        return again
+
     def passed_inline(self) -> None:
         """A step that was done in this process was."""
         self.progress.passed(self.progress.steps, None)
+        self._may_begin_again = False
         if self._copies:
             self._copies[0].more += 1
 
@@ -178,3 +235,7 @@ class Place:
         """All of the epoch was handed out, and whoever asked for more was told so."""
         self.progress.is_over = True
         self._fetcher = None
+
+
+def _is_end(mark: Mark | None) -> bool:
+    return mark is not None and mark.states is None

@@ -49,11 +49,11 @@ def state_of(loader: Any) -> dict[str, Any]:
         return dict(saved.plain)
     place: Place | None = loader._place
     begun = place is not None and not place.progress.is_over
+    mark = None if place is None else place.sampler
     if place is None or not begun:
         # Persistent workers, if there are any, are held by the loader.
-        place = Place(loader, before=None if loader._iterator is None else place)
+        place = Place(loader, before=place, lives=place is not None and loader._iterator is not None)
     order = place.order if begun else None
-    mark = None if order is None else order.mark
     state = replace(place.progress.state(), about=_about(loader, place), mark=mark).as_dict()
     state[PART] = {
         "base_seed": place.base_seed,
@@ -67,7 +67,7 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 def _plain(copy: Copy) -> dict[str, Any]:
     mark = copy.mark
-    return {"more": copy.more} if mark is None else {"more": copy.more, "states": mark.states}
+    return {"more": copy.more} | ({} if mark is None else {"states": mark.states, "kept": mark.kept})
 
 
 def _about(loader: Any, place: Place) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _parse(value: Mapping[str, Any], state: State, place: Place) -> Saved:
     for generator, text in zip(place.generators, given, strict=True):
         torch.Generator(generator.device).set_state(generators.tensor_of(text))
     if state.mark is not None:
-        _check_owner(state.mark.states, None if order is None else order.sampler)
+        _check_owner(state.mark, None if order is None else order.sampler)
     copies = [_copy(entry, place.dataset) for entry in part["workers"]]
     if len(copies) != place.count:
         raise ValueError(f"it is of {len(copies)} copies of the dataset, not of {place.count}")
@@ -154,14 +154,14 @@ def _copy(entry: Mapping[str, Any], dataset: Any) -> Copy:
         raise ValueError(f"more is {more!r}")
     if "states" not in entry:
         return Copy(None, more)
-    states = None if entry["states"] is None else dict(entry["states"])
-    _check_owner(states, dataset)
-    return Copy(Mark(0, states), more)
+    states, kept = (None if part is None else dict(part) for part in (entry["states"], entry["kept"]))
+    _check_owner(mark := Mark(0, states, kept), dataset)
+    return Copy(mark, more)
 
 
-def _check_owner(states: Mapping[str, Any] | None, owner: Any) -> None:
+def _check_owner(mark: Mark, owner: Any) -> None:
     """Raises a StateError unless the owner can take its state. What its iterator can do shows when there is one."""
-    if states is not None and "iterable" in states and not has_state(owner):
+    if "iterable" in {**(mark.states or {}), **(mark.kept or {})} and not has_state(owner):
         raise StateError(
             f"The resume state has a state for {type(owner).__name__}, which has no load_state_dict() here. Give the "
             "loader what it had when the state was taken, or begin anew without the state."

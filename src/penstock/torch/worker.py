@@ -145,6 +145,11 @@ class Replica:
         self._stream = Reading(())  # until iter() has come back
         stream = Reading(self._job.dataset)
         (mark, more), self._resumed = self._resumed or (None, 0), None
+        if mark is not None and mark.states is None and mark.kept is not None:
+            self._resumed = (
+                Mark(0, {}, mark.kept),
+                0,
+            )  # nothing is left now, and the next epoch begins with this
         stream.open(mark)
         for _ in range(more):
             with suppress(Exception):  # it was raised the first time
