@@ -63,13 +63,14 @@ class WorkerLost(NamedTuple):
     """A worker is dead, and all that it sent has been handled. `seq` is what it had claimed, unfinished.
 
     That was `steps` steps of the plan, and the worker died in the one at `at`. From here on they are steps
-    of their own: seq, seq + 1 and so on.
+    of their own: seq, seq + 1 and so on. `fatal`: nobody else can do that one.
     """
 
     worker: int
     seq: int | None
     steps: int = 1
     at: int = 0
+    fatal: bool = False
 
 
 class SlabReturned(NamedTuple):

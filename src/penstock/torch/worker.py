@@ -35,6 +35,8 @@ class Replica:
         self._at: Any = None
         self.rows = 1
         self.mended = None
+        self.mark: bytes | None = None  # set after a task, it travels with its reply: see Task
+        self.heritage = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""
