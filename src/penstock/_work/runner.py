@@ -15,7 +15,7 @@ from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CollateError, WorkerLost
+from penstock.errors import WorkerLost
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 
@@ -169,13 +169,11 @@ class Runner:
         if task.kind not in BATCHED:
             return convert(samples[0]) if custom is None else custom(samples[0])
         self._at, self._keys = "collate of ", None
-        if self._into is not None:
-            return self._into(samples, writer.empty)
-        if custom is not None:
+        if custom is not None and self._into is None:
             return custom(samples)
         try:
-            return collate(samples, writer.empty)
-        except CollateError as error:
+            return (self._into or collate)(samples, writer.empty)
+        except Exception as error:
             if task.kind is Kind.KEYS:
                 _name_rows(error, task.keys if self.mended is None else self.mended.keys)
             raise
@@ -373,8 +371,9 @@ def _pulled(task: Task) -> tuple[int, bool, Mark | None]:
     return (task.keys[0], True, task.keys[1]) if isinstance(task.keys, tuple) else (task.keys, False, None)
 
 
-def _name_rows(error: CollateError, keys: Any) -> None:
-    rows = error.rows
+def _name_rows(error: Exception, keys: Any) -> None:
+    """Which samples do not fit, if the error says in which rows: see CollateError."""
+    rows = getattr(error, "rows", ())
     if rows:
         named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
         error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
