@@ -80,13 +80,13 @@ class Finish(NamedTuple):
         else:
             cv2.LUT(pixels, np.ascontiguousarray(table.T)[None], dst=out)
 
-    def mean_of(self, before: Size, inside: Box, name: str) -> Array | None:
-        """The part of the mean image for a crop of an image that had this size before."""
+    def mean_of(self, before: Size, crop: Box, name: str) -> Array | None:
+        """The part of the mean image for this crop of an image of the size `before`."""
         mean = self.mean_image
         if mean is None:
             return None
         size = mean.shape[1:] if self.planar else mean.shape[:2]
-        if size == (inside.height, inside.width):
+        if size == (crop.height, crop.width):
             return mean
         if size != before:
             raise ImageError(
@@ -94,8 +94,8 @@ class Finish(NamedTuple):
                 "have that size or the crop's: give resize=(height, width), or the mean of each channel."
             )
         down, right = (
-            slice(inside.top, inside.top + inside.height),
-            slice(inside.left, inside.left + inside.width),
+            slice(crop.top, crop.top + crop.height),
+            slice(crop.left, crop.left + crop.width),
         )
         return mean[:, down, right] if self.planar else mean[down, right]
 
