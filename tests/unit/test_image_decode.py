@@ -100,7 +100,17 @@ def test_a_truncated_file_is_an_error_that_names_it(kind: str) -> None:
         pixels(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"<html>not found</html>", bytes(1000)])
+def test_a_header_that_asks_for_too_many_pixels_is_refused() -> None:
+    data = bytearray(encoded(picture()))
+    at = survey(bytes(data))[1]
+    data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(ImageError, match=r"tom\.jpg: .*4294836225 pixels.*[^.]\.$"):
+        pixels(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xd8\xff", b"<html>not found</html>", bytes(1000), b"%!PS-Adobe-3.0 EPSF-3.0\n"]
+)
 def test_what_is_no_image_is_an_error_that_says_so(data: bytes) -> None:
     with pytest.raises(
         ImageError, match=r"tom\.jpg: \d+ bytes .* they begin like no format that Pillow reads"

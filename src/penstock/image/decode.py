@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import cv2
@@ -74,6 +75,9 @@ class Jpeg:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         if space in ("CMYK", "YCCK"):
             raise ValueError("only Pillow knows that Adobe stores these inverted")
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and height * width > 2 * most:
+            raise ValueError("Pillow refuses it too, and says why")
         self._data, self._color, self._name = data, color, name
         self._orientation, self._frame = survey(data)
         self._size: Size = height, width
@@ -148,17 +152,23 @@ def _orientation_of_tiff(tiff: bytes) -> int:
 
 def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_formats()) as image:
             return _from_pillow(ImageOps.exif_transpose(image), color, name)
     except (ImageError, MemoryError):
         raise
     except Exception as error:
-        why = (
-            "they begin like no format that Pillow reads"
-            if isinstance(error, UnidentifiedImageError)
-            else error
-        )
+        why = str(error).rstrip(".")
+        if isinstance(error, UnidentifiedImageError):  # whose text is the address of the bytes
+            why = "they begin like no format that Pillow reads"
         raise ImageError(f"{name}: {len(data)} bytes that cannot be decoded as an image: {why}.") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Images only: among all that Pillow opens are programs for Ghostscript."""
+    Image.init()
+    wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
+    return tuple(name for name in wanted if name in Image.OPEN)
 
 
 def _from_pillow(image: Image.Image, color: Color, name: str) -> Pixels:

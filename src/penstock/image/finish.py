@@ -21,15 +21,21 @@ from penstock.image.decode import Pixels
 Array = NDArray[Any]
 
 
+_KEPT = 1 << 25  # bytes: what a larger image needs is given back
+
+
 class _Scratch(threading.local):
     """Memory that each thread uses again for every sample, so that no page of it is touched for the first time."""
 
     memory: Pixels = np.empty(0, np.uint8)
 
     def __call__(self, nbytes: int) -> Pixels:
-        if self.memory.nbytes < nbytes:
-            self.memory = np.empty(nbytes, np.uint8)
-        return self.memory[:nbytes]
+        memory = self.memory
+        if memory.nbytes < nbytes:
+            memory = np.empty(nbytes, np.uint8)
+            if nbytes <= _KEPT:
+                self.memory = memory
+        return memory[:nbytes]
 
 
 decoder_scratch, plane_scratch = _Scratch(), _Scratch()
