@@ -1,4 +1,4 @@
-"""What MXNet itself writes and reads. Run by test_mxnet.py with a Python that has MXNet 1.9.1 and numpy below 1.24."""
+"""What MXNet itself writes and reads. Run by test_mxnet.py, with a Python that has MXNet 1.9.1."""
 
 import base64
 import json
@@ -41,11 +41,10 @@ def iterate(path):
     """Two batches of its own image loader: the mean of each image, and its label."""
     found = []
     for batch in mxnet.io.ImageRecordIter(
-        path_imgrec=path, data_shape=(3, 32, 32), batch_size=4, preprocess_threads=1, round_batch=False
+        path_imgrec=path, data_shape=(3, 32, 32), batch_size=4, preprocess_threads=1
     ):
-        count = 4 - batch.pad
-        means = batch.data[0].asnumpy()[:count].mean(axis=(1, 2, 3)).tolist()
-        found += zip(means, batch.label[0].asnumpy()[:count].tolist())
+        means = batch.data[0].asnumpy().mean(axis=(1, 2, 3)).tolist()
+        found += zip(means, batch.label[0].asnumpy().tolist())  # noqa: B905 - Python 3.9 has no strict=
     return found
 
 

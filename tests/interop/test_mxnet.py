@@ -34,7 +34,9 @@ RECORDS = [
 def mxnet(command: str, path: Path, given: object = None) -> Any:
     script = str(Path(__file__).with_name("mxnet_side.py"))
     asked = [MXNET, script, command, str(path)]
-    ran = subprocess.run(asked, input=json.dumps(given), capture_output=True, text=True, timeout=100, check=False)
+    ran = subprocess.run(
+        asked, input=json.dumps(given), capture_output=True, text=True, timeout=100, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -79,9 +81,9 @@ def test_mxnets_image_iterator_reads_a_file_of_ours(tmp_path: Path) -> None:
 
     path = tmp_path / "images.rec"
     with RecordWriter(path) as writer:
-        for number in range(6):
+        for number in range(8):
             file = io.BytesIO()
-            Image.new("RGB", (32, 32), (40 * number,) * 3).save(file, "PNG")
+            Image.new("RGB", (32, 32), (30 * number,) * 3).save(file, "PNG")
             writer.write(file.getvalue(), number)
     found = mxnet("iterate", path)
-    assert found == [[40.0 * number, float(number)] for number in range(6)]
+    assert found == [[30.0 * number, float(number)] for number in range(8)]

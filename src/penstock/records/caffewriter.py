@@ -22,8 +22,8 @@ def write_caffe_lmdb(
 ) -> int:
     """Writes Caffe's LMDB and returns how many items it has. Needs `pip install penstock[lmdb]`.
 
-    An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. The keys are their
-    numbers, with zeros before them. The folder gets its name when all is written, and must not be there before.
+    An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. Keys are the
+    numbers of the items, with zeros before them. The folder, which must not be there, gets its name at the end.
     """
     try:
         import lmdb
@@ -56,9 +56,15 @@ def _check(number: int, content: Any, label: SupportsIndex) -> None:
         raise ValueError(f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}.")
     if isinstance(content, bytes):
         return
-    if not isinstance(content, np.ndarray) or content.ndim != 3 or content.dtype not in (np.uint8, np.float32):
-        kind = f"{content.dtype} of shape {content.shape}" if isinstance(content, np.ndarray) else type(content)
+    if (
+        not isinstance(content, np.ndarray)
+        or content.ndim != 3
+        or content.dtype not in (np.uint8, np.float32)
+    ):
+        kind = (
+            f"{content.dtype} of shape {content.shape}" if isinstance(content, np.ndarray) else type(content)
+        )
         raise TypeError(
-            f"item {number} must be an array of uint8 or float32 with the axes (channels, height, width), or the bytes of "
-            f"an encoded image, but it is {kind}."
+            f"item {number} must be an array of uint8 or float32 with the axes (channels, height, width), or the "
+            f"bytes of an encoded image, but it is {kind}."
         )

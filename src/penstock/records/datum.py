@@ -1,7 +1,7 @@
 """Caffe's Datum: an array, or an encoded image, and its label, as a protobuf message.
 
-A message is a row of fields. Each begins with a number that says which field and of which form: an integer, 7 bits in a
-byte; 4 bytes; or a length and as many bytes. Datum has seven fields, so no library is needed.
+A message is a row of fields. Each begins with a number that says which field and of which form: an integer, 7 bits
+in a byte; 4 bytes; or a length and as many bytes. Datum has seven fields, so no library is needed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -
     """The Datum of an array, channels first, or of the bytes of an encoded image; as Caffe writes it."""
     if isinstance(content, bytes):
         return b"".join((_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
-    shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]
+    shape = [
+        _number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)
+    ]
     if content.dtype == np.uint8:
         return b"".join((*shape, _block(_DATA, content.tobytes()), _number(_LABEL, label)))
     floats = np.empty((content.size, 5), np.uint8)

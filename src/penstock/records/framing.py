@@ -3,9 +3,9 @@
     a part:    the mark | flag (3 bits) and length (29 bits) | content | zeros up to a multiple of 4
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
-All of it in little endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself is
-left out. So the mark stands where a part begins and nowhere else (no valid flag and length look like it), and whoever
-looks for the marks in a record notices any length that is wrong.
+All of it in little endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
+is left out. So the mark stands where a part begins and nowhere else (no valid flag and length look like it), and
+whoever looks for the marks in a record notices any length that is wrong.
 """
 
 from __future__ import annotations

@@ -26,16 +26,16 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
     if whole is None or whole.end() != len(text):
         line = text.count(b"\n", 0, whole.end() if whole else 0) + 1
         raise RecordError(
-            f"{path}, line {line}: {text.splitlines()[line - 1][:60]!r} should be a key and the byte at which its record "
-            "begins, two integers with a tab between them."
+            f"{path}, line {line}: {text.splitlines()[line - 1][:60]!r} should be a key and the byte at which its "
+            "record begins, two integers with a tab between them."
         )
     table = np.fromstring(text, np.uint64, sep=" ").reshape(-1, 2)
     order = table[:, 1].argsort(kind="stable")
     keys, starts = table[order, 0], table[order, 1].astype(np.int64)
     if wrong := _wrong(starts, file):
         raise RecordError(
-            f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged, or of another version. Pass "
-            "idx=False to find the records without it, and save_idx() to write it anew."
+            f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged, or of another version. "
+            "Pass idx=False to find the records without it; save_idx() writes it anew."
         )
     return starts, keys
 

@@ -9,8 +9,8 @@ before it is used, and the file is read by position.
     leaf page      keys and values; of a large value only the page at which it begins
     overflow page  a large value, which goes on over the pages behind it
 
-A page begins with its number, its kind, and where each of its nodes is, in the order of their keys. The nodes fill the
-end of the page without a gap. LMDB has no checksums, so damage inside of a value is not noticed here.
+A page begins with its number, its kind, and where each of its nodes is, in the order of their keys. The nodes fill
+the end of the page without a gap. LMDB has no checksums, so damage inside of a value is not noticed here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from penstock.source.packed import PackedList
 
 _MARK, _VERSION = 0xBEEFC0DE, 1
 _DATABASE = "IHHQQQQQ"  # page size, flags, depth, pages of each kind (3), entries, root
-_META = struct.Struct(f"<16xIIQQ{_DATABASE}{_DATABASE}QQ")  # of the free pages, of the user; last page, transaction
+_META = struct.Struct(
+    f"<16xIIQQ{_DATABASE}{_DATABASE}QQ"
+)  # of the free pages, of the user; last page, transaction
 _PAGE = struct.Struct("<QHHHH")  # number, unused, kind, where the places of nodes end, where nodes begin
 _NODE = struct.Struct("<HHHH")  # size of the value (4 bytes), flags, size of the key
 _KINDS = 0x6F
@@ -40,10 +42,13 @@ class LMDBFile:
     """The keys of an LMDB file, and by position their values."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._file = RawFile(path)
         flags, depth, entries, root = self._newest()
         if flags or (entries and not 1 <= depth <= _DEEPEST):
-            self._file.damaged(0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe makes")
+            self._file.damaged(
+                0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe makes"
+            )
         self._entries = entries
         starts, sizes = array("q"), array("q")
         self.keys: PackedList[bytes] = PackedList(self._walk(root, depth, starts, sizes))
@@ -63,7 +68,11 @@ class LMDBFile:
             return memoryview(self._file.read(start, size))
         page = memoryview(self._file.read(start - _PAGE.size, _PAGE.size + size))
         number, _, kind, low, high = _PAGE.unpack_from(page)
-        if number != start // self._page or kind & _KINDS != _OVERFLOW or (high << 16 | low) * self._page < len(page):
+        if (
+            number != start // self._page
+            or kind & _KINDS != _OVERFLOW
+            or (high << 16 | low) * self._page < len(page)
+        ):
             self._file.damaged(start, f"the value of key {self.keys[at]!r} should begin here, and does not")
         return page[_PAGE.size :]
 
@@ -74,7 +83,9 @@ class LMDBFile:
         wrong = np.flatnonzero(ends > np.append(begins[1:], self._file.size))
         if len(wrong):
             key, end = self.keys[int(order[wrong[0]])], int(ends[wrong[0]])
-            self._file.damaged(end, f"the value of key {key!r} reaches to here, into another or out of the file")
+            self._file.damaged(
+                end, f"the value of key {key!r} reaches to here, into another or out of the file"
+            )
 
     def place(self, at: int) -> int:
         """The byte at which a value begins."""
@@ -90,7 +101,9 @@ class LMDBFile:
         ages = first[-1], second[-1]
         # Transactions take the two pages in turn, so that the one before the last can still be read.
         if ages != (0, 0) and (ages[0] % 2 != 0 or ages[1] % 2 != 1 or abs(ages[0] - ages[1]) != 1):
-            self._file.damaged(0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}")
+            self._file.damaged(
+                0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}"
+            )
         newest = first if ages[0] > ages[1] else second
         _, flags, depth, _, _, _, entries, root = newest[12:20]
         return flags, depth, entries, root
@@ -115,7 +128,9 @@ class LMDBFile:
                     self._file.damaged(number * self._page + at, f"key {key!r} should not be here")
                 newest = key
                 if flags & _LARGE:
-                    starts.append(self._page_start(int.from_bytes(raw[begin : begin + 8], "little")) + _PAGE.size)
+                    starts.append(
+                        self._page_start(int.from_bytes(raw[begin : begin + 8], "little")) + _PAGE.size
+                    )
                 else:
                     starts.append(number * self._page + begin)
                 sizes.append(high << 16 | low)
@@ -136,20 +151,24 @@ class LMDBFile:
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)
         count = (low - _PAGE.size) // 2
-        if own != number or kind & _KINDS != expected or count < 1 or low % 2 or not low <= high <= self._page:
+        if (
+            own != number
+            or kind & _KINDS != expected
+            or count < 1
+            or low % 2
+            or not low <= high <= self._page
+        ):
             self._file.damaged(start, f"page {number:,} should be one of kind {expected}, and is not")
         positions: tuple[int, ...] = struct.unpack_from(f"<{count}H", raw, _PAGE.size)
         end = high
-        for at in sorted(positions):
-            if at != end or at + _NODE.size > self._page:
-                break
-            low, high, flags, width = _NODE.unpack_from(raw, at)
-            size = 0 if expected == _BRANCH else 8 if flags & _LARGE else high << 16 | low
-            end = at + (_NODE.size + width + size + 1 & ~1)
-        else:
-            if end == self._page:
-                return raw, positions
-        self._file.damaged(start, f"the entries of page {number:,} do not fit into it")
+        for at in [*sorted(positions), self._page]:
+            if at != end or self._page - _NODE.size < at < self._page:
+                self._file.damaged(start, f"the entries of page {number:,} do not fit into it")
+            if at < self._page:
+                low, high, flags, width = _NODE.unpack_from(raw, at)
+                size = 0 if expected == _BRANCH else 8 if flags & _LARGE else high << 16 | low
+                end = at + (_NODE.size + width + size + 1 & ~1)
+        return raw, positions
 
     def _page_start(self, number: int) -> int:
         if not 1 < number < self._file.size // self._page:

@@ -36,9 +36,13 @@ class RawFile:
         try:
             found = os.pread(self._fd, size, start)
         except OSError as error:
-            raise RecordError(f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}.") from error
+            raise RecordError(
+                f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}."
+            ) from error
         if len(found) != size:
-            self.damaged(start, f"{size:,} bytes were expected, and the file ends after {len(found):,} of them")
+            self.damaged(
+                start, f"{size:,} bytes were expected, and the file ends after {len(found):,} of them"
+            )
         return found
 
     def damaged(self, offset: int, what: str) -> NoReturn:

@@ -7,8 +7,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from functools import cached_property
-from operator import index as as_int
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,32 +15,104 @@ from numpy.typing import NDArray
 from penstock.records import framing
 from penstock.records.index import read_index, write_index
 from penstock.records.raw import RawFile
-from penstock.source.dataset import Dataset
+from penstock.records.samples import Path, Picture, Samples, position
+from penstock.source.dataset import IterableDataset
+
+if TYPE_CHECKING:
+    from penstock.image import Transform
 
 HEAD = struct.Struct("<IfQQ")  # how many labels follow; the label where none do; the id; its upper half
 
 
 class Record(NamedTuple):
-    """A record of a `.rec` file. `label` is a float, or a float32 array where the file has several."""
+    """What a `.rec` file stores. `label` is a float, or a float32 array where it has several."""
 
     id: int
     label: float | NDArray[np.float32]
     data: bytes
 
 
-class RecordFile(Dataset[Any]):
-    """The records of MXNet's `.rec` file, in the order of the file.
+class RecordFile(Samples):
+    """The records of MXNet's `.rec` file, in the order of the file: a `Record(id, label, data)` each.
 
-    Its `.idx` is taken from beside it, or from where `idx` says. Where there is none, or with `idx=False`, the records
-    are found by one pass over their heads, about 2 s for a million; `save_idx()` writes the index for the next time.
+    With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
+
+    The index is the `.idx` beside the file, or what `idx` names. Where there is none, or with `idx=False`, they are
+    found by going from one head to the next: about 2 s for a million, if the system has the file in memory.
+    `save_idx()` writes the index for the next time. Any number of threads and processes may read at once.
+
+    RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage is a
+    `RecordError`, at the latest when the record is read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], idx: str | os.PathLike[str] | Literal[False] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        idx: Path | Literal[False] | None = None,
+        transform: Transform | None = None,
+        labels: bool = True,
+    ) -> None:
+        _check_labels(transform, labels)
+        self.path = os.fspath(path)
+        self._stored: Stored = Stored(self.path, idx)
+        super().__init__(self._stored, transform, labels)
+
+    def by_id(self, id: int) -> Any:
+        """The sample with this key in the index or, where there is no index, with this id in its head."""
+        hits = self._stored.positions(id)
+        if len(hits) != 1:
+            raise KeyError(
+                f"id {id} is that of {len(hits)} records of {self.path}, {hits[:5]}, and not of one."
+            )
+        return self[hits[0]]
+
+    @property
+    def ids(self) -> NDArray[np.uint64]:
+        """The ids that `by_id` knows, in the order of the file. Without an index they are read from the records."""
+        return self._stored.ids
+
+    def save_idx(self, path: Path | None = None) -> None:
+        """Writes the index, beside the file or to `path`."""
+        write_index(idx_path(self.path) if path is None else os.fspath(path), self._stored.starts, self.ids)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {len(self)} records)"
+
+
+class RecordStream(IterableDataset[Any]):
+    """The samples of a `.rec` file as a stream, for a `DataLoader`: no index is needed, and none made first.
+
+    For a huge file without an index that is read in its order. The stream's one reader goes from head to head, and
+    the workers read and transform. (Outside of a loader iterate over a `RecordFile`.)
+    """
+
+    def __init__(self, path: Path, transform: Transform | None = None, labels: bool = True) -> None:
+        _check_labels(transform, labels)
         self.path = os.fspath(path)
         self._file = RawFile(self.path)
+        self.transform = transform
+        self.labels = labels
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return framing.records(self._file)
+
+    def load(self, extent: tuple[int, int]) -> Any:
+        """The sample that has these bytes of the file."""
+        record = read_record(self._file, *extent)
+        if self.transform is None:
+            return record
+        image = self.transform(record.data, name=f"{self.path}, byte {extent[0]:,}")
+        return (image, record.label) if self.labels else image
+
+
+class Stored:
+    """Where the records of a file are."""
+
+    def __init__(self, path: str, idx: Path | Literal[False] | None) -> None:
+        self._file = RawFile(path)
         self._keys: NDArray[np.uint64] | None = None
-        if idx is None and os.path.exists(idx_path(self.path)):
-            idx = idx_path(self.path)
+        if idx is None and os.path.exists(idx_path(path)):
+            idx = idx_path(path)
         if idx is None or idx is False:
             starts = np.array(array("q", (start for start, _ in framing.records(self._file))), np.int64)
         else:
@@ -51,58 +122,56 @@ class RecordFile(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self._record(as_int(index))
+    def sample(self, at: int) -> Record:
+        return read_record(self._file, *self._extent(at))
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[at] for at in range(len(self)))
+    def picture(self, at: int) -> Picture:
+        start, stop = self._extent(at)
+        record = read_record(self._file, start, stop)
+        return record.data, record.label, f"{self._file.path}, record {at}, byte {start:,}"
 
-    def by_id(self, id: int) -> Any:
-        """The record with this key in the index, or, where there is no index, with this id in its head."""
-        key = as_int(id)
-        hits: list[int] = []
-        if 0 <= key < 1 << 64:
-            ends = [np.searchsorted(self.ids, np.uint64(key), side, self._by_id) for side in ("left", "right")]
-            hits = self._by_id[slice(*ends)].tolist()
-        if len(hits) != 1:
-            raise KeyError(f"id {key} is that of {len(hits)} records of {self.path}, {hits[:5]}, not of one.")
-        return self[hits[0]]
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        return self._edges[:-1]
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
-        """The ids of all records, in the order of the file: the keys of the index, or else those in the records."""
         if self._keys is not None:
             return self._keys
-        extents = zip(self._edges[:-1].tolist(), self._edges[1:].tolist(), strict=True)
-        return np.array(array("Q", (_id(self._file, *extent) for extent in extents)), np.uint64)
+        return np.array(
+            array("Q", (_id(self._file, *self._extent(at)) for at in range(len(self)))), np.uint64
+        )
+
+    def positions(self, id: int) -> list[int]:
+        """Which records have this id."""
+        if not 0 <= id < 1 << 64:
+            return []
+        ends = [np.searchsorted(self.ids, np.uint64(id), side, self._by_id) for side in ("left", "right")]
+        hits: list[int] = self._by_id[slice(*ends)].tolist()
+        return hits
 
     @cached_property
     def _by_id(self) -> NDArray[np.int64]:
         return self.ids.argsort(kind="stable")
 
-    def save_idx(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes the index, beside the file or to `path`, so that nobody has to look for the records again."""
-        write_index(idx_path(self.path) if path is None else os.fspath(path), self._edges[:-1], self.ids)
-
-    def _record(self, at: int) -> Record:
-        n = len(self)
-        if not -n <= at < n:
-            raise IndexError(f"record {at} of {self.path}, which has {n:,}.")
-        start, stop = self._edges[at % n : at % n + 2].tolist()
-        return read_record(self._file, start, stop)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {len(self)} records)"
+    def _extent(self, at: int) -> tuple[int, int]:
+        at = position(at, len(self), self._file.path)
+        start, stop = self._edges[at : at + 2].tolist()
+        return start, stop
 
 
 def read_record(file: RawFile, start: int, stop: int) -> Record:
     content = framing.record(file, start, stop)
     if len(content) < HEAD.size:
-        file.damaged(start, f"a record of {len(content)} bytes is too short for the {HEAD.size} with its id and label")
+        file.damaged(
+            start, f"a record of {len(content)} bytes is too short for the {HEAD.size} with its id and label"
+        )
     count, label, id_, _ = HEAD.unpack_from(content)
     begin = HEAD.size + 4 * count
     if begin > len(content):
-        file.damaged(start, f"a record of {len(content):,} bytes cannot have the {count:,} labels that it names")
+        file.damaged(
+            start, f"a record of {len(content):,} bytes cannot have the {count:,} labels that it names"
+        )
     if count:
         label = np.frombuffer(content, "<f4", count, HEAD.size).astype(np.float32)
     return Record(id_, label, bytes(content[begin:]))
@@ -113,9 +182,15 @@ def idx_path(path: str) -> str:
 
 
 def _id(file: RawFile, start: int, stop: int) -> int:
-    head = file.read(start, min(stop - start, 8 + HEAD.size))
-    content = framing.beginning(head)
+    content = framing.beginning(file.read(start, min(stop - start, 8 + HEAD.size)))
     if content is None or len(content) < HEAD.size:
         return read_record(file, start, stop).id  # of several parts, or damaged
     id_: int = HEAD.unpack(content)[2]
     return id_
+
+
+def _check_labels(transform: Transform | None, labels: bool) -> None:
+    if transform is None and not labels:
+        raise ValueError(
+            "labels=False leaves the label out beside an image: without a transform a sample is a Record."
+        )

@@ -27,8 +27,9 @@ class RecordWriter:
     ...     writer.write(b"a picture", 3)
     ...     writer.write(b"another", [0.5, 2], id=77)
     >>> from penstock.records import RecordFile
-    >>> list(RecordFile(path))
-    [Record(id=0, label=3.0, data=b'a picture'), Record(id=77, label=array([0.5, 2. ], dtype=float32), data=b'another')]
+    >>> file = RecordFile(path)
+    >>> file[0], file.by_id(77).label
+    (Record(id=0, label=3.0, data=b'a picture'), array([0.5, 2. ], dtype=float32))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,7 +52,7 @@ class RecordWriter:
         content = _head(label, id) + data
         if len(content) > framing.LONGEST:
             raise ValueError(
-                f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,} in each."
+                f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,}."
             )
         pieces = framing.framed(content)
         self._file.writelines(pieces)
@@ -93,9 +94,9 @@ class RecordWriter:
 
 def _head(label: Any, id: int) -> bytes:
     values = np.asarray(label)
-    stored = values.astype(np.float32)
     if values.ndim > 1 or values.dtype.kind not in "biuf":
         raise TypeError(f"a label is a number or a vector of numbers, but it is {label!r}.")
+    stored = values.astype(np.float32)
     if values.dtype.kind in "iu" and (stored.astype(np.float64) != values).any():
         raise ValueError(f"labels are stored as float32, which cannot tell {label!r} from its neighbours.")
     if values.ndim == 0:
