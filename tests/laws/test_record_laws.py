@@ -17,7 +17,7 @@ from penstock.records import Record, RecordFile, RecordWriter
 from penstock.records.datum import Datum, DatumError, dump, parse
 from penstock.records.framing import MARK
 
-law = settings(deadline=None, max_examples=150)
+law = settings(deadline=None, max_examples=100)
 
 M = MARK.to_bytes(4, "little")
 # The mark itself, whole and in pieces: where it stands at a multiple of 4 a record is cut into parts.
