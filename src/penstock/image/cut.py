@@ -83,8 +83,9 @@ def shrunk(window: Box, image: Size, decoded: Size) -> Box:
     """The same window of an image that was decoded to another size: all pixels that it touches."""
     if image == decoded:
         return window
-    down, right = decoded[0] / image[0], decoded[1] / image[1]
-    top, left = math.floor(window.top * down), math.floor(window.left * right)
-    bottom = min(decoded[0], math.ceil((window.top + window.height) * down))
-    end = min(decoded[1], math.ceil((window.left + window.width) * right))
-    return Box(top, left, bottom - top, end - left)
+    edges = []
+    for begin, length, whole, part in zip(window[:2], window[2:], image, decoded, strict=True):
+        first, end = begin * part // whole, -(-(begin + length) * part // whole)
+        edges.append((first, end - first))
+    (top, height), (left, width) = edges
+    return Box(top, left, height, width)

@@ -10,17 +10,13 @@ import io
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+import cv2
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from penstock.errors import ImageError
-
-try:
-    import cv2
-    import simplejpeg
-    from PIL import Image, ImageOps, UnidentifiedImageError
-except ImportError as error:
-    raise ImportError(f"penstock.image needs {error.name}: pip install penstock[image].") from error
 
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr", "gray"]

@@ -176,7 +176,7 @@ def _settle() -> None:
     """In a worker process OpenCV works in one thread: the others have their cores, and its threads did not fork."""
     global _settled
     if is_worker_process():
-        cv2.setNumThreads(1)
+        cv2.setNumThreads(0)  # not 1, which dies where the threads of the parent are missing
     _settled = os.getpid()
 
 
