@@ -102,7 +102,7 @@ def test_a_list_names_images_and_labels(folder: Path) -> None:
 
 def spoil(folder: Path) -> list[Path]:
     bad = [folder / "cat" / "half.jpg", folder / "dog" / "text.png"]
-    bad[0].write_bytes((folder / "cat" / "2.jpg").read_bytes()[:500])
+    bad[0].write_bytes((folder / "cat" / "2.jpg").read_bytes()[:1200])
     bad[1].write_text("not an image")
     return bad
 
@@ -116,7 +116,7 @@ def test_a_bad_file_stops_it_and_is_named(
     assert code == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"penstock pack: {bad}: 500 bytes that cannot be decoded")
+    assert said.err.startswith(f"penstock pack: {bad}: 1200 bytes that cannot be decoded")
     assert "--skip-bad" in said.err
     assert os.listdir(folder.parent) == ["pictures"]
 

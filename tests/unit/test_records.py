@@ -187,6 +187,22 @@ def test_other_records_of_a_damaged_file_can_be_read(path: Path) -> None:
     assert [file[0], *(file[at] for at in (2, 3))] == [FOUR[0], *FOUR[2:]]
 
 
+def test_a_file_that_ends_between_two_parts_of_a_record_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.rec", FOUR[1:3])
+    os.truncate(path, 36 + 32)
+    with pytest.raises(
+        RecordError, match="byte 36: the record that begins here goes on after the end of the file, at 68"
+    ):
+        RecordFile(path, idx=False)
+
+
+@pytest.mark.parametrize("flag", [2, 3, 4])
+def test_a_part_that_may_not_stand_where_it_does_is_noticed(path: Path, flag: int) -> None:
+    spoil(path, 36 + 7, bytes([flag << 5]))
+    with pytest.raises(RecordError, match="byte 36: a part of a record should begin here"):
+        RecordFile(path, idx=False)
+
+
 def test_more_labels_than_there_is_room_for_are_noticed(path: Path) -> None:
     spoil(path, 8, struct.pack("<I", 2))
     with pytest.raises(RecordError, match="byte 0: a record of 28 bytes cannot have the 2 labels"):
@@ -220,7 +236,14 @@ def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: 
     assert list(RecordFile(path, idx=False)) == FOUR
 
 
-@pytest.mark.parametrize("index", ["10\t0\n7\t40\n3\t72\n5\t112\n", "10\t0\n3\t72\n5\t112\n"])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "10\t0\n7\t40\n3\t72\n5\t112\n",
+        "10\t0\n3\t72\n5\t112\n",  # two records of one part where one should be
+        "10\t0\n7\t36\n5\t112\n",  # one of one part, and one of two
+    ],
+)
 def test_a_wrong_line_in_the_middle_of_an_index_is_noticed_when_its_record_is_read(
     path: Path, index: str
 ) -> None:
