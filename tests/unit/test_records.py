@@ -143,6 +143,12 @@ def test_an_index_outside_is_an_index_error(path: Path, index: int) -> None:
         RecordFile(path)[index]
 
 
+@pytest.mark.parametrize("index", [1.0, "0", None, slice(2)])
+def test_an_index_must_be_an_integer(path: Path, index: Any) -> None:
+    with pytest.raises(TypeError):
+        RecordFile(path)[index]
+
+
 def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
     path = write(tmp_path / "empty.rec", [])
     assert list(RecordFile(path)) == list(RecordFile(path, idx=False)) == []
@@ -304,8 +310,9 @@ def test_labels_cannot_be_left_out_of_a_record(images: Path) -> None:
 
 
 def test_what_is_no_transform_is_refused(images: Path) -> None:
-    with pytest.raises(TypeError, match="transform must be a"):
-        RecordFile(images, transform=np.asarray)  # type: ignore[arg-type]
+    for make in (RecordFile, RecordStream):
+        with pytest.raises(TypeError, match="transform must be a"):
+            make(images, transform=np.asarray)  # type: ignore[arg-type]
 
 
 def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:

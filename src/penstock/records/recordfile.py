@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.records import framing
 from penstock.records.index import read_index, write_index
 from penstock.records.raw import RawFile
-from penstock.records.samples import Path, Picture, Samples, position
+from penstock.records.samples import Path, Picture, Samples, check_transform, position
 from penstock.source.dataset import IterableDataset
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class RecordStream(IterableDataset[Any]):
 
     def __init__(self, path: Path, transform: Transform | None = None, labels: bool = True) -> None:
         _check_labels(transform, labels)
+        check_transform(transform, labels)
         self.path = os.fspath(path)
         self._file = RawFile(self.path)
         self.transform = transform

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import index as as_int
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from numpy.typing import NDArray
 
@@ -34,8 +35,7 @@ class Samples(Dataset[Any]):
         self._stored = stored
         self.transform = transform
         self.labels = labels
-        if transform is not None:
-            self._images()  # which refuses what is no transform
+        check_transform(transform, labels)
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -61,7 +61,15 @@ class Samples(Dataset[Any]):
         return Pictures(self._stored, self.transform, self.labels)
 
 
-def position(at: Any, n: int, path: str) -> int:
-    if not -n <= at < n:
-        raise IndexError(f"sample {at} of {path}, which has {n:,}.")
-    return int(at) % n
+def position(at: SupportsIndex, n: int, path: str) -> int:
+    found = as_int(at)
+    if not -n <= found < n:
+        raise IndexError(f"sample {found} of {path}, which has {n:,}.")
+    return found % n
+
+
+def check_transform(transform: Transform | None, labels: bool) -> None:
+    if transform is not None:
+        from penstock.image import Images  # late: as above
+
+        Images(transform, labels)

@@ -96,7 +96,7 @@ def _head(label: Any, id: int) -> bytes:
     values = np.asarray(label)
     if values.ndim > 1 or values.dtype.kind not in "biuf":
         raise TypeError(f"a label is a number or a vector of numbers, but it is {label!r}.")
-    stored = values.astype(np.float32)
+    stored = values.astype("<f4")
     if values.dtype.kind in "iu" and (stored.astype(np.float64) != values).any():
         raise ValueError(f"labels are stored as float32, which cannot tell {label!r} from its neighbours.")
     if values.ndim == 0:
