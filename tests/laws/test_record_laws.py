@@ -106,16 +106,28 @@ def test_bytes_put_in_are_noticed(items: list[Any], idx: Any, place: float, more
         raise AssertionError(f"read as {found}")
 
 
+FLIP = {"items": SOME, "place": st.floats(0, 1, exclude_max=True), "flip": st.integers(1, 255)}
+
+
+@contextmanager
+def flipped(items: list[Any], place: float, flip: int) -> Iterator[tuple[Path, list[Any], int]]:
+    """A file with one wrong byte, its records before that, and which of them has the byte."""
+    with written(items) as path:
+        whole = RecordFile(path)
+        before, ends = reads(whole), whole._stored._edges[1:].tolist()
+        content = bytearray(path.read_bytes())
+        at = int(place * len(content))
+        content[at] ^= flip
+        path.write_bytes(content)
+        yield path, before, next(number for number, end in enumerate(ends) if at < end)
+
+
 @law
-@given(items=SOME, place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+@given(**FLIP)
 def test_a_wrong_byte_changes_no_other_record_and_no_length(
     items: list[Any], place: float, flip: int
 ) -> None:
-    with written(items) as path:
-        whole = RecordFile(path)
-        before, edges = reads(whole), whole._stored._edges.tolist()
-        at = _flip(path, place, flip)
-        hit = next(number for number, end in enumerate(edges[1:]) if at < end)
+    with flipped(items, place, flip) as (path, before, hit):
         try:
             found = reads(RecordFile(path))
         except RecordError:
@@ -126,15 +138,11 @@ def test_a_wrong_byte_changes_no_other_record_and_no_length(
 
 
 @law
-@given(items=SOME, place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+@given(**FLIP)
 def test_a_wrong_byte_without_an_index_loses_nothing_in_silence(
     items: list[Any], place: float, flip: int
 ) -> None:
-    with written(items) as path:
-        whole = RecordFile(path)
-        before, edges = reads(whole), whole._stored._edges.tolist()
-        at = _flip(path, place, flip)
-        hit = next(number for number, end in enumerate(edges[1:]) if at < end)
+    with flipped(items, place, flip) as (path, before, hit):
         try:
             found = reads(RecordFile(path, idx=False))
         except RecordError:
@@ -198,14 +206,6 @@ def test_whatever_is_read_as_a_datum_is_one_or_refused(message: bytes, at: int, 
             continue
         assert isinstance(datum, Datum)
         assert datum.encoded or datum.array().size > 0
-
-
-def _flip(path: Path, place: float, flip: int) -> int:
-    content = bytearray(path.read_bytes())
-    at = int(place * len(content))
-    content[at] ^= flip
-    path.write_bytes(content)
-    return at
 
 
 def _length(record: tuple[Any, ...]) -> int:
