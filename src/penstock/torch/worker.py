@@ -42,6 +42,7 @@ class Replica:
         self._stream = Reading(())
         self._stream_run = -1
         self._marks = marks
+        self._asks = marks > 0 and has_state(job.dataset)
         self._resumed: tuple[Mark | None, int] | None = None
         self._all_resumed = resumed
         self._at: Any = None
@@ -118,7 +119,7 @@ class Replica:
             keys = _keys(task.keys)
             many = getattr(dataset, "__getitems__", None)
             samples = many(keys) if many else [self._get(key) for key in keys]
-        if self._marks and has_state(dataset):
+        if self._asks:
             self.mark = dumps(Mark(0, {"iterable": dataset.state_dict()}))
         return samples
 
