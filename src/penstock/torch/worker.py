@@ -147,10 +147,8 @@ class Replica:
         stream = Reading(self._job.dataset)
         (mark, more), self._resumed = self._resumed or (None, 0), None
         if mark is not None and mark.states is None and mark.kept is not None:
-            self._resumed = (
-                Mark(0, {}, mark.kept),
-                0,
-            )  # nothing is left now, and the next epoch begins with this
+            # Nothing is left now, and the next epoch begins with this.
+            self._resumed = Mark(0, {}, mark.kept), 0
         stream.open(mark)
         for _ in range(more):
             with suppress(Exception):  # it was raised the first time
