@@ -760,10 +760,11 @@ def test_the_states_of_copies_need_as_many_copies() -> None:
 # ---- what is refused -----------------------------------------------------------------------------------
 
 
-def test_a_state_of_torchdatas_is_named() -> None:
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_state_of_torchdatas_is_named(seed: int | None) -> None:
     for theirs in ({"_snapshot": {}, "_steps_since_snapshot": 0}, {"_num_yielded": 3}):
         with pytest.raises(StateError, match="torchdata's StatefulDataLoader"):
-            DataLoader(Keys()).load_state_dict(theirs)
+            DataLoader(Keys(), seed=seed).load_state_dict(theirs)
 
 
 def test_a_seed_is_missing_or_one_too_many() -> None:

@@ -15,7 +15,7 @@ from penstock.torch import private, tensors
 from penstock.torch.core import core_of
 from penstock.torch.iterators import Seeded, new_iterator
 from penstock.torch.place import Place
-from penstock.torch.state import Saved, check_seeded, loaded, state_of
+from penstock.torch.state import Saved, check_maker, loaded, state_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -85,8 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         A state that does not fit raises a StateError that says what differs, and nothing is changed.
         """
+        check_maker(state_dict, self.seed)
         if self.seed is not None:
-            check_seeded(state_dict)
             core_of(self).load_state_dict(state_dict)
             return
         # An empty one is what a loader of DataPipes has, and torchdata's takes it too: nothing is known.

@@ -86,7 +86,6 @@ def _about(loader: Any, place: Place) -> dict[str, Any]:
 
 def loaded(loader: Any, value: object) -> Saved:
     """What `state_of` gave, perhaps by way of a JSON file, if it is of such a loader; else a StateError."""
-    _check_maker(value)
     state, place = State.parse(value), Place(loader)
     state.check(_about(loader, place))
     assert isinstance(value, Mapping)
@@ -100,7 +99,8 @@ def loaded(loader: Any, value: object) -> Saved:
         ) from error
 
 
-def _check_maker(value: object) -> None:
+def check_maker(value: object, seed: int | None) -> None:
+    """Raises a StateError that says whose state it is, unless it is of a loader with a seed, or of one without."""
     if not isinstance(value, Mapping):
         return
     if "_snapshot" in value or "_num_yielded" in value:
@@ -108,19 +108,15 @@ def _check_maker(value: object) -> None:
             "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
             "with torchdata, or begin it anew without the state."
         )
-    if "penstock" in value and PART not in value:
+    if seed is None and "penstock" in value and PART not in value:
         raise StateError(
             f"The resume state was taken from a loader with seed={value.get('seed')}, and this one has no seed. Give "
             "it that one, or begin anew without the state."
         )
-
-
-def check_seeded(value: object) -> None:
-    """Raises a StateError that says so, if this is a state of a loader without a seed."""
-    if isinstance(value, Mapping) and "penstock" in value and PART in value:
+    if seed is not None and "penstock" in value and PART in value:
         raise StateError(
-            "The resume state was taken from a loader without a seed, and this one has seed=. Make it without, or "
-            "begin anew without the state."
+            f"The resume state was taken from a loader without a seed, and this one has seed={seed}. Make it without, "
+            "or begin anew without the state."
         )
 
 
