@@ -13,11 +13,11 @@ from pictures import decoded, encoded, oriented, picture
 from PIL import Image, ImageOps
 
 from penstock.image import ImageError
-from penstock.image.decode import open_image, orientation
+from penstock.image.decode import decode, open_image, survey
 
 
-def pixels(data: Any, color: Any = "rgb", shrink: int = 1) -> Any:
-    return open_image(data, color, "tom.jpg").pixels(shrink, lambda n: np.empty(n, np.uint8))
+def pixels(data: Any, color: Any = "rgb", shrink: int = 1, rows: int = 10_000) -> Any:
+    return open_image(data, color, "tom.jpg").pixels(rows, shrink, lambda n: np.empty(n, np.uint8))[0]
 
 
 def test_a_jpeg_has_the_pixels_that_pillow_gives() -> None:
@@ -26,6 +26,7 @@ def test_a_jpeg_has_the_pixels_that_pillow_gives() -> None:
     assert (pixels(data, "bgr") == decoded(data)[:, :, ::-1]).all()
     assert (pixels(data, "gray") == decoded(data, "L")).mean() > 0.9
     assert pixels(data, "gray").shape == (60, 80)
+    assert (decode(data) == decoded(data)).all()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF"])
@@ -68,8 +69,8 @@ def test_the_orientation_is_found_behind_other_segments(order: Any) -> None:
     exif = b"Exif\0\0" + mark + (8).to_bytes(4, order) + ifd
     data = encoded(picture())
     segments = [b"\xff\xfe\0\x06note", b"\xff\xe1" + (2 + len(exif)).to_bytes(2, "big") + exif]
-    assert orientation(data[:2] + b"".join(segments) + data[2:]) == 6
-    assert orientation(data) == 1
+    assert survey(data[:2] + b"".join(segments) + data[2:])[0] == 6
+    assert survey(data)[0] == 1
 
 
 def test_bytes_between_two_markers_do_no_harm() -> None:
@@ -99,7 +100,17 @@ def test_a_truncated_file_is_an_error_that_names_it(kind: str) -> None:
         pixels(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"<html>not found</html>", bytes(1000)])
+def test_a_header_that_asks_for_too_many_pixels_is_refused() -> None:
+    data = bytearray(encoded(picture()))
+    at = survey(bytes(data))[1]
+    data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(ImageError, match=r"tom\.jpg: .*4294836225 pixels.*[^.]\.$"):
+        pixels(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xd8\xff", b"<html>not found</html>", bytes(1000), b"%!PS-Adobe-3.0 EPSF-3.0\n"]
+)
 def test_what_is_no_image_is_an_error_that_says_so(data: bytes) -> None:
     with pytest.raises(
         ImageError, match=r"tom\.jpg: \d+ bytes .* they begin like no format that Pillow reads"
@@ -153,6 +164,23 @@ def test_a_jpeg_is_decoded_smaller_where_fewer_pixels_are_wanted() -> None:
     assert pixels(oriented(picture(61, 83), 6), shrink=8).shape == (11, 8, 3)
     whole = pixels(data)[:60, :80].reshape(30, 2, 40, 2, 3).mean(axis=(1, 3))
     assert np.abs(pixels(data, shrink=2)[:30, :40] - whole).mean() < 2
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["baseline", "progressive", "restarts", "gray"])
+def test_rows_below_those_that_are_wanted_are_not_decoded_and_the_others_are_the_same(
+    subsampling: int, kind: str
+) -> None:
+    rough = np.random.default_rng(0).integers(0, 256, (200, 90, 3)).astype(np.uint8)
+    options = {"progressive": {"progressive": True}, "restarts": {"restart_marker_rows": 2}}.get(kind, {})
+    data = encoded(rough[:, :, 0] if kind == "gray" else rough, subsampling=subsampling, **options)
+    for shrink in (1, 2, 4, 8):
+        whole = pixels(data, shrink=shrink)
+        for rows in (1, 14, 15, 31, 100, 150, 199):
+            part = pixels(data, shrink=shrink, rows=rows)
+            wanted = -(-rows // shrink)
+            assert len(part) >= wanted and (part[:wanted] == whole[:wanted]).all()
+            assert kind == "progressive" or len(part) < len(whole) or rows > 150
 
 
 def test_arrays_are_taken_as_pixels() -> None:

@@ -20,11 +20,16 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The `window` of the image is resized `to` a size, and the sample is what is `inside` of that."""
+    """The `window` of the image is resized `to` a size, and the sample is what is `inside` of that.
+
+    `crop` is where the sample is in an image of the size `before` the crop, if there is one.
+    """
 
     window: Box
     to: Size
     inside: Box
+    crop: Box
+    before: Size
 
 
 def fitting(image: Size, shorter: int) -> Size:
@@ -81,8 +86,6 @@ def shrinking(window: Box, to: Size) -> int:
 
 def shrunk(window: Box, image: Size, decoded: Size) -> Box:
     """The same window of an image that was decoded to another size: all pixels that it touches."""
-    if image == decoded:
-        return window
     edges = []
     for begin, length, whole, part in zip(window[:2], window[2:], image, decoded, strict=True):
         first, end = begin * part // whole, -(-(begin + length) * part // whole)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import cv2
@@ -21,6 +22,7 @@ from penstock.errors import ImageError
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr", "gray"]
 Scratch = Callable[[int], Pixels]
+Size = tuple[int, int]  # height, width
 
 
 class Picture(Protocol):
@@ -29,10 +31,10 @@ class Picture(Protocol):
     height: int
     width: int
 
-    def pixels(self, shrink: int, scratch: Scratch) -> Pixels:
-        """All pixels; with shrink 2, 4 or 8 perhaps only so many times fewer along each axis.
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
+        """At least the first `rows` of its rows, and the size of that part of the image.
 
-        `scratch(n)` lends n bytes for them.
+        With shrink 2, 4 or 8 there may be so many times fewer pixels along each axis. `scratch(n)` lends n bytes.
         """
         ...
 
@@ -49,6 +51,12 @@ def open_image(data: Any, color: Color, name: str) -> Picture:
     return Decoded(_by_pillow(data, color, name))
 
 
+def decode(data: bytes, color: Color = "rgb", name: str = "the image") -> Pixels:
+    """All pixels of an image, in memory of their own."""
+    picture = open_image(data, color, name)
+    return picture.pixels(picture.height, 1, lambda nbytes: np.empty(nbytes, np.uint8))[0]
+
+
 class Decoded:
     """Pixels that are there already."""
 
@@ -56,8 +64,8 @@ class Decoded:
         self._pixels = pixels
         self.height, self.width = pixels.shape[:2]
 
-    def pixels(self, shrink: int, scratch: Scratch) -> Pixels:
-        return self._pixels
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
+        return self._pixels, (self.height, self.width)
 
 
 class Jpeg:
@@ -67,28 +75,38 @@ class Jpeg:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         if space in ("CMYK", "YCCK"):
             raise ValueError("only Pillow knows that Adobe stores these inverted")
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and height * width > 2 * most:
+            raise ValueError("Pillow refuses it too, and says why")
         self._data, self._color, self._name = data, color, name
-        self._orientation = orientation(data)
-        self._size: tuple[int, int] = height, width
+        self._orientation, self._frame = survey(data)
+        self._size: Size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
-    def pixels(self, shrink: int, scratch: Scratch) -> Pixels:
-        # Decoding a half, a quarter or an eighth takes less time than the whole; other parts take more.
-        height, width = (-(-length // shrink) for length in self._size)
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
+        data: bytes | bytearray = self._data
+        height, width = self._size
+        # Without its last bytes it was cut off. With them, Pillow and OpenCV take what can be decoded, and so do we.
+        whole = data[-2:] == b"\xff\xd9"
+        # The colours of a row need those of the row below, which may be twice as far away.
+        enough = -(-(rows + 2 * shrink) // 16) * 16
+        if self._frame and whole and self._orientation == 1 and enough < height:
+            # The rows below are not decoded if the header does not tell of them.
+            data, height = bytearray(data), enough
+            data[self._frame + 5 : self._frame + 7] = height.to_bytes(2, "big")
         channels = 1 if self._color == "gray" else 3
+        # Decoding a half, a quarter or an eighth takes less time than the whole; other parts take more.
+        tall, wide = -(-height // shrink), -(-width // shrink)
+        buffer = scratch(tall * wide * channels)
         try:
             decoded: Pixels = simplejpeg.decode_jpeg(
-                self._data,
-                self._color,
-                min_height=height,
-                min_width=width,
-                buffer=scratch(height * width * channels),
+                data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not whole
             )
         except ValueError:
-            # Damaged. Pillow knows which damage spares the pixels: bytes between two markers are common.
-            return _by_pillow(self._data, self._color, self._name)
+            return _by_pillow(self._data, self._color, self._name), (self.height, self.width)
         upright = turned(decoded, self._orientation)
-        return upright[:, :, 0] if channels == 1 else upright
+        covered = (self.height, self.width) if self._orientation > 1 else (height, width)
+        return upright[:, :, 0] if channels == 1 else upright, covered
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
@@ -100,17 +118,22 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
     return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
 
 
-def orientation(data: bytes) -> int:
-    """EXIF's orientation of a JPEG, 1 to 8; 1, upright, where it has none that can be read."""
-    at = 2
+def survey(data: bytes) -> tuple[int, int]:
+    """EXIF's orientation of a JPEG, 1 to 8, and where its frame header is; 0 if its rows do not come in turn.
+
+    The orientation is 1, upright, where there is none that can be read.
+    """
+    at, orientation = 2, 1
     while data[at : at + 1] == b"\xff":
-        marker, size = data[at + 1 : at + 2], int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker == b"\xda" or size < 2:  # the pixels begin
+        marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker in (0xC0, 0xC1):  # sequential
+            return orientation, at
+        if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            orientation = _orientation_of_tiff(data[at + 10 : at + 2 + size])
+        if marker == 0xDA or size < 2:  # the pixels begin
             break
-        if marker == b"\xe1" and data[at + 4 : at + 10] == b"Exif\0\0":
-            return _orientation_of_tiff(data[at + 10 : at + 2 + size])
         at += 2 + size
-    return 1
+    return orientation, 0
 
 
 def _orientation_of_tiff(tiff: bytes) -> int:
@@ -129,17 +152,23 @@ def _orientation_of_tiff(tiff: bytes) -> int:
 
 def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_formats()) as image:
             return _from_pillow(ImageOps.exif_transpose(image), color, name)
     except (ImageError, MemoryError):
         raise
     except Exception as error:
-        why = (
-            "they begin like no format that Pillow reads"
-            if isinstance(error, UnidentifiedImageError)
-            else error
-        )
+        why = str(error).rstrip(".")
+        if isinstance(error, UnidentifiedImageError):  # whose text is the address of the bytes
+            why = "they begin like no format that Pillow reads"
         raise ImageError(f"{name}: {len(data)} bytes that cannot be decoded as an image: {why}.") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Images only: among all that Pillow opens are programs for Ghostscript."""
+    Image.init()
+    wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
+    return tuple(name for name in wanted if name in Image.OPEN)
 
 
 def _from_pillow(image: Image.Image, color: Color, name: str) -> Pixels:

@@ -21,15 +21,21 @@ from penstock.image.decode import Pixels
 Array = NDArray[Any]
 
 
+_KEPT = 1 << 25  # bytes: what a larger image needs is given back
+
+
 class _Scratch(threading.local):
     """Memory that each thread uses again for every sample, so that no page of it is touched for the first time."""
 
     memory: Pixels = np.empty(0, np.uint8)
 
     def __call__(self, nbytes: int) -> Pixels:
-        if self.memory.nbytes < nbytes:
-            self.memory = np.empty(nbytes, np.uint8)
-        return self.memory[:nbytes]
+        memory = self.memory
+        if memory.nbytes < nbytes:
+            memory = np.empty(nbytes, np.uint8)
+            if nbytes <= _KEPT:
+                self.memory = memory
+        return memory[:nbytes]
 
 
 decoder_scratch, plane_scratch = _Scratch(), _Scratch()
@@ -80,13 +86,13 @@ class Finish(NamedTuple):
         else:
             cv2.LUT(pixels, np.ascontiguousarray(table.T)[None], dst=out)
 
-    def mean_of(self, before: Size, inside: Box, name: str) -> Array | None:
-        """The part of the mean image for a crop of an image that had this size before."""
+    def mean_of(self, before: Size, crop: Box, name: str) -> Array | None:
+        """The part of the mean image for this crop of an image of the size `before`."""
         mean = self.mean_image
         if mean is None:
             return None
         size = mean.shape[1:] if self.planar else mean.shape[:2]
-        if size == (inside.height, inside.width):
+        if size == (crop.height, crop.width):
             return mean
         if size != before:
             raise ImageError(
@@ -94,8 +100,8 @@ class Finish(NamedTuple):
                 "have that size or the crop's: give resize=(height, width), or the mean of each channel."
             )
         down, right = (
-            slice(inside.top, inside.top + inside.height),
-            slice(inside.left, inside.left + inside.width),
+            slice(crop.top, crop.top + crop.height),
+            slice(crop.left, crop.left + crop.width),
         )
         return mean[:, down, right] if self.planar else mean[down, right]
 

@@ -15,7 +15,21 @@ from penstock.image.transform import Transform
 from penstock.source.packed import PackedList
 
 SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+    {
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".avif",
+    }
 )
 
 

@@ -117,11 +117,13 @@ class Transform:
         picture = open_image(image, self.color, name)
         size = picture.height, picture.width
         cut, mirror = self._cut(size, name)
-        inside = cut.inside
-        mean = self._finish.mean_of(cut.to, inside, name)
-        pixels = picture.pixels(shrinking(cut.window, cut.to), decoder_scratch)
+        window, to, inside = cut.window, cut.to, cut.inside
+        mean = self._finish.mean_of(cut.before, cut.crop, name)
+        pixels, covered = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
         decoded: Any = pixels.shape[:2]
-        pixels = _resized(_part(pixels, shrunk(cut.window, size, decoded)), cut.to)
+        if decoded != covered:
+            window = shrunk(window, covered, decoded)
+        pixels = _part(_resized(_part(pixels, window), to), inside)
         shape = self._finish.shape((inside.height, inside.width))
         if out is None:
             out = np.empty(shape, self._finish.dtype)
@@ -130,7 +132,7 @@ class Transform:
                 f"out must be contiguous {self._finish.dtype} of shape {shape}, but it is {out.dtype} of shape "
                 f"{out.shape} with strides {out.strides}."
             )
-        self._finish.write(_part(pixels, inside), mirror, mean, out)
+        self._finish.write(pixels, mirror, mean, out)
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
@@ -143,11 +145,11 @@ class Transform:
         mirror = train and self.mirror and drawn[0] < 0.5
         if self.area and train:
             assert crop is not None
-            window = random_box(image, self.area, self.ratio, drawn[1:])
-            return Cut(window, crop, Box(0, 0, *crop)), mirror
+            whole = Box(0, 0, *crop)
+            return Cut(random_box(image, self.area, self.ratio, drawn[1:]), crop, whole, whole, crop), mirror
         to = self._resized(image)
         if crop is None:
-            inside = Box(0, 0, *to)
+            box = Box(0, 0, *to)
         elif crop[0] > to[0] or crop[1] > to[1]:
             resized = f", {text(to)} after resize={self.resize}" if to != image else ""
             raise ImageError(
@@ -155,8 +157,10 @@ class Transform:
                 f"Give resize={max(crop)} or more."
             )
         else:
-            inside = crop_box(to, crop, drawn[1], drawn[2]) if train else centre_box(to, crop)
-        return Cut(Box(0, 0, *image), to, inside), mirror
+            box = crop_box(to, crop, drawn[1], drawn[2]) if train else centre_box(to, crop)
+        if to == image:  # nothing is resized, and nothing but the crop is needed
+            return Cut(box, box[2:], Box(0, 0, *box[2:]), box, to), mirror
+        return Cut(Box(0, 0, *image), to, box, box, to), mirror
 
     def _resized(self, image: Size) -> Size:
         match self.resize:
