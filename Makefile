@@ -1,7 +1,7 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint frameworks interop soak bench clean
+.PHONY: demo test lint frameworks soak interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -24,13 +24,13 @@ lint: $(VENV)/.developed
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
-# Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
-interop: $(VENV)/.developed $(MXNET)/.made
-	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python $(BIN)/python -m pytest tests/interop
-
 # Kills workers for a minute.
 soak: $(VENV)/.developed
 	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
+
+# Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
+interop: $(VENV)/.developed $(MXNET)/.made
+	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python $(BIN)/python -m pytest tests/interop
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
