@@ -71,13 +71,17 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Delivery(NamedTuple):
-    """What `next` answers: a batch, or the error that stands in its place, or the end of the run."""
+    """What `next` answers: a batch, or the error that stands in its place, or the end of the run.
+
+    `worker` is who did it.
+    """
 
     task: Task | None
     data: Any = None
     rows: int = 0
     error: BaseException | None = None
     mended: Mended | None = None
+    worker: int = -1
 
 
 class Engine:
@@ -144,7 +148,7 @@ class Engine:
             self.cancel()
         self._run, self.ahead = run, None
         with self._closed_on_error():
-            self._carry_out(Opened())
+            self._carry_out(Opened(run.seat))
             self._backend.flush()
 
     def next(self, timeout: float | None) -> Delivery:
@@ -394,13 +398,13 @@ class Engine:
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
         if isinstance(outcome, Failed):
-            return Delivery(task, error=outcome.error)
+            return Delivery(task, error=outcome.error, worker=outcome.worker)
         try:
             data = self._backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Delivery(task, error=annotate(trouble, where))
-        return Delivery(task, data, outcome.rows, mended=outcome.mended)
+            return Delivery(task, error=annotate(trouble, where), worker=outcome.worker)
+        return Delivery(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss = self._losses[command.worker]

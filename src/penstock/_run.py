@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock._work.failure import annotate
@@ -18,7 +19,7 @@ class Run:
     """The steps of one epoch, in order. Once one cannot be drawn there are no more.
 
     `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before. `reading` is what the keys
-    are read from, where that may have a state.
+    are read from, where that may have a state. `seat` is whose the first step is, where that matters.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Run:
         step: int = 0,
         skip: frozenset[int] = frozenset(),
         reading: Reading | None = None,
+        seat: int = 0,
     ) -> None:
         self.epoch = epoch
+        self.seat = seat
         self.plan = plan
         self.error: Exception | None = None
         self.number = next(numbers)
@@ -90,22 +93,29 @@ class Run:
 
 
 def light_items(
-    reading: Reading, mark: Mark | None, batch_size: int | None, drop_last: bool, seed: int, epoch: int
+    reading: Reading,
+    mark: Mark | None,
+    batch_size: int | None,
+    drop_last: bool,
+    seed: int,
+    epoch: int,
+    borrow: Callable[..., AbstractContextManager[object]] | None = None,
 ) -> Iterator[Any]:
     """The light items of a stream from the mark on, in lists of a batch each, which are read alike on every rank."""
     from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
 
+    borrow = borrow or borrowed_generators
     size = batch_size or 1
     first = 0 if mark is None else mark.read
     for number in itertools.count(first):
         of = seed, epoch, number, READ
         anew = False
-        with borrowed_generators(*of), working_at(StepSource(*of)):
+        with borrow(*of), working_at(StepSource(*of)):
             if number == first:
                 anew = reading.open(mark)
             items = [] if anew else reading.take(size)
         if anew:
-            with borrowed_generators(*of), working_at(StepSource(*of)):
+            with borrow(*of), working_at(StepSource(*of)):
                 items = reading.take(size)
         if items and (len(items) == size or not drop_last):
             yield items[0] if batch_size is None else items

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -140,7 +141,10 @@ class DataLoader(Generic[T_co]):
         self._resume: State | None = None
         self._give_crews()
 
+    # What a loader for another kind of batches does in its own way: how tasks are run, and which generators are set
+    # while light items are read (see `borrowed_generators`).
     _make_runner: ClassVar[type | None] = None
+    _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:
@@ -516,7 +520,9 @@ class DataLoader(Generic[T_co]):
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
             reading = Reading(self._dataset)
-            items = light_items(reading, mark, options.batch_size, options.drop_last, self.seed, epoch)
+            items = light_items(
+                reading, mark, options.batch_size, options.drop_last, self.seed, epoch, self._borrow
+            )
             read = 0 if mark is None else mark.read
             items = itertools.islice(items, at.steps * options.shard.world - read, None)
             keys = deal(items, *options.shard, options.drop_last)

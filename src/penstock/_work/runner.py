@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,13 +15,16 @@ from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CollateError, WorkerLost
+from penstock.errors import WorkerLost
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
 # 65,000 would find none.
 _MOST_REPLACEMENTS = 16
+
+
+Fetching = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class StreamEnded(Exception):
@@ -50,9 +53,12 @@ class Runner:
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
-        # The samples that are fetched one by one, those that are left of them, and the row of the first.
-        self._fetching: tuple[Sequence[Any], Any, int] | None = None
-        self._rng: tuple[int, np.random.Generator] | None = None
+        # The samples that are fetched one by one, those that are left of them, and their rows.
+        self._fetching: Fetching | None = None
+        # The same of a loop over `each` that was left before its end: by an error, which names its sample.
+        self._abandoned: Fetching | None = None
+        self._rngs: dict[int, np.random.Generator] = {}  # by row, and -1 for the step
+        self.part: Sequence[int] | None = None
         self._keep: Callable[..., Any] = keep
         self._mends = job.on_error != "raise"
         self.rows = 0
@@ -111,7 +117,8 @@ class Runner:
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
         self._at = ""
-        self._keys = self._fetching = self._rng = self.mended = self.mark = None
+        self._keys = self._fetching = self._abandoned = self.part = self.mended = self.mark = None
+        self._rngs.clear()
         self._task, self._drawing = task, self._number(task.step)
         outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
         try:
@@ -135,16 +142,44 @@ class Runner:
 
     def rng(self) -> np.random.Generator:
         """See `penstock.rng`. One generator for each sample, and one for what is done to the step."""
-        item, row = (None, -1) if self._fetching is None else self._sample()
-        if self._rng is None or self._rng[0] != row:
+        item, row = (None, -1) if self._fetching is None else _at(self._fetching)
+        found = self._rngs.get(row)
+        if found is None:
             from penstock._work import randomness  # late: see InlineBackend
 
             if row < 0:
                 of = self._drawing, randomness.STEP
             else:
                 of = randomness.number_of(self._key(item, row)), randomness.SAMPLE
-            self._rng = row, randomness.generator(self._job.seed, self._task.epoch, *of)
-        return self._rng[1]
+            found = self._rngs[row] = randomness.generator(self._job.seed, self._task.epoch, *of)
+        return found
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """See `penstock.each`. A sample is named by the step's key in its row: a Subset asks for other keys."""
+        rows = self.rows_asked_for()
+        # Within a sample, and where a dataset asks another for more or fewer, these are no samples of the step.
+        if self._fetching is not None or len(keys) != len(rows):
+            yield from keys
+            return
+        names = _plain(self._task.keys)
+        if self.part is not None:
+            names = [names[row] for row in rows]
+        left: Any = iter(names)
+        self._fetching = fetching = names, left, rows
+        try:
+            for key, _ in zip(keys, left, strict=True):
+                yield key
+        except GeneratorExit:  # the loop was left
+            self._abandoned = fetching
+            raise
+        finally:
+            if self._fetching is fetching:  # an error may keep this generator until another sample is at work
+                self._fetching = None
+
+    def rows_asked_for(self) -> Sequence[int]:
+        if self.part is not None:
+            return self.part
+        return range(len(self._task.keys) if self._task.kind is Kind.KEYS else 0)
 
     def _run(self, task: Task, writer: Writer) -> object:
         if self._init_error is not None:
@@ -157,8 +192,9 @@ class Runner:
             self._at, self._keys = "__gather__ of samples ", task.keys
             try:
                 return self._gather(np.asarray(task.keys), writer.empty)
-            except Exception:
-                if not self._mends:
+            except BaseException as error:
+                if not self._mends or not isinstance(error, Exception):
+                    self._name_sample()
                     raise
                 samples: Sequence[Any] = self._each(self._job.dataset.__getitem__, _plain(task.keys))
         else:
@@ -169,13 +205,11 @@ class Runner:
         if task.kind not in BATCHED:
             return convert(samples[0]) if custom is None else custom(samples[0])
         self._at, self._keys = "collate of ", None
-        if self._into is not None:
-            return self._into(samples, writer.empty)
-        if custom is not None:
+        if custom is not None and self._into is None:
             return custom(samples)
         try:
-            return collate(samples, writer.empty)
-        except CollateError as error:
+            return (self._into or collate)(samples, writer.empty)
+        except Exception as error:
             if task.kind is Kind.KEYS:
                 _name_rows(error, task.keys if self.mended is None else self.mended.keys)
             raise
@@ -210,8 +244,9 @@ class Runner:
         self._at, self._keys = "__getitems__ of samples ", keys
         try:
             samples: Sequence[Any] = self._getitems(keys)
-        except Exception:
-            if not self._mends:
+        except BaseException as error:
+            if not self._mends or not isinstance(error, Exception):
+                self._name_sample()
                 raise
             return self._each(self._job.dataset.__getitem__, keys)
         if len(samples) != len(keys):
@@ -230,20 +265,19 @@ class Runner:
     def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:
         # How much is left of the iterator tells which sample is at work, at no cost until somebody asks.
         left: Any = iter(keys)
-        self._fetching = keys, left, first
+        self._fetching = keys, left, range(first, first + len(keys))
         try:
             return [get(key) for key in left]
         except BaseException:
-            key, row = self._sample()
-            self._at = f"sample {key!r} (row {row}), "
+            self._name_sample()
             raise
 
-    def _sample(self) -> tuple[Any, int]:
-        """What is being fetched, and its row."""
-        assert self._fetching is not None
-        keys, left, first = self._fetching
-        at = len(keys) - left.__length_hint__() - 1
-        return keys[at], first + at
+    def _name_sample(self) -> None:
+        """For an error: which sample it came from, where samples are fetched one by one."""
+        fetching = self._fetching or self._abandoned
+        if fetching is not None:
+            key, row = _at(fetching)
+            self._at, self._keys = f"sample {key!r} (row {row}), ", None
 
     def _key(self, item: Any, row: int) -> Any:
         """What names a sample: the items of a stream may be alike, their positions are not."""
@@ -260,7 +294,7 @@ class Runner:
             tried: list[Any] = []
             while len(tried) <= most:
                 item = self._another(row, len(tried)) if tried else key
-                self._rng = None
+                self._rngs.clear()
                 try:
                     samples += self._get(get, [item], row)
                 except Exception as error:
@@ -324,7 +358,8 @@ class Runner:
         self._reseed(task.epoch, until)
 
     def _reseed(self, epoch: int, number: int) -> None:
-        self._drawing, self._rng = number, None
+        self._drawing = number
+        self._rngs.clear()
         if self._seed_step is not None:
             self.seed(epoch, number)
 
@@ -364,6 +399,13 @@ class Runner:
         return mark if self._number(task.step) < mark.read + self._world else None
 
 
+def _at(fetching: Fetching) -> tuple[Any, int]:
+    """What is being fetched, and its row."""
+    keys, left, rows = fetching
+    at = len(keys) - left.__length_hint__() - 1
+    return keys[at], rows[at]
+
+
 def _plain(keys: Any) -> Any:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
@@ -373,8 +415,9 @@ def _pulled(task: Task) -> tuple[int, bool, Mark | None]:
     return (task.keys[0], True, task.keys[1]) if isinstance(task.keys, tuple) else (task.keys, False, None)
 
 
-def _name_rows(error: CollateError, keys: Any) -> None:
-    rows = error.rows
+def _name_rows(error: Exception, keys: Any) -> None:
+    """Which samples do not fit, if the error says in which rows: see CollateError."""
+    rows = getattr(error, "rows", ())
     if rows:
         named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
         error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
