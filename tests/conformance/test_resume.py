@@ -556,6 +556,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         {**GOOD, "mark": {"read": 1, "states": {}, "kept": None}},
         "'mark' is of batch 1, after the 0 steps",
     ),
+    "a mark, and nothing about the loader": (
+        {**GOOD, "mark": {"read": 0, "states": {}, "kept": None}, "about": {}},
+        "kind was None .* and is 'keys'",
+    ),
     "a mark of something else": (
         {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
         "'mark' is",
