@@ -393,6 +393,15 @@ def test_the_state_of_any_rank_does_for_all(name: str) -> None:
             assert same(list(other), list(rank(resumed))[2:])
 
 
+def test_new_workers_know_what_a_stream_keeps_from_epoch_to_epoch() -> None:
+    plain = DataLoader(EpochsStream(), 4, seed=3)
+    with DataLoader(EpochsStream(), 4, seed=3, num_workers=1, persistent_workers=False) as loader:
+        for _ in range(3):
+            assert same(list(loader), list(plain))
+        loader.close()
+        assert same(list(loader), list(plain))
+
+
 class KeptKeys(Noisy):
     """A dataset with keys and a state, which is in every sample."""
 
@@ -538,6 +547,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
     "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
+    "a mark of what is to come": (
+        {**GOOD, "mark": {"read": 1, "states": {}, "kept": None}},
+        "'mark' is of batch 1, after the 0 steps",
+    ),
     "a mark of something else": (
         {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
         "'mark' is",
