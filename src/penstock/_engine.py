@@ -115,7 +115,7 @@ class Engine:
         self._pace = 1e-3  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
-        self._heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
+        self.heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
@@ -294,14 +294,14 @@ class Engine:
             if task is not None:  # else it was cancelled
                 self._outcomes[outcome.seq] = outcome
                 if not isinstance(outcome, Bundle) and outcome.mark is not None:
-                    self._heritage = task.run, outcome.mark
+                    self.heritage = task.run, outcome.mark
             if not isinstance(outcome, Failed):
                 self._learn(outcome)
             self._carry_out(StepFilled(outcome.seq, outcome.worker))
         elif isinstance(outcome, Ended):
             task = self._tasks.pop(outcome.seq, None)
             if task is not None and outcome.mark is not None:
-                self._heritage = task.run, outcome.mark
+                self.heritage = task.run, outcome.mark
                 if self._run is not None and self._run.number == task.run:
                     self._run.end = outcome.mark
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
@@ -322,7 +322,7 @@ class Engine:
     def _is_fatal(self, task: Task) -> bool:
         """Whether nobody else can do it: in the middle of a stream that has no state to go on from."""
         begins = task.step == 0 or isinstance(task.keys, tuple)
-        known = self._heritage is not None and self._heritage[0] == task.run
+        known = self.heritage is not None and self.heritage[0] == task.run
         return task.kind in PULLED and not (begins or known)
 
     def _learn(self, outcome: Filled | Bundle) -> None:
@@ -338,7 +338,7 @@ class Engine:
 
     def _hire(self, command: Hire) -> None:
         self._backend.flush()
-        self._backend.hire(command.worker, command.seat, self._heritage)
+        self._backend.hire(command.worker, command.seat, self.heritage)
 
     def _post(self, command: Post) -> None:
         seq, slab, _, seat = command

@@ -73,9 +73,15 @@ class State:
             raise StateError(
                 f"The resume state is damaged: it has no {', '.join(map(repr, missing))}, only {_names(value)}."
             )
-        about = value["about"]
+        about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
             raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict.")
+        world = about.get("world", 1)  # the states of torch's loaders have none
+        if mark is not None and isinstance(world, int) and mark.read > _number(value, "steps") * world:
+            raise StateError(
+                f"The resume state is damaged: 'mark' is of batch {mark.read}, after the {value['steps']} steps that "
+                "were handed out."
+            )
         return cls(
             _number(value, "epoch"),
             _number(value, "steps"),
@@ -83,7 +89,7 @@ class State:
             _number_or_none(value, "seed"),
             dict(about),
             _number_or_none(value, "consumed"),
-            _mark(value["mark"]),
+            mark,
             value["dataset"],
         )
 

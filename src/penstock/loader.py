@@ -31,7 +31,7 @@ from penstock.checkpoint import Progress, State
 from penstock.errors import StateError
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
-from penstock.plan.reading import Reading, has_state
+from penstock.plan.reading import Mark, Reading, has_state
 from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
 from penstock.source.kind import is_stream
@@ -470,7 +470,7 @@ class DataLoader(Generic[T_co]):
         try:
             ahead = engine.ahead
             if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
-                ahead = self._new_run(epoch, plan, begin)
+                ahead = self._new_run(epoch, plan, begin, begin.mark if self._loads(engine) else None)
             progress = Progress(begin, plan)
             iterator = kind(self, engine, ahead, progress)
             engine.open(ahead)
@@ -497,14 +497,16 @@ class DataLoader(Generic[T_co]):
     def _length_now(self) -> int | None:
         return len(self._dataset) if self._kind in BY_KEY and isinstance(self._dataset, Sized) else None
 
-    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
+    def _loads(self, engine: Engine) -> bool:
+        """Whether what is read must be given back its state: it is not here, or not where it was left."""
+        if self._resume is not None:
+            return True
+        gone = self._kind in PULLED and self._options.backend == "process" and engine.heritage is None
+        return gone or (self._progress is not None and self._progress.began_at_end)
+
+    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State, mark: Mark | None) -> Run:
         keys: Iterator[Any]
         options, reading = self._options, None
-        before = self._progress
-        loads = self._resume is not None or (before is not None and before.began_at_end)
-        mark = (
-            at.mark if loads else None
-        )  # else what it is the mark of is here itself, where the mark was made
         size, skip = options.batch_size or 1, frozenset(at.beyond)
         if isinstance(plan, OrderPlan):
             keys = plan.draw(epoch)
