@@ -115,8 +115,8 @@ def check_maker(value: object, seed: int | None) -> None:
         )
     if seed is not None and "penstock" in value and PART in value:
         raise StateError(
-            f"The resume state was taken from a loader without a seed, and this one has seed={seed}. Make it without, "
-            "or begin anew without the state."
+            f"The resume state was taken from a loader without a seed, and this one has seed={seed}. Make it "
+            "without, or begin anew without the state."
         )
 
 
