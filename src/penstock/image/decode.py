@@ -69,11 +69,7 @@ class Decoded:
         return self._pixels, (self.height, self.width)
 
 
-_FRAMES = (
-    0xC0,
-    0xC1,
-    0xC2,
-)  # baseline, extended, and progressive, whose scans go over all rows again and again
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
@@ -82,7 +78,7 @@ class Jpeg:
 
     def __init__(self, data: bytes, color: Color, name: str) -> None:
         self._data, self._color, self._name = data, color, name
-        self._orientation, self._frame, self._in_turn = survey(data)
+        self._orientation, self._frame = survey(data)
         precision, height, width, channels = _FRAME.unpack_from(data, self._frame)
         if precision != 8 or channels not in (1, 3) or not height or not width:
             raise ValueError("only Pillow knows CMYK, which Adobe stores inverted; nobody knows the others")
@@ -99,8 +95,8 @@ class Jpeg:
         whole = data[-2:] == b"\xff\xd9"
         # The colours of a row need those of the row below, which may be twice as far away.
         enough = -(-(rows + 2 * shrink) // 16) * 16
-        if self._in_turn and whole and self._orientation == 1 and enough < height:
-            # The rows below are not decoded if the header does not tell of them.
+        if whole and self._orientation == 1 and enough < height:
+            # Rows that the header does not tell of are not decoded: what is left of each scan is skipped.
             data, height = bytearray(data), enough
             data[self._frame + 1 : self._frame + 3] = height.to_bytes(2, "big")
         channels = 1 if self._color == "gray" else 3
@@ -127,8 +123,8 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
     return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
 
 
-def survey(data: bytes) -> tuple[int, int, bool]:
-    """EXIF's orientation of a JPEG, 1 to 8, where its frame header is, and whether its rows come in turn.
+def survey(data: bytes) -> tuple[int, int]:
+    """EXIF's orientation of a JPEG, 1 to 8, and where its frame header is.
 
     The orientation is 1, upright, where there is none that can be read. Without a frame header, a ValueError.
     """
@@ -136,7 +132,7 @@ def survey(data: bytes) -> tuple[int, int, bool]:
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if marker in _FRAMES and size >= 8:
-            return orientation, at + 4, marker != 0xC2
+            return orientation, at + 4
         if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             orientation = _orientation_of_tiff(data[at + 10 : at + 2 + size])
         if marker == 0xDA or size < 2:  # the pixels begin
