@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import images
+from bench import images, mxnet_peer
 from bench.workloads import Workload
 
 Stream = AbstractContextManager[Iterator[Any]]
@@ -218,6 +218,7 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "grain": ("grain", grain_stream),
     "spdl": ("spdl.pipeline", spdl_stream),
     "dali": ("nvidia.dali", images.dali_stream),
+    "mxnet": ("mxnet", mxnet_peer.mxnet_stream),
     "penstock_torch": ("penstock.torch", penstock_torch_stream),
     "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
@@ -226,12 +227,12 @@ ENGINES: dict[str, tuple[str, Open]] = {
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
 
-JPEG_ENGINES = ("dali",)  # which run the rows of JPEGs alone
+JPEG_ENGINES = ("dali", "mxnet")  # which run the rows of JPEGs alone
 _DISTRIBUTIONS = {"dali": "nvidia-dali-cuda120"}
 
 
 def interpreter(engine: str) -> str:
-    """What runs the engine: BENCH_DALI=/its/environment/bin/python, for one that suits no other's environment."""
+    """What runs the engine: BENCH_MXNET=/its/environment/bin/python, for one that suits no other's environment."""
     return os.environ.get(f"BENCH_{engine.upper()}", sys.executable)
 
 

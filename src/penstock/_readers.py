@@ -26,6 +26,7 @@ class Reader:
         self._loader: DataLoader[Any] = loader
         self._progress = progress
         self._engine: Engine | None = engine
+        self._run = run
         self._plan = run.plan
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
@@ -37,7 +38,7 @@ class Reader:
                 raise StopIteration
             delivery = self._engine.next(self._timeout)
             if delivery.task is not None:
-                self._progress.passed(delivery.task.step)
+                self._progress.passed(delivery.task.step, delivery.task.mark)
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -48,7 +49,7 @@ class Reader:
                 finally:
                     del error  # its traceback holds this frame, which must not hold it in turn
             if delivery.task is None:
-                self._progress.is_over = True
+                self._progress.finish(self._run.end)
                 self._let_go(cancel=False)
                 raise StopIteration
             if delivery.rows or delivery.mended is None:
@@ -75,7 +76,8 @@ class Reader:
 
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
-        return len(self._loader)
+        steps = None if self._plan is None else self._plan.steps(self._progress.epoch)
+        return len(self._loader) if steps is None else steps
 
     def close(self) -> None:
         """Abandons the epoch. What workers are at is void and not waited for."""

@@ -37,6 +37,10 @@ class StateError(ValueError):
     """A resume state that cannot be loaded: damaged, of another version, or of another loader."""
 
 
+class RecordError(ValueError):
+    """A file of records that is damaged, or is not of the kind that it is read as. Says where in the file."""
+
+
 class RemoteTraceback(Exception):
     """The traceback of a worker, as text: the cause of an exception that came from there."""
 

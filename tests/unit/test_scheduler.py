@@ -60,8 +60,8 @@ class Log:
 # Runs
 
 
-def test_opening_hires_a_crew_and_fills_the_window() -> None:
-    assert Log().after(Opened()).are(Hire(0, 0), Hire(1, 1), Post(0, 0, 0), Post(1, 1, 0))
+def test_opening_fills_the_window_and_hires_a_crew() -> None:
+    assert Log().after(Opened()).are(Post(0, 0, 0), Post(1, 1, 0), Hire(0, 0), Hire(1, 1))
 
 
 def test_a_batch_is_delivered_when_asked_for_and_its_place_is_filled() -> None:
@@ -198,6 +198,11 @@ def test_a_step_is_given_up_after_its_retries_and_reported_in_its_turn() -> None
     assert log.after(StepFilled(0, 0), Asked()).are(DeliverLost(1, 1, 2), Post(3, 1, 0))
 
 
+def test_a_step_that_nobody_else_can_do_is_given_up_at_once() -> None:
+    log = Log(window=1, workers=1, retries=5).after(Opened(), Asked(), WorkerLost(0, 0, fatal=True))
+    assert log.are(Hire(1, 0), DeliverLost(0, 0, 0), Post(1, 0, 0))
+
+
 def test_out_of_order_a_loss_is_reported_when_it_comes() -> None:
     log = Log(retries=0, in_order=False).after(Opened(), Asked(), WorkerLost(1, 1))
     assert log.are(Hire(2, 1), DeliverLost(1, 1, 1), Post(2, 1, 0))
@@ -232,7 +237,7 @@ def test_asking_on_after_the_crew_was_given_up_hires_a_new_one() -> None:
 
 def test_opening_hires_again_for_the_empty_seats() -> None:
     log = Log(window=1, workers=1, retries=0).after(Opened(), WorkerLost(0, None), WorkerLost(1, None))
-    assert log.after(Rescinded(0), Cancelled(), Opened()).are(Hire(2, 0), Post(1, 0, 0))
+    assert log.after(Rescinded(0), Cancelled(), Opened()).are(Post(1, 0, 0), Hire(2, 0))
 
 
 def test_while_one_of_the_crew_lives_it_does_all_the_work() -> None:

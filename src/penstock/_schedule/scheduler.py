@@ -262,7 +262,10 @@ class Scheduler:
         self._bound = None
         self._drained = False
         self._idle_losses = 0
-        self._hire(out)
+        crew: list[Command] = []
+        self._hire(crew)
+        self._settle(out)
+        out += crew  # last, so that whoever is born first finds work at once
 
     def _asked(self, event: Asked, out: list[Command]) -> None:
         if self._ask_is_open:
@@ -417,7 +420,7 @@ class Scheduler:
             self._steps[seq] = step
             self._steps = OrderedDict(sorted(self._steps.items()))
         step = Step(POSTED, step.slab, step.attempt + 1, event.worker)
-        if step.attempt > self._retries:
+        if event.fatal or step.attempt > self._retries:
             self._lose(seq, step)
         else:
             self._steps[seq] = step

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+import penstock._work.randomness  # noqa: F401 - what every worker needs, before it is forked and not in each
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
 from penstock._work.rng import at_work
@@ -21,6 +22,7 @@ from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.reply import REPLY, Replier
+from penstock.backends.stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
@@ -31,10 +33,13 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
-    _give_way()
+    if job.num_workers <= len(os.sched_getaffinity(0)):  # else they mostly wait, and would wake up later
+        _give_way()
     at_work.source = None  # a forked worker may have been started by a dataset at work
+    tell_when_asked(fds["stacks"])
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
+    runner.heritage = _heritage(fds["heritage"])
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
         catch_up = partial(job.log.catch_up, fds["updates"], dataset=job.dataset)
@@ -45,6 +50,12 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             record = board.claim(slot, seq, worker)
             if record is not None:
                 desk.do(record, partial(board.progress, slot))
+
+
+def _heritage(fd: int) -> tuple[int, bytes] | None:
+    """What there is from the worker before this one."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    return pickle.loads(data) if data else None
 
 
 def _give_way() -> None:
@@ -98,13 +109,15 @@ class _Desk:
             self._runner.prepare(task)
             tree = self._runner.run(task, writer)
             runner = self._runner
-            return self._replier.filled(task.seq, tree, runner.rows, writer, base, began, runner.mended)
+            return self._replier.filled(
+                task.seq, tree, runner.rows, writer, base, began, runner.mended, runner.mark
+            )
         except StreamEnded:
-            return self._replier.ended(task.seq, writer, base, began)
+            return self._replier.ended(task.seq, writer, base, began, self._runner.mark)
         except BaseException as error:
             failure = self._runner.capture(error, task)
             writer.used, writer.overflow = used, False  # over what there was of the batch
-            return self._replier.failed(task.seq, failure, writer, base, began)
+            return self._replier.failed(task.seq, failure, writer, base, began, self._runner.mark)
 
 
 def _keys(payload: int, root: NDArray[np.uint8]) -> object:

@@ -23,7 +23,8 @@ from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
 from penstock._work.updates import Change
-from penstock.backends.base import LONGEST_WAIT, Bundle, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends import stack
+from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
@@ -54,6 +55,8 @@ class ProcessBackend:
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
             self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
+            self._heritage = os.memfd_create("penstock-heritage", os.MFD_CLOEXEC)
+            self._stacks = os.memfd_create("penstock-stacks", os.MFD_CLOEXEC)
             pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, replies_in = os.pipe()
@@ -61,7 +64,8 @@ class ProcessBackend:
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (*self._tokens, self._replies, self._strays)
-            close_in_child(arena, board, self._updates, *self._tokens_out, replies_in, strays_in_fd, *ours)
+            told = (self._updates, self._heritage, self._stacks)
+            close_in_child(arena, board, *told, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
@@ -69,6 +73,8 @@ class ProcessBackend:
             "arena": arena,
             "board": board,
             "updates": self._updates,
+            "heritage": self._heritage,
+            "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
             "strays": strays_in_fd,
@@ -99,11 +105,17 @@ class ProcessBackend:
 
         self._free = list(range(job.slots))
         self._unsent = [b""] * len(pipes)
+        self._latest = -1  # seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         assert self._launcher is not None
+        if heritage is not None:
+            # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
+            data = pickle.dumps(heritage)
+            os.ftruncate(self._heritage, len(data))
+            os.pwrite(self._heritage, data, 0)
         process = self._launcher.start(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
@@ -128,10 +140,15 @@ class ProcessBackend:
             size = -size
         else:
             root[:size] = payload
-        seq, run, epoch, step, kind, _, count = task
+        seq, run, epoch, step, kind, _, count, _ = task
         self._posted[seq] = slot, root
         self._board.post(slot, seq, run, epoch, step, kind, size, count, self._log.end, *region)
-        self._unsent[seat] += TOKEN.pack(slot, seq)  # seat -1, whoever is free, is the only pipe
+        token = TOKEN.pack(slot, seq)
+        if seq < self._latest:  # it is done again: before the others, which the only reader of a stream needs
+            self._unsent[seat] = token + self._unsent[seat]
+        else:
+            self._latest = seq
+            self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
 
     def update(self, change: Change) -> None:
         self._log.write(self._updates, change)
@@ -177,12 +194,13 @@ class ProcessBackend:
             rest = pickle.loads(trailer.rest, buffers=views)
         return layout.open(root, rest)
 
-    def doing(self, seq: int) -> str:
+    def doing(self, seq: int) -> Doing:
         entry = self._posted.get(seq)
         worker = None if entry is None else self._board.claimant(entry[0])
-        if worker not in self._workers:
-            return "no worker yet"
-        return self._who(worker)
+        process = None if worker is None else self._workers.get(worker)
+        if worker is None or process is None:
+            return Doing("no worker yet")
+        return Doing(self._who(worker), stack.ask(process.fileno(), self._stacks))
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -285,8 +303,11 @@ class ProcessBackend:
         if verdict == Verdict.BUNDLE:
             steps: list[Any] = [self._understand(root, *reply) for reply in REPLY.iter_unpack(data)]
             return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
+        if verdict == Verdict.ENDED:
+            return Ended(seq, worker, data)
         if verdict == Verdict.FAILED:
-            return Failed(seq, worker, restore(data))
+            failure, mark = pickle.loads(data)
+            return Failed(seq, worker, restore(failure), mark)
         try:
             trailer: Trailer = pickle.loads(data)
         except Exception as error:  # of a class of the user's that is part of the batch's structure
@@ -301,7 +322,7 @@ class ProcessBackend:
         mended = trailer.mended
         if mended is not None:
             mended = mended._replace(errors=[(key, restore(error)) for key, error in mended.errors])
-        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended)
+        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Maps the memfd that came with a reply; it is unmapped with the batch."""

@@ -20,7 +20,8 @@ from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
 from penstock._work.updates import Change
-from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Outcome, Payload
+from penstock.backends import stack
+from penstock.backends.base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -40,14 +41,14 @@ class ThreadBackend:
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, str] = {}
+        self._doing: dict[int, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
 
     @property
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         thread = threading.Thread(
             target=self._work, args=(worker, seat), name=f"penstock-{seat}", daemon=True
         )
@@ -91,8 +92,9 @@ class ThreadBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> str:
-        return self._doing.get(seq, "no worker yet")
+    def doing(self, seq: int) -> Doing:
+        who, ident = self._doing.get(seq, ("no worker yet", None))
+        return Doing(who, stack.of_thread(ident))
 
     def wake(self) -> None:
         self._outcomes.put(None)
@@ -115,7 +117,7 @@ class ThreadBackend:
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[task.seq] = who
+            self._doing[task.seq] = who, threading.get_ident()
             outcome = self._run(runner, worker, task, Writer(root))
             del self._doing[task.seq], root
             self._outcomes.put(outcome)
@@ -125,7 +127,9 @@ class ThreadBackend:
         try:
             tree = runner.run(task, writer)
         except StreamEnded:
-            return Ended(task.seq, worker)
+            return Ended(task.seq, worker, runner.mark)
         except BaseException as error:
-            return Failed(task.seq, worker, annotate(error, runner.where(task)))
-        return Filled(task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended)
+            return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+        return Filled(
+            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
+        )
