@@ -48,6 +48,7 @@ def test_an_image_is_turned_upright(kind: str, tag: int) -> None:
     opened = open_image(data, "rgb", "")
     assert (opened.height, opened.width) == upright.shape[:2]
     assert (pixels(data) == upright).all()
+    assert (pixels(data, rows=20)[:20] == upright[:20]).all()
 
 
 @pytest.mark.parametrize("tag", [6, 3])
