@@ -32,9 +32,9 @@ class Crews:
             engine.close()
 
     def close(self) -> None:
-        self._idle = None
         for engine in tuple(self.live):
             engine.close()
+        self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
 
 
 def workers(options: Options, kind: Kind) -> int:

@@ -76,7 +76,8 @@ class State:
         about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
             raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict.")
-        if mark is not None and mark.read > _number(value, "steps") * _number(about, "world"):
+        world = about.get("world", 1)  # the states of torch's loaders have none
+        if mark is not None and isinstance(world, int) and mark.read > _number(value, "steps") * world:
             raise StateError(
                 f"The resume state is damaged: 'mark' is of batch {mark.read}, after the {value['steps']} steps that "
                 "were handed out."

@@ -320,3 +320,19 @@ def test_a_batch_that_a_forked_child_has_too_is_not_used_again(make_processes: A
     os.waitpid(pid, 0)
     for fd in (go, told, answer, answered):
         os.close(fd)
+
+
+def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make_concurrent: Any) -> None:
+    """A collection of garbage may run at any line of close(), and free the reader of an epoch that was left."""
+    loader = make_concurrent(range(8))
+    readers = [iter(loader)]
+    next(readers[0])
+
+    class Live(weakref.WeakSet[Any]):
+        def __iter__(self) -> Any:
+            readers.clear()  # as the collection would
+            return super().__iter__()
+
+    loader._crews.live = Live(loader._crews.live)
+    loader.close()
+    assert loader._crews._idle is None

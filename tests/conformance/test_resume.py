@@ -327,6 +327,7 @@ def test_out_of_order_each_step_comes_exactly_once(make_concurrent: Any) -> None
         assert sorted(seen) == list(range(12))
 
 
+@pytest.mark.parametrize("make_concurrent", ["thread-2", "fork-2"], indirect=True)
 def test_out_of_order_a_sampler_with_a_state_is_asked_for_each_step_once_more_at_most(
     make_concurrent: Any,
 ) -> None:
@@ -361,6 +362,7 @@ def test_a_sampler_with_a_state_is_not_asked_again(sampler: Any, asked: int) -> 
     assert same(rest, list(batches))
 
 
+@pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 @pytest.mark.parametrize(("stream", "read"), [(Stream, N), (KeptStream, N - 16)])
 def test_a_stream_with_a_state_is_not_read_again(stream: Any, read: int, make: Any) -> None:
@@ -445,6 +447,7 @@ class KeptArray(KeptSampler):
         self.begin = int(state[0])
 
 
+@pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
 def test_a_state_that_json_cannot_carry_is_in_the_state_as_it_is(make: Any) -> None:
     loader = make(Noisy(alone=False), batch_size=4, seed=1, sampler=KeptArray())
     batches = iter(loader)
@@ -471,6 +474,7 @@ class Live(KeptSampler):
         return self.of
 
 
+@pytest.mark.parametrize("make_concurrent", ["thread-2", "fork-2"], indirect=True)
 def test_a_state_is_what_it_was_when_the_step_was_drawn(make_concurrent: Any) -> None:
     loader = make_concurrent(Noisy(alone=False), batch_size=4, seed=1, sampler=Live())
     next(iter(loader))
@@ -482,6 +486,7 @@ class Forgetful(KeptStream):
         raise LookupError("no state today")
 
 
+@pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 def test_an_error_in_a_stream_s_state_is_that_step_s_error(make: Any) -> None:
     batches = iter(make(Forgetful(alone=False), batch_size=4, seed=1))
@@ -550,6 +555,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a mark of what is to come": (
         {**GOOD, "mark": {"read": 1, "states": {}, "kept": None}},
         "'mark' is of batch 1, after the 0 steps",
+    ),
+    "a mark, and nothing about the loader": (
+        {**GOOD, "mark": {"read": 0, "states": {}, "kept": None}, "about": {}},
+        "kind was None .* and is 'keys'",
     ),
     "a mark of something else": (
         {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},

@@ -292,14 +292,16 @@ class Epochs(Restored):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_a_stream_keeps_from_epoch_to_epoch_is_kept(tmp_path: Path, method: str) -> None:
-    stream = Epochs(11, tmp_path / "deaths", (0, 1, 5))
+@pytest.mark.parametrize(("method", "deadly"), [("fork", (0, 1, 5)), ("fork", (0,)), ("spawn", (1, 9))])
+def test_what_a_stream_keeps_from_epoch_to_epoch_is_kept(
+    tmp_path: Path, method: str, deadly: tuple[int, ...]
+) -> None:
+    stream = Epochs(11, tmp_path / "deaths", deadly)
     with DataLoader(stream, 2, seed=3, num_workers=1, multiprocessing_context=method) as loader:
         for epoch in range(4):
             rows = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
             assert rows == [(epoch, item) for item in range(11)]
-    assert (tmp_path / "deaths").read_text().split() == ["0", "1", "5"]
+    assert (tmp_path / "deaths").read_text().split() == [str(item) for item in deadly]
 
 
 def test_a_stream_that_was_resumed_goes_on_in_another_worker(tmp_path: Path) -> None:
