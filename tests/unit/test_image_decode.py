@@ -77,11 +77,8 @@ def test_the_orientation_is_found_behind_other_segments(order: Any) -> None:
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
 def test_an_ordinary_jpeg_does_not_need_pillow(monkeypatch: Any, shrink: int) -> None:
     monkeypatch.setattr("penstock.image.decode._by_pillow", None)
-    for data in (
-        encoded(picture(61, 83), subsampling=2),
-        encoded(picture()[:, :, 0]),
-        oriented(picture(), 6),
-    ):
+    plain = encoded(picture(61, 83), subsampling=2)
+    for data in (plain, plain + bytes(3), encoded(picture()[:, :, 0]), oriented(picture(), 6)):
         for rows in (20, 1000):
             assert pixels(data, shrink=shrink, rows=rows).size
             assert pixels(data, "gray", shrink=shrink, rows=rows).size
