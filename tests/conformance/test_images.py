@@ -92,19 +92,28 @@ def test_a_resumed_epoch_has_the_same_windows(folder: Path) -> None:
     assert same(list(loader), whole[2:])
 
 
-def test_a_forked_worker_does_not_wait_for_opencvs_threads_of_its_parent(tmp_path: Path) -> None:
+class Threads(ImageFolder):
+    """How many threads OpenCV has where an image was made."""
+
+    def __getitem__(self, key: int) -> int:
+        assert super().__getitem__(key)[0].shape == (3, 1500, 2000)
+        return cv2.getNumThreads()
+
+
+def test_opencv_has_one_thread_in_a_worker_and_the_callers_number_here(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "big.jpg").write_bytes(encoded(picture(900, 1200)))
+    images = Threads(tmp_path, Transform(resize=(1500, 2000), dtype="uint8"))
     before = cv2.getNumThreads()
     cv2.setNumThreads(4)
     try:
-        cv2.resize(picture(3000, 4000), (2000, 1500))  # its threads are there
-        transform = Transform(resize=(1500, 2000), dtype="uint8")
-        loader = DataLoader(
-            ImageFolder(tmp_path, transform), num_workers=1, multiprocessing_context="fork", timeout=30
-        )
-        with loader:
-            assert next(iter(loader))[0].shape == (1, 3, 1500, 2000)
-        assert cv2.getNumThreads() == 4, "the caller's own setting stays"
+        cv2.resize(
+            picture(3000, 4000), (2000, 1500)
+        )  # its threads are there, and will be missing in the worker
+        assert [batch.tolist() for batch in DataLoader(images)] == [[4]]
+        settings = {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 30}
+        with DataLoader(images, **settings) as loader:
+            assert [batch.tolist() for batch in loader] == [[1]]
+        assert cv2.getNumThreads() == 4
     finally:
         cv2.setNumThreads(before)

@@ -34,10 +34,25 @@ class Many(Drawing):
 
 
 class Crowd(Drawing):
-    """A sample is made of three others, fetched at once."""
+    """A sample is made of others, fetched at once, and as many as the step has samples."""
 
     def __getitem__(self, key: Any) -> Any:
-        return np.concatenate([*Many().__getitems__([key, 0, 1]), Drawing()[key]])
+        return np.concatenate([*Many().__getitems__(KEYS), Drawing()[key]])
+
+
+class Keeping(Drawing):
+    """Fails with many samples, and lets go of its loop over them only when the next sample is at work."""
+
+    def __getitems__(self, keys: Any) -> list[Any]:
+        self.kept = each(keys)
+        next(self.kept)
+        raise ValueError("too many")
+
+    def __getitem__(self, key: Any) -> Any:
+        del self.__dict__["kept"]
+        sample = super().__getitem__(key)
+        self.kept = iter(())
+        return sample
 
 
 class Twice(Dataset[Any]):
@@ -112,6 +127,10 @@ def test_after_the_loop_the_step_is_at_work_again() -> None:
     (batch,) = rows(Total())
     assert len({tuple(row[2:]) for row in batch}) == 1
     assert len({row[0] for row in batch}) == 4
+
+
+def test_a_loop_that_ends_late_does_not_end_the_sample_at_work() -> None:
+    assert rows(Keeping(), on_error="skip") == rows(Drawing())
 
 
 def test_what_a_dataset_asks_another_for_is_not_a_sample_of_the_step() -> None:

@@ -48,6 +48,7 @@ def test_an_image_is_turned_upright(kind: str, tag: int) -> None:
     opened = open_image(data, "rgb", "")
     assert (opened.height, opened.width) == upright.shape[:2]
     assert (pixels(data) == upright).all()
+    assert (pixels(data, rows=20)[:20] == upright[:20]).all()
 
 
 @pytest.mark.parametrize("tag", [6, 3])
@@ -71,6 +72,16 @@ def test_the_orientation_is_found_behind_other_segments(order: Any) -> None:
     segments = [b"\xff\xfe\0\x06note", b"\xff\xe1" + (2 + len(exif)).to_bytes(2, "big") + exif]
     assert survey(data[:2] + b"".join(segments) + data[2:])[0] == 6
     assert survey(data)[0] == 1
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+def test_an_ordinary_jpeg_does_not_need_pillow(monkeypatch: Any, shrink: int) -> None:
+    monkeypatch.setattr("penstock.image.decode._by_pillow", None)
+    plain = encoded(picture(61, 83), subsampling=2)
+    for data in (plain, plain + bytes(3), encoded(picture()[:, :, 0]), oriented(picture(), 6)):
+        for rows in (20, 1000):
+            assert pixels(data, shrink=shrink, rows=rows).size
+            assert pixels(data, "gray", shrink=shrink, rows=rows).size
 
 
 def test_bytes_between_two_markers_do_no_harm() -> None:
@@ -103,7 +114,7 @@ def test_a_truncated_file_is_an_error_that_names_it(kind: str) -> None:
 def test_a_header_that_asks_for_too_many_pixels_is_refused() -> None:
     data = bytearray(encoded(picture()))
     at = survey(bytes(data))[1]
-    data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    data[at + 1 : at + 5] = b"\xff\xff\xff\xff"
     with pytest.raises(ImageError, match=r"tom\.jpg: .*4294836225 pixels.*[^.]\.$"):
         pixels(bytes(data))
 
@@ -176,11 +187,18 @@ def test_rows_below_those_that_are_wanted_are_not_decoded_and_the_others_are_the
     data = encoded(rough[:, :, 0] if kind == "gray" else rough, subsampling=subsampling, **options)
     for shrink in (1, 2, 4, 8):
         whole = pixels(data, shrink=shrink)
-        for rows in (1, 14, 15, 31, 100, 150, 199):
+        for rows in (1, 14, 15, 16, 31, 48, 100, 150, 199):
             part = pixels(data, shrink=shrink, rows=rows)
             wanted = -(-rows // shrink)
             assert len(part) >= wanted and (part[:wanted] == whole[:wanted]).all()
-            assert kind == "progressive" or len(part) < len(whole) or rows > 150
+            assert len(part) < len(whole) or rows > 150
+
+
+def test_a_file_that_was_cut_off_is_an_error_also_where_its_first_rows_are_there() -> None:
+    data = encoded(picture(200, 300))
+    for cut in (data[: len(data) // 2], data[:-2]):
+        with pytest.raises(ImageError, match="cannot be decoded"):
+            pixels(cut, rows=16)
 
 
 def test_arrays_are_taken_as_pixels() -> None:

@@ -7,6 +7,7 @@ Pixels are uint8, (height, width, 3) or, of a gray image, (height, width).
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, Protocol
@@ -68,18 +69,22 @@ class Decoded:
         return self._pixels, (self.height, self.width)
 
 
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
+
+
 class Jpeg:
     """A JPEG with one or three channels, for libjpeg-turbo."""
 
     def __init__(self, data: bytes, color: Color, name: str) -> None:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        if space in ("CMYK", "YCCK"):
-            raise ValueError("only Pillow knows that Adobe stores these inverted")
+        self._data, self._color, self._name = data, color, name
+        self._orientation, self._frame = survey(data)
+        precision, height, width, channels = _FRAME.unpack_from(data, self._frame)
+        if precision != 8 or channels not in (1, 3) or not height or not width:
+            raise ValueError("only Pillow knows CMYK, which Adobe stores inverted; nobody knows the others")
         most = Image.MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise ValueError("Pillow refuses it too, and says why")
-        self._data, self._color, self._name = data, color, name
-        self._orientation, self._frame = survey(data)
         self._size: Size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
@@ -90,10 +95,10 @@ class Jpeg:
         whole = data[-2:] == b"\xff\xd9"
         # The colours of a row need those of the row below, which may be twice as far away.
         enough = -(-(rows + 2 * shrink) // 16) * 16
-        if self._frame and whole and self._orientation == 1 and enough < height:
-            # The rows below are not decoded if the header does not tell of them.
+        if whole and self._orientation == 1 and enough < height:
+            # Rows that the header does not tell of are not decoded: what is left of each scan is skipped.
             data, height = bytearray(data), enough
-            data[self._frame + 5 : self._frame + 7] = height.to_bytes(2, "big")
+            data[self._frame + 1 : self._frame + 3] = height.to_bytes(2, "big")
         channels = 1 if self._color == "gray" else 3
         # Decoding a half, a quarter or an eighth takes less time than the whole; other parts take more.
         tall, wide = -(-height // shrink), -(-width // shrink)
@@ -119,21 +124,21 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """EXIF's orientation of a JPEG, 1 to 8, and where its frame header is; 0 if its rows do not come in turn.
+    """EXIF's orientation of a JPEG, 1 to 8, and where its frame header is.
 
-    The orientation is 1, upright, where there is none that can be read.
+    The orientation is 1, upright, where there is none that can be read. Without a frame header, a ValueError.
     """
     at, orientation = 2, 1
-    while data[at : at + 1] == b"\xff":
+    while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker in (0xC0, 0xC1):  # sequential
-            return orientation, at
+        if marker in _FRAMES and size >= 8:
+            return orientation, at + 4
         if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             orientation = _orientation_of_tiff(data[at + 10 : at + 2 + size])
         if marker == 0xDA or size < 2:  # the pixels begin
             break
         at += 2 + size
-    return orientation, 0
+    raise ValueError("there is no frame header, or one of a kind that nobody uses")
 
 
 def _orientation_of_tiff(tiff: bytes) -> int:

@@ -86,11 +86,10 @@ class Finish(NamedTuple):
         else:
             cv2.LUT(pixels, np.ascontiguousarray(table.T)[None], dst=out)
 
-    def mean_of(self, before: Size, crop: Box, name: str) -> Array | None:
+    def mean_of(self, before: Size, crop: Box, name: str) -> Array:
         """The part of the mean image for this crop of an image of the size `before`."""
         mean = self.mean_image
-        if mean is None:
-            return None
+        assert mean is not None
         size = mean.shape[1:] if self.planar else mean.shape[:2]
         if size == (crop.height, crop.width):
             return mean
@@ -109,7 +108,7 @@ class Finish(NamedTuple):
 def _planes(pixels: Pixels, out: Array) -> Pixels:
     """One channel after the other: where they belong, if these are the results already."""
     planes = out if out.dtype == np.uint8 else plane_scratch(pixels.size).reshape(out.shape)
-    cv2.split(pixels, [planes[0], planes[1], planes[2]])
+    cv2.split(pixels, list(planes))
     return planes
 
 

@@ -118,7 +118,7 @@ class Transform:
         size = picture.height, picture.width
         cut, mirror = self._cut(size, name)
         window, to, inside = cut.window, cut.to, cut.inside
-        mean = self._finish.mean_of(cut.before, cut.crop, name)
+        mean = None if self._finish.mean_image is None else self._finish.mean_of(cut.before, cut.crop, name)
         pixels, covered = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
         decoded: Any = pixels.shape[:2]
         if decoded != covered:
