@@ -75,7 +75,8 @@ class Reader:
 
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
-        return len(self._loader)
+        steps = None if self._plan is None else self._plan.steps(self._progress.epoch)
+        return len(self._loader) if steps is None else steps
 
     def close(self) -> None:
         """Abandons the epoch. What workers are at is void and not waited for."""

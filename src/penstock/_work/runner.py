@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from penstock._memory.layout import Writer
-from penstock._work.collate import collate, convert
+from penstock._work.cast import Into
+from penstock._work.collate import Empty, collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CollateError, WorkerLost
+from penstock.errors import CastError, CollateError, WorkerLost
 from penstock.plan.seeds import mix
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
@@ -62,6 +63,9 @@ class Runner:
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
             self._gather = getattr(dataset, "__gather__", None)
+        # What becomes of the batch's numbers. Our own collate does it while it writes.
+        self._field = None if job.cast is None else job.cast.root()
+        self._finishes = custom is not None or self._gather is not None
         # A collate function that can write its arrays where they belong.
         self._into: Callable[[Any, Any], Any] | None = getattr(custom, "into", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
@@ -143,12 +147,28 @@ class Runner:
             self._at = "worker_init_fn, called before "
             self._init_error.__notes__ = list(self._init_notes)  # not those of the step before
             raise self._init_error
+        if self._field is None:
+            return self._batch(task, writer.empty)
+        into = Into(self._field, writer.empty)
+        batch = self._batch(task, into)
+        if not self.rows or (task.kind in BATCHED and not self._finishes):
+            return batch
+        try:
+            return into.finish(batch, self.rows)
+        except CastError as error:
+            self._name_rows(error, task)
+            raise
+
+    def _batch(self, task: Task, empty: Empty) -> object:
         custom = self._job.collate_fn
         if self._gather is not None and task.kind is Kind.KEYS:
             self.rows = len(task.keys)
             self._at, self._keys = "__gather__ of samples ", task.keys
             try:
-                return self._gather(np.asarray(task.keys), writer.empty)
+                return self._gather(np.asarray(task.keys), empty)
+            except CastError as error:
+                self._name_rows(error, task)
+                raise
             except Exception:
                 if not self._mends:
                     raise
@@ -162,15 +182,24 @@ class Runner:
             return convert(samples[0]) if custom is None else custom(samples[0])
         self._at, self._keys = "collate of ", None
         if self._into is not None:
-            return self._into(samples, writer.empty)
+            return self._into(samples, empty)
         if custom is not None:
             return custom(samples)
         try:
-            return collate(samples, writer.empty)
+            return collate(samples, empty)
         except CollateError as error:
-            if task.kind is Kind.KEYS:
-                _name_rows(error, task.keys if self.mended is None else self.mended.keys)
+            self._name_rows(error, task)
             raise
+
+    def _name_rows(self, error: CollateError, task: Task) -> None:
+        """Says which samples the rows are that an error speaks of, where they have keys."""
+        keys = task.keys if self.mended is None else self.mended.keys
+        rows = [row for row in error.rows if task.kind is Kind.KEYS and row < len(keys)]
+        if task.kind is Kind.KEY:
+            error.add_note(f"It is sample {task.keys!s}.")
+        elif rows:
+            named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
+            error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
     def capture(self, error: BaseException, task: Task) -> bytes:
         """The error that just came out of `run`, as it travels to the caller."""
@@ -352,10 +381,3 @@ def _plain(keys: Any) -> Any:
 def _pulled(task: Task) -> tuple[int, bool]:
     """How many samples to take from the stream, and whether the run was resumed at this task."""
     return task.keys if isinstance(task.keys, tuple) else (task.keys, False)
-
-
-def _name_rows(error: CollateError, keys: Any) -> None:
-    rows = error.rows
-    if rows:
-        named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
-        error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._work.cast import Into
 from penstock.source.dataset import Dataset
 
 Array = NDArray[Any]
@@ -65,7 +66,18 @@ class ArrayDataset(Dataset[Any]):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
         checked = self._checked(keys)
-        return self._sample([_gathered(view, checked, empty) for view in self._views])
+        into: Sequence[Empty] = [empty] * len(self._views)
+        if type(empty) is Into:
+            into = self._into(empty)
+        return self._sample(
+            [_gathered(view, checked, its) for view, its in zip(self._views, into, strict=True)]
+        )
+
+    def _into(self, batch: Into) -> Sequence[Into]:
+        """The batch's memory, for each column."""
+        if self.names is not None:
+            return batch.below(self.names)
+        return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))
 
     def _sample(self, parts: Sequence[Any]) -> Any:
         if self.names is not None:
@@ -145,12 +157,17 @@ def _item(column: Array, index: Any) -> Any:
 
 def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
     if _is_text(column):
+        if type(empty) is Into:
+            empty.field.wanted("U", "text")
         return column[keys].tolist()
     dtype = column.dtype
     if column.ndim == 1 and dtype.kind != "V":
         # As collated: the elements are scalars, which are always of the machine's byte order.
         dtype = dtype.newbyteorder("=")
-    out = empty((len(keys), *column.shape[1:]), dtype)
+    shape = (len(keys), *column.shape[1:])
+    if type(empty) is Into and empty.field.target(dtype) is not None:
+        return empty.gather(column, keys, shape, dtype)
+    out = empty(shape, dtype)
     if column.flags.c_contiguous and column.flags.aligned and dtype == column.dtype:
         # The keys are checked, so clipping changes none. Refused: mode="raise", which fills a buffer first.
         column.take(keys, 0, out, "clip")
