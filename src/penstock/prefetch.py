@@ -120,6 +120,7 @@ class Prefetcher:
             self._state = made.state
         if made.is_end:
             self._over = True
+            self._gate.made.put(made)  # for others who wait, and until the next reset
             raise StopIteration
         self._gate.permits.put(True)
         if made.error is not None:
@@ -167,10 +168,10 @@ class Prefetcher:
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
-        if thread is not threading.current_thread():
-            thread.join(_GRACE)
         self._gate.drain()
         self._gate.made.put(_Made(-1))  # for a thread that waits for a batch
+        if thread is not threading.current_thread():
+            thread.join(_GRACE)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -215,7 +216,7 @@ class Prefetcher:
                     "prefetch() what makes it: the list, the loader, or the generator function."
                 )
             self._feed.run += 1
-            for _ in range(gate.drain() + self._over):
+            for _ in range(gate.drain()):
                 gate.permits.put(True)
             self._over = False
 
