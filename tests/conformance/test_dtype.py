@@ -155,7 +155,7 @@ def test_a_field_that_cannot_be_converted_is_an_error(dtype: Any, message: str) 
 
 def test_a_state_of_another_dtype_is_refused() -> None:
     state = DataLoader(range(5), dtype={"a": "float32"}, seed=0).state_dict()
-    with pytest.raises(StateError, match="dtype was {'a': 'float32'} .* and is None"):
+    with pytest.raises(StateError, match=r"dtype was {'a': 'float32'} .* and is None"):
         DataLoader(range(5), seed=0).load_state_dict(state)
     DataLoader(range(5), dtype={("a",): np.float32}, casting="unsafe", seed=0).load_state_dict(state)
 

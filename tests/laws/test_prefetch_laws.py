@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,17 +70,17 @@ def test_every_batch_is_the_sources_and_stays_so(
                 if kept:
                     kept.pop(more[0] % len(kept))
             else:
-                try:
-                    batch = next(ahead)
-                except StopIteration:
-                    assert at == STEPS
+                if at == STEPS:
+                    assert next(ahead, None) is None
                     over = True
                     continue
-                except LookupError as error:
-                    assert error.args == (at,) and at in bad
+                if at in bad:
+                    with pytest.raises(LookupError, match=f"^{at}$"):
+                        next(ahead)
                     at += 1
                     continue
-                assert batch["step"] == at and at not in bad
+                batch = next(ahead)
+                assert batch["step"] == at
                 assert len(batch["x"]) == sizes[at % len(sizes)] and (batch["x"] == at).all()
                 if action == "keep":
                     kept.append((at, batch["x"][more[0] :]))

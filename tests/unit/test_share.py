@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_every_batch_goes_to_exactly_one_of_many_threads(
                     mine.clear()
                     threads.run(consume, part, mine)
                 threads.join()
-            assert sorted(sum(got, [])) == list(range(0, 400, 2))
+            assert sorted(chain.from_iterable(got)) == list(range(0, 400, 2))
             assert all(mine == sorted(mine) for mine in got)
             if in_turn:
                 assert got == [list(range(2 * number, 400, 2 * consumers)) for number in range(consumers)]
