@@ -75,7 +75,7 @@ def test_every_batch_is_the_sources_and_stays_so(
                     over = True
                     continue
                 if at in bad:
-                    with pytest.raises(LookupError, match=f"^{at}$"):
+                    with pytest.raises(LookupError, match=rf"^{at}\n"):
                         next(ahead)
                     at += 1
                     continue

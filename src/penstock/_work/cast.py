@@ -46,8 +46,8 @@ class Cast:
         """The cast that `dtype=` and `casting=` ask for, or an error that says what is allowed."""
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
-        if dtype is None:
-            return None
+        if dtype is None or isinstance(dtype, Cast):  # of penstock.torch, which allows more
+            return dtype
         if not isinstance(dtype, Mapping):
             return cls((((), _name(dtype, allowed)),), False, casting == "checked")
         fields = {

@@ -111,6 +111,7 @@ def settings_of(loader: Any, seed: int) -> dict[str, Any]:
         "seed": seed,
         "on_error": getattr(loader, "on_error", "raise"),
         "max_errors": getattr(loader, "max_errors", None),
+        "dtype": getattr(loader, "_cast", None),
         **_order(loader),
     }
     if loader.num_workers:

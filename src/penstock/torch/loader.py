@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._work.cast import DTYPES, Cast
 from penstock.torch import private, tensors
 from penstock.torch.core import core_of
 from penstock.torch.iterators import Seeded, new_iterator
@@ -26,6 +27,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
     of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
     any batch; `penstock.rng()`, `on_error=` and `max_errors=` are as there.
+
+    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
+    a mapping from fields to these; `torch.bfloat16` is one of them.
     """
 
     def __init__(
@@ -34,8 +38,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         seed: int | None = None,
         on_error: str = "raise",
         max_errors: int | None = None,
+        dtype: Any = None,
+        casting: str = "checked",
         **kwargs: Any,
     ) -> None:
+        cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
             raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
         if seed is None and (on_error != "raise" or max_errors is not None):
@@ -46,6 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__init__(*args, **kwargs)
         self.seed = None if seed is None else operator.index(seed)
         self.on_error, self.max_errors = on_error, max_errors
+        self.dtype, self.casting, self._cast = dtype, casting, cast
         if self.seed is not None and on_error != "raise":
             core_of(self)  # which refuses what it must now, and not in the first epoch
 

@@ -13,10 +13,11 @@ import numpy.random  # 20 ms, which every worker that is forked from here is spa
 import torch
 
 from penstock._memory.layout import Writer
+from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.runner import StreamEnded
-from penstock._work.task import Job, Kind, Task, shorten
+from penstock._work.task import BATCHED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
 from penstock.torch import private
 from penstock.torch.collate import collate
@@ -33,6 +34,7 @@ class Replica:
         self._stream: Iterator[Any] = iter(())
         self._stream_run = -1
         self._at: Any = None
+        self._field = None if job.cast is None else job.cast.root()
         self.rows = 1
         self.mended = None
 
@@ -66,7 +68,11 @@ class Replica:
         job = self._job
         try:
             samples = self._samples(task)
-            return collate(samples, writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+            batch = collate(samples, writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+            if self._field is None:
+                return batch
+            rows = len(samples) if task.kind in BATCHED else 0
+            return Into(self._field, writer.empty).finish(batch, rows)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
 
