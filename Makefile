@@ -26,6 +26,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.prefetch
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

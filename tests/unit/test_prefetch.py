@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import os
 import resource
@@ -655,6 +656,11 @@ def test_the_state_is_that_of_the_batch_that_was_handed_out_last(taken: int) -> 
         after.load_state_dict(state)
         rest = [batch.tolist() for batch in after]
     assert seen + rest == whole
+
+
+def test_the_example_of_its_docstring_runs() -> None:
+    ran = doctest.testmod(sys.modules["penstock.prefetch"])
+    assert ran.attempted and not ran.failed
 
 
 def test_a_source_without_a_state_has_none() -> None:

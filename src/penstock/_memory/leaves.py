@@ -40,11 +40,12 @@ def register(
     kind: type,
     store: Callable[[Any, Writer], Place | None],
     reduce: Callable[[Any], str | tuple[Any, ...]],
-    cast: Callable[[Any, Any, Any], Any],
+    cast: Callable[[Any, Any, Any], Any] | None = None,
 ) -> None:
     """`reduce` is as `__reduce_ex__(5)`, for those inside of other objects: it may give PickleBuffers."""
     STORES[kind] = store
-    CASTS[kind] = cast
+    if cast is not None:
+        CASTS[kind] = cast
     _REDUCERS[kind] = reduce
 
 
