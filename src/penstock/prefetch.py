@@ -113,7 +113,7 @@ class Prefetcher:
             if self._closed:
                 self._gate.made.put(made)  # others may wait
                 raise RuntimeError(_CLOSED)
-            if made.run == self._feed.run:
+            if made.run == self._feed.wanted[0]:
                 break
             self._gate.permits.put(True)  # it was read before a reset
         if made.state is not None:
@@ -146,7 +146,7 @@ class Prefetcher:
     # Stopping and going on: only where the source can, as programs look for these methods.
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("state_dict", "load_state_dict") and self.__dict__["_feed"].has_state:
+        if name in ("state_dict", "load_state_dict") and self._feed.has_state:
             return self._state_dict if name == "state_dict" else self._load_state_dict
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -156,8 +156,7 @@ class Prefetcher:
 
     def _load_state_dict(self, state: Any) -> None:
         """Gives the state to the source, which is begun anew with it."""
-        self._feed.load = self._state = state
-        self._begin(again=True)
+        self._begin(again=True, state=state)
 
     # The life of the thread.
 
@@ -187,8 +186,8 @@ class Prefetcher:
     def __reduce__(self) -> Any:
         raise TypeError("What prefetch() returns cannot be pickled: it has a thread. Pickle the source.")
 
-    def _begin(self, again: bool) -> None:
-        """Starts the thread if there is none yet, or has it begin `again`."""
+    def _begin(self, again: bool, state: Any = None) -> None:
+        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         if self._pid != os.getpid():
@@ -196,26 +195,27 @@ class Prefetcher:
                 "This prefetch() was made before this process was forked, and its thread is in the process that "
                 "made it. Call prefetch() after the fork."
             )
-        gate = self._gate
+        gate, feed = self._gate, self._feed
         if self._thread is None:
-            if self._state is None and self._feed.has_state:
-                self._state = self._source.state_dict()
+            self._state = feed.state() if state is None else state
+            feed.wanted = 0, state
             for _ in range(self._depth):
                 gate.permits.put(True)
             # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
             # us, ends it.
             self._thread = threading.Thread(
-                target=_produce, args=(gate, weakref.ref(self._feed)), name="penstock-prefetch", daemon=True
+                target=_produce, args=(gate, weakref.ref(feed)), name="penstock-prefetch", daemon=True
             )
             _running[self._thread] = gate
             self._thread.start()
         elif again:
-            if not self._feed.can_restart:
+            if not feed.can_restart and state is None:
                 raise TypeError(
                     f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
                     "prefetch() what makes it: the list, the loader, or the generator function."
                 )
-            self._feed.run += 1
+            self._state = self._state if state is None else state
+            feed.wanted = feed.wanted[0] + 1, state
             for _ in range(gate.drain()):
                 gate.permits.put(True)
             self._over = False
@@ -289,7 +289,7 @@ def _stop_all() -> None:
 
 
 class _Feed:
-    """The source, and the memory that its batches are copied into. All but `run` and `load` is the thread's."""
+    """The source, and the memory that its batches are copied into. All but `wanted` is the thread's."""
 
     def __init__(self, source: Any, slabs: int, cast: Cast | None, pin: Callable[[Any], Any] | None) -> None:
         kind = type(source)
@@ -303,9 +303,9 @@ class _Feed:
         self._reset: Callable[[], object] | None = getattr(source, "reset", None) if is_iterator else None
         self.can_restart = not is_iterator or self._reset is not None
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        self.run = 0
-        self.load: Any = None  # a state, to begin the next run with
-        self._reading = -1  # the run that the iterator is of
+        # Which reading of the source it is, and the state that it begins with: set by the consumer, both at once.
+        self.wanted: tuple[int, Any] = 0, None
+        self._reading = -1  # the one that the iterator is of
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._memory = _Memory(slabs)
@@ -314,25 +314,24 @@ class _Feed:
 
     def make(self) -> _Made:
         """The next batch of the source, or the error in its place, or its end."""
-        run, number = self.run, 0
+        (run, state), number = self.wanted, 0
         try:
             if run != self._reading:
-                self._open(run)
+                self._open(run, state)
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
                 self._iterator = None
-                return _Made(run, is_end=True, state=self._state())
-            return _Made(run, self._memory.copy(given, self._field, self._pin), state=self._state())
+                return _Made(run, is_end=True, state=self.state())
+            return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
             return _Made(run, error=annotate(error, f"While batch {number} of the source was read ahead."))
 
-    def _open(self, run: int) -> None:
+    def _open(self, run: int, state: Any) -> None:
         again, self._reading, self._count = self._reading >= 0, run, 0
         self.leave()
-        load, self.load = self.load, None
-        if load is not None:
-            self._source.load_state_dict(load)
+        if state is not None:
+            self._source.load_state_dict(state)
         elif again and self._reset is not None:
             self._reset()
         self._iterator = iter(self._source() if self._call else self._source)
@@ -348,7 +347,8 @@ class _Feed:
         del self._memory  # what is lent stays
         self.leave()
 
-    def _state(self) -> Any:
+    def state(self) -> Any:
+        """The source's own, if it has one."""
         return self._source.state_dict() if self.has_state else None
 
 

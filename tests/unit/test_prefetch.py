@@ -658,6 +658,34 @@ def test_the_state_is_that_of_the_batch_that_was_handed_out_last(taken: int) -> 
     assert seen + rest == whole
 
 
+def test_a_state_is_loaded_whatever_was_asked_before() -> None:
+    class Counter:
+        """An iterator that can be sent anywhere."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Counter:
+            return self
+
+        def __next__(self) -> Any:
+            self.at += 1
+            return np.array(self.at)
+
+        def state_dict(self) -> Any:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.at = state["at"]
+
+    with prefetch(Counter(), depth=3) as ahead:
+        for at in (100, 7, 7, 50):
+            ahead.load_state_dict({"at": at})
+            assert ahead.state_dict() == {"at": at}
+            assert [int(next(ahead)) for _ in range(2)] == [at + 1, at + 2]
+            assert ahead.state_dict() == {"at": at + 2}
+
+
 def test_the_example_of_its_docstring_runs() -> None:
     ran = doctest.testmod(sys.modules["penstock.prefetch"])
     assert ran.attempted and not ran.failed
