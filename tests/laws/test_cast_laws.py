@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -53,6 +54,8 @@ def arrays(draw: st.DrawFn) -> Any:
     dtype = draw(st.sampled_from(SOURCES))
     plain = hnp.from_dtype(dtype if dtype.name != "longdouble" else np.dtype("float64"))
     small = st.integers(0, 100).map(dtype.type)
+    if dtype.kind == "f":
+        small = st.one_of(small, st.sampled_from([0.5, 2.25]).map(dtype.type))
     values = draw(st.lists(st.one_of(small, small, st.sampled_from(edges(dtype)), plain), max_size=12))
     with np.errstate(all="ignore"):
         array = np.array(values, dtype)
@@ -83,6 +86,42 @@ def test_what_is_not_lost_is_what_numpy_makes_of_it(array: Any, goal: str) -> No
     else:
         got = put(array, goal, "checked")
         assert got.dtype == dtype and np.array_equal(got, expected, equal_nan=dtype.kind == "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "goal", "why"),
+    [
+        (300, "uint8", "uint8 holds 0 to 255"),
+        (-1, "uint8", "uint8 holds 0 to 255"),
+        (2**31, "int32", "int32 holds -2147483648 to 2147483647"),
+        (0.5, "int64", "int64 holds whole numbers only"),
+        (2.0**63, "int64", "int64 holds -9223372036854775808 to"),
+        (math.nan, "int32", "int32 holds"),
+        (math.inf, "int8", "int8 holds"),
+        (65520.0, "float16", "it is beyond all numbers of float16"),
+        (70_000, "float16", "it is beyond all numbers of float16"),
+        (1e40, "float32", "it is beyond all numbers of float32"),
+    ],
+)
+def test_a_value_that_is_lost_alone_among_others(value: Any, goal: str, why: str) -> None:
+    with pytest.raises(
+        CastError, match=rf"{re.escape(repr(value))} in the batch \(row 2\) would be lost, because {why}"
+    ):
+        put(np.array([1, 2, value, 3]), goal, "checked")
+
+
+@pytest.mark.parametrize(
+    ("value", "goal"),
+    [
+        (0.1, "float16"),
+        (65519.0, "float16"),
+        (math.nan, "float16"),
+        (math.inf, "float32"),
+        (2**53 + 1, "float64"),
+    ],
+)
+def test_what_is_rounded_is_not_lost(value: Any, goal: str) -> None:
+    assert put(np.array([value]), goal, "checked").dtype == goal
 
 
 @law

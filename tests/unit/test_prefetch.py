@@ -493,6 +493,20 @@ def test_close_ends_the_thread_and_the_iterator_of_the_source() -> None:
             ask()
 
 
+def test_after_close_the_source_is_not_asked_again() -> None:
+    source = Gated()
+    ahead = prefetch(source, depth=16)
+    iter(ahead)
+    source.asked.acquire()
+    closer = threading.Thread(target=ahead.close)
+    closer.start()
+    while not ahead._gate.stopped:
+        pass
+    source.may.release(100)
+    closer.join(20)
+    assert not closer.is_alive() and not source.asked.acquire(blocking=False)
+
+
 @pytest.mark.parametrize("taken", [0, 3, 10])
 def test_one_that_is_forgotten_ends_its_thread(taken: int) -> None:
     source = Source(10)

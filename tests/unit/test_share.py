@@ -208,6 +208,15 @@ def test_the_share_of_one_that_is_closed_goes_to_the_others(in_turn: bool, forge
     assert sorted(got) == list(range(60))
 
 
+def test_one_that_has_ended_gets_nothing_of_what_others_leave() -> None:
+    with DataLoader(np.arange(9), num_workers=1, prefetch_factor=6, backend="thread") as loader:
+        one, two, three = loader.share(3, in_turn=True)
+        assert list(map(first, three)) == [2, 5, 8]  # to the end of the epoch
+        two.close()
+        assert sorted(map(first, one)) == [0, 1, 3, 4, 6, 7]
+        assert loader.state_dict()["epoch"] == 1
+
+
 def test_when_all_are_closed_the_workers_are_free_for_the_next_epoch() -> None:
     with DataLoader(np.arange(40), num_workers=2, backend="thread") as loader:
         parts = loader.share(2)
