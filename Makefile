@@ -24,6 +24,7 @@ frameworks: $(VENV)/.frameworks
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
+	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefetch

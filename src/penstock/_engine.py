@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Any, NamedTuple
 
 from penstock._memory.lease import Leases
@@ -315,6 +316,7 @@ class Engine:
     # What each command means.
 
     def _hire(self, command: Hire) -> None:
+        self._backend.flush()
         self._backend.hire(command.worker, command.seat)
 
     def _post(self, command: Post) -> None:
@@ -405,9 +407,11 @@ class Engine:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
         if task is None:
             return LoaderTimeout(f"DataLoader timed out after {timeout} seconds")
+        who, stack = self._backend.doing(task.seq)
+        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
         return LoaderTimeout(
             f"DataLoader timed out after {timeout} seconds\n"
-            f"  Step {task.step} of epoch {task.epoch} is not done; {self._backend.doing(task.seq)} has it.\n"
+            f"  Step {task.step} of epoch {task.epoch} is not done; {who} has it{at}\n"
             f"  Samples in the step: {shorten(task.keys)}.\n"
             "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
             "or look at these samples."

@@ -1,13 +1,17 @@
 """`penstock demo`: a real little job that checks itself.
 
 Two epochs of random crops from a memory-mapped file, read by two workers, hashed batch by batch and compared
-with the plain loop; then the same job by torch's DataLoader, where torch is installed.
+with the plain loop; the same again with a worker killed on the way, stopped, and resumed with another number of
+workers; and the same job by torch's DataLoader, where torch is installed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Generator, Iterable
@@ -25,6 +29,8 @@ from penstock.loader import DataLoader
 
 SAMPLES, SIDE, CROP = 4_000, 48, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
+INLINE = "penstock, inline"
+KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 20, 40, 1
 
 Sample = tuple[np.ndarray[Any, np.dtype[np.float32]], np.int64]
 
@@ -75,15 +81,15 @@ def run() -> int:
         dataset = Pictures(folder)
         size = sum(file.stat().st_size for file in folder.iterdir())
         console.print(f"{SAMPLES:,} pictures, {size / 1e6:.0f} MB, {EPOCHS} epochs in batches of {BATCH}")
-        # The workers start before the bar, which has a thread: a process with threads is not forked.
-        with _loader(dataset, WORKERS) as loader:
-            piped = _stream(console, f"penstock, {WORKERS} workers", loader)
-        with _loader(dataset, 0) as loader:
-            inline = _stream(console, "penstock, inline", loader)
-        tallies = {f"penstock, {WORKERS} workers": piped, "penstock, inline": inline}
+        streams = {
+            INLINE: _epochs(_loader(dataset, 0)),
+            f"penstock, {WORKERS} workers": _epochs(_loader(dataset, WORKERS)),
+            "penstock, killed and resumed": _troubled(console, dataset),
+        }
         if importlib.util.find_spec("torch") is not None:
-            tallies[f"torch DataLoader, {WORKERS} workers"] = _torch_tally(console, dataset)
-    return _report(console, piped, inline, tallies)
+            streams[f"torch DataLoader, {WORKERS} workers"] = _epochs(_torch_loader(dataset))
+        tallies = {name: _stream(console, name, batches) for name, batches in streams.items()}
+    return _report(console, tallies)
 
 
 def _write_pictures(folder: Path) -> None:
@@ -103,12 +109,31 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, seed=SEED)
 
 
-def _stream(console: Console, name: str, loader: Iterable[Any]) -> Tally:
+def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
+    """The epochs, although a worker is killed on the way, and the run stopped and begun anew with fewer."""
+    with _loader(dataset, WORKERS) as loader:
+        for batches, batch in enumerate(loader, 1):
+            yield batch
+            if batches == KILL_AFTER:
+                pid = loader.workers[0].pid
+                os.kill(pid, signal.SIGKILL)
+                console.print(f"  worker {pid} is killed after {batches} batches")
+            if batches == STOP_AFTER:
+                break
+        state = json.dumps(loader.state_dict())
+    console.print(f"  stopped after {batches} batches with a state of {len(state)} bytes")
+    with _loader(dataset, WORKERS_AFTERWARDS) as loader:
+        loader.load_state_dict(json.loads(state))
+        console.print(f"  resumed in a new loader with {WORKERS_AFTERWARDS} worker")
+        yield from _epochs(loader)
+
+
+def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
     """Read the epochs to their end behind a progress bar; hashing stands in for the training step."""
     tally, hashed = Tally(), hashlib.sha256()
     steps = EPOCHS * -(-SAMPLES // BATCH)
     start = time.perf_counter()
-    with closing(_epochs(loader)) as batches:
+    with closing(batches):
         batch = next(batches)
         tally.waited = time.perf_counter() - start
         with _bar(console) as bar:
@@ -143,7 +168,7 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def _torch_tally(console: Console, dataset: Pictures) -> Tally:
+def _torch_loader(dataset: Pictures) -> Iterable[Any]:
     """The one place where penstock's demo meets torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
@@ -151,10 +176,10 @@ def _torch_tally(console: Console, dataset: Pictures) -> Tally:
     loader: TorchLoader[Any] = TorchLoader(
         pictures, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
     )
-    return _stream(console, f"torch DataLoader, {WORKERS} workers", loader)
+    return loader
 
 
-def _report(console: Console, piped: Tally, inline: Tally, tallies: dict[str, Tally]) -> int:
+def _report(console: Console, tallies: dict[str, Tally]) -> int:
     table = Table("", "batches/s", "waited s", "delivered MB", "batches")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -163,23 +188,23 @@ def _report(console: Console, piped: Tally, inline: Tally, tallies: dict[str, Ta
         table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
 
-    wrong = _untrue(piped, inline, tallies)
+    wrong = _untrue(tallies)
     for line in wrong:
         console.print(f"[bold red]not true:[/] {line}", highlight=False)
     if not wrong:
-        console.print(
-            f"all {piped.batches} batches equal the inline ones, byte for byte: {piped.digest[:16]}"
-        )
+        inline = tallies[INLINE]
+        console.print(f"penstock's three runs gave the same bytes, batch for batch: {inline.digest[:16]}")
     return 1 if wrong else 0
 
 
-def _untrue(piped: Tally, inline: Tally, tallies: dict[str, Tally]) -> list[str]:
+def _untrue(tallies: dict[str, Tally]) -> list[str]:
     """What the table claims and the run does not bear out."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
-    if piped.digest != inline.digest:
-        wrong.append(f"the streams differ: {piped.digest[:16]} with workers, {inline.digest[:16]} inline")
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
+    inline = tallies[INLINE]
     for name, tally in tallies.items():
+        if name.startswith("penstock") and tally.digest != inline.digest:
+            wrong.append(f"the streams differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
         if (tally.batches, tally.delivered) != (steps, expected):
             wrong.append(
                 f"{name} delivered {tally.batches} batches of {tally.delivered} bytes in all, "

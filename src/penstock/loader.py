@@ -313,6 +313,11 @@ class DataLoader(Generic[T_co]):
     casting = property(lambda self: self._options.casting, doc='"checked" or "unsafe".')
 
     @property
+    def workers(self) -> list[Any]:
+        """The worker processes that live now, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
+        return [worker for engine in self._crews.live for worker in engine.workers]
+
+    @property
     def skipped(self) -> list[tuple[Any, Exception]]:
         """Key and exception of each sample that failed, in the batches of this epoch that were asked for so far.
 

@@ -207,6 +207,25 @@ class Breaking(IterableDataset[Any]):
         raise OSError("the pipe burst")
 
 
+class Barred(Dataset[Any]):
+    """Four numbers. The one with key 1 comes when somebody writes to the pipe at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> Any:
+        if key == 1:
+            self.wait_at_the_bar()
+        return key
+
+    def wait_at_the_bar(self) -> None:
+        with open(self.path, "rb") as bar:
+            bar.read()
+
+
 class Slow(Dataset[Any]):
     """Some samples take long."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,15 +234,26 @@ def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
     assert time.monotonic() - begun < 0.5  # 0.2 is promised; a loaded machine is given some room
 
 
-def test_a_timeout_says_which_step_and_samples_and_may_be_waited_out(make_concurrent: Any) -> None:
-    loader = make_concurrent(sources.Slow(4, {1: 1.5}), timeout=0.3)
+def test_a_timeout_says_which_step_who_is_at_what_and_may_be_waited_out(
+    make_concurrent: Any, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "bar")
+    loader = make_concurrent(sources.Barred(str(tmp_path / "bar")), timeout=0.3)
     batches = iter(loader)
-    first = _patiently(batches)
-    assert first.item() == 0
-    with pytest.raises(LoaderTimeout, match=r"timed out after 0.3 seconds\n  Step 1 of epoch 0") as caught:
-        next(batches)
+    assert _patiently(batches).item() == 0
+    said = ""
+    while "is at" not in said:  # a worker that was just born may not have begun
+        with pytest.raises(
+            LoaderTimeout, match=r"timed out after 0.3 seconds\n  Step 1 of epoch 0"
+        ) as caught:
+            next(batches)
+        said = str(caught.value)
     assert isinstance(caught.value, RuntimeError)
-    assert "Samples in the step: [1]" in str(caught.value)
+    assert re.search(
+        r'sources.py", line \d+ in wait_at_the_bar\n    File ".*sources.py", line \d+ in __getitem__', said
+    )
+    assert "Samples in the step: [1]" in said
+    (tmp_path / "bar").write_bytes(b"")
     assert [_patiently(batches).item() for _ in range(3)] == [1, 2, 3]
 
 

@@ -45,27 +45,29 @@ def test_the_demo_without_a_terminal_succeeds_within_30_seconds_and_leaves_no_fo
     ran = _run_demo(tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert time.monotonic() - start < 30
-    assert "byte for byte" in ran.stdout
+    assert "the same bytes" in ran.stdout
+    for happening in ("is killed", "stopped", "resumed"):
+        assert happening in ran.stdout
     assert ran.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("whose", "lines"), [("inline", 2), ("resumed", 1)])
 def test_the_demo_fails_if_the_streams_differ(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whose: str, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     honest = demo._stream
 
     def forged(console: Any, name: str, loader: Any) -> demo.Tally:
         tally = honest(console, name, loader)
-        return dataclasses.replace(tally, digest="0" * 64) if "inline" in name else tally
+        return dataclasses.replace(tally, digest="0" * 64) if whose in name else tally
 
-    monkeypatch.setattr(demo, "SAMPLES", 500)
+    for name, value in {"SAMPLES": 500, "KILL_AFTER": 2, "STOP_AFTER": 4}.items():
+        monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(demo, "_stream", forged)
-    monkeypatch.setattr(
-        demo, "_torch_tally", lambda console, dataset: honest(console, "torch", _inline(dataset))
-    )
+    monkeypatch.setattr(demo, "_torch_loader", lambda dataset: demo._loader(dataset, 0))
     assert cli.main(["demo"]) == 1
-    assert "not true" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("not true") == lines
 
 
 def test_ctrl_c_in_the_demo_is_quiet_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -84,10 +86,6 @@ def test_ctrl_c_in_the_demo_is_quiet_and_leaves_no_folder(tmp_path: Path) -> Non
     assert process.returncode == 128 + signal.SIGINT
     assert errors == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def _inline(dataset: Any) -> Any:
-    return demo._loader(dataset, 0)
 
 
 def _run_demo(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -370,6 +370,23 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interrupt_while_the_template_starts_leaves_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    really_start = launch._start_python
+    born: list[int] = []
+
+    def start(*how: Any) -> int:
+        born.append(really_start(*how))
+        signal.raise_signal(signal.SIGINT)
+        return born[0]
+
+    monkeypatch.setattr(launch, "_start_python", start)
+    with pytest.raises(KeyboardInterrupt):
+        Launcher("forkserver", idle, None, {})
+    assert len(born) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(born[0], 0)  # dead, and reaped
+
+
 def test_without_a_descriptor_left_a_start_fails_and_leaves_no_worker(
     crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

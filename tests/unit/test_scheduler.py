@@ -60,8 +60,8 @@ class Log:
 # Runs
 
 
-def test_opening_hires_a_crew_and_fills_the_window() -> None:
-    assert Log().after(Opened()).are(Hire(0, 0), Hire(1, 1), Post(0, 0, 0), Post(1, 1, 0))
+def test_opening_fills_the_window_and_hires_a_crew() -> None:
+    assert Log().after(Opened()).are(Post(0, 0, 0), Post(1, 1, 0), Hire(0, 0), Hire(1, 1))
 
 
 def test_a_batch_is_delivered_when_asked_for_and_its_place_is_filled() -> None:
@@ -232,7 +232,7 @@ def test_asking_on_after_the_crew_was_given_up_hires_a_new_one() -> None:
 
 def test_opening_hires_again_for_the_empty_seats() -> None:
     log = Log(window=1, workers=1, retries=0).after(Opened(), WorkerLost(0, None), WorkerLost(1, None))
-    assert log.after(Rescinded(0), Cancelled(), Opened()).are(Hire(2, 0), Post(1, 0, 0))
+    assert log.after(Rescinded(0), Cancelled(), Opened()).are(Post(1, 0, 0), Hire(2, 0))
 
 
 def test_while_one_of_the_crew_lives_it_does_all_the_work() -> None:

@@ -8,7 +8,7 @@ dies cannot be replaced.
 
 from __future__ import annotations
 
-from penstock._schedule.commands import Command, Post, Rescind
+from penstock._schedule.commands import Command, Hire, Post, Rescind
 from penstock._schedule.events import Cancelled, Opened, StepEnded
 from penstock._schedule.scheduler import POSTED, Scheduler, Step
 
@@ -33,10 +33,12 @@ class Assigned(Scheduler):
     def _opened(self, event: Opened, out: list[Command]) -> None:
         if self._abandoned:
             self._impossible(event, "steps of the last run are not done yet")
-        super()._opened(event, out)
         self._ended.clear()
         self._seat_of.clear()
         self._turn = 0
+        super()._opened(event, out)
+        # torch has its workers before it asks the sampler.
+        out.sort(key=lambda command: type(command) is not Hire)
 
     def _post(self, out: list[Command]) -> None:
         while not self._drained and len(self._steps) < self._window:

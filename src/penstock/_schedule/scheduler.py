@@ -262,7 +262,10 @@ class Scheduler:
         self._bound = None
         self._drained = False
         self._idle_losses = 0
-        self._hire(out)
+        crew: list[Command] = []
+        self._hire(crew)
+        self._settle(out)
+        out += crew  # last, so that whoever is born first finds work at once
 
     def _asked(self, event: Asked, out: list[Command]) -> None:
         if self._ask_is_open:

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+import penstock._work.randomness  # noqa: F401 - what every worker needs, before it is forked and not in each
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
 from penstock._work.rng import at_work
@@ -21,6 +22,7 @@ from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
 from penstock.backends.board import TOKEN, Board, Record
 from penstock.backends.reply import REPLY, Replier
+from penstock.backends.stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
@@ -31,8 +33,10 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, job.num_workers)
-    _give_way()
+    if job.num_workers <= len(os.sched_getaffinity(0)):  # else they mostly wait, and would wake up later
+        _give_way()
     at_work.source = None  # a forked worker may have been started by a dataset at work
+    tell_when_asked(fds["stacks"])
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
     runner.begin(seat, alone=True)

@@ -11,7 +11,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -78,6 +77,8 @@ def number_of(key: object) -> int:
     """A key as an integer, the same in every process (Python's `hash` is not)."""
     if isinstance(key, (int, np.integer)):
         return int(key)
+    from hashlib import blake2b  # late: 3 ms, and most keys are integers
+
     if isinstance(key, tuple):  # part by part: a pickle of the whole also tells which parts are one object
         return mix(*map(number_of, key))
     try:

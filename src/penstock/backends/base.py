@@ -69,6 +69,13 @@ class Lost(NamedTuple):
     cause: BaseException | None
 
 
+class Doing(NamedTuple):
+    """`who` is "worker 2 (pid 8127)", or "no worker yet"; `stack` its calls, the innermost first, a line each."""
+
+    who: str
+    stack: str = ""
+
+
 # Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
 Payload = NDArray[np.uint8] | bytes
 
@@ -121,8 +128,8 @@ class Backend(Protocol):
     def open(self, outcome: Filled) -> object:
         """The batch."""
 
-    def doing(self, seq: int) -> str:
-        """Who has the step in hand, for a message: "worker 2 (pid 8127)", or "no worker yet"."""
+    def doing(self, seq: int) -> Doing:
+        """Who has the step in hand, and is at what: for a message."""
 
     def wake(self) -> None:
         """Makes a `poll` that another thread waits in come back, be it with nothing."""

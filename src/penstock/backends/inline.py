@@ -11,7 +11,7 @@ from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
 from penstock._work.updates import Change
-from penstock.backends.base import Ended, Failed, Filled, Outcome, Payload
+from penstock.backends.base import Doing, Ended, Failed, Filled, Outcome, Payload
 
 
 class InlineBackend:
@@ -78,8 +78,8 @@ class InlineBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> str:
-        return "the calling process"
+    def doing(self, seq: int) -> Doing:
+        return Doing("the calling process")
 
     def wake(self) -> None:
         pass  # nobody waits: the caller does the work

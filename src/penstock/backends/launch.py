@@ -372,13 +372,13 @@ class Launcher:
             ours, theirs = socket.socketpair()
             close_in_child(ours.fileno(), theirs.fileno())
         try:
-            pid = self._spawn("template", theirs.fileno(), theirs.fileno())
-            self._crew.template = _Template(pid, _pidfd_of_child(pid), ours)
-            ours.detach()
-        except BaseException:
-            _close(ours.detach())
-            raise
+            with _interrupts_deferred():  # else nobody might know it, and reap it
+                pid = self._spawn("template", theirs.fileno(), theirs.fileno())
+                self._crew.template = _Template(pid, _pidfd_of_child(pid), ours)
+                ours.detach()
         finally:
+            if ours.fileno() >= 0:
+                _close(ours.detach())
             _close(theirs.detach())
 
     def _await_template(self) -> None:

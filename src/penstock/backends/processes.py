@@ -23,7 +23,8 @@ from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
 from penstock._work.updates import Change
-from penstock.backends.base import LONGEST_WAIT, Bundle, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends import stack
+from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
@@ -54,6 +55,7 @@ class ProcessBackend:
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
             self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
+            self._stacks = os.memfd_create("penstock-stacks", os.MFD_CLOEXEC)
             pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, replies_in = os.pipe()
@@ -61,7 +63,8 @@ class ProcessBackend:
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (*self._tokens, self._replies, self._strays)
-            close_in_child(arena, board, self._updates, *self._tokens_out, replies_in, strays_in_fd, *ours)
+            told = (self._updates, self._stacks)
+            close_in_child(arena, board, *told, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
@@ -69,6 +72,7 @@ class ProcessBackend:
             "arena": arena,
             "board": board,
             "updates": self._updates,
+            "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
             "strays": strays_in_fd,
@@ -177,12 +181,13 @@ class ProcessBackend:
             rest = pickle.loads(trailer.rest, buffers=views)
         return layout.open(root, rest)
 
-    def doing(self, seq: int) -> str:
+    def doing(self, seq: int) -> Doing:
         entry = self._posted.get(seq)
         worker = None if entry is None else self._board.claimant(entry[0])
-        if worker not in self._workers:
-            return "no worker yet"
-        return self._who(worker)
+        process = None if worker is None else self._workers.get(worker)
+        if worker is None or process is None:
+            return Doing("no worker yet")
+        return Doing(self._who(worker), stack.ask(process.fileno(), self._stacks))
 
     @property
     def workers(self) -> list[WorkerProcess]:

@@ -17,7 +17,6 @@ from enum import IntEnum
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from penstock._memory.layout import Layout, Writer
@@ -62,6 +61,8 @@ def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> by
             return pickle.dumps(value, 5)
         return dump(pickle.Pickler, value, buffers)
     except Exception:  # pickle says "cannot" in many types: PicklingError, AttributeError, TypeError
+        import cloudpickle  # late: 10 ms before the first batch, for the few who need it
+
         if buffers is None:
             data: bytes = cloudpickle.dumps(value, 5)
             return data

@@ -20,7 +20,8 @@ from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
 from penstock._work.updates import Change
-from penstock.backends.base import LONGEST_WAIT, Ended, Failed, Filled, Outcome, Payload
+from penstock.backends import stack
+from penstock.backends.base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -40,7 +41,7 @@ class ThreadBackend:
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, str] = {}
+        self._doing: dict[int, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
 
     @property
@@ -91,8 +92,9 @@ class ThreadBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> str:
-        return self._doing.get(seq, "no worker yet")
+    def doing(self, seq: int) -> Doing:
+        who, ident = self._doing.get(seq, ("no worker yet", None))
+        return Doing(who, stack.of_thread(ident))
 
     def wake(self) -> None:
         self._outcomes.put(None)
@@ -115,7 +117,7 @@ class ThreadBackend:
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[task.seq] = who
+            self._doing[task.seq] = who, threading.get_ident()
             outcome = self._run(runner, worker, task, Writer(root))
             del self._doing[task.seq], root
             self._outcomes.put(outcome)

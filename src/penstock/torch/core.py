@@ -83,11 +83,6 @@ class Core(DataLoader[Any]):
             for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
                 setattr(self, name, getattr(before, name))
 
-    @property
-    def workers(self) -> list[Any]:
-        """Handles of the worker processes that live now."""
-        return [worker for engine in self._crews.live for worker in engine.workers]
-
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. It is kept in that one, and counts its epochs."""
