@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock import ArrayDataset, CastError, DataLoader
+from penstock import ArrayDataset, CastError, CollateError, DataLoader
 from penstock._work.cast import DTYPES, Cast, Into
 
 SOURCES = [
@@ -165,3 +165,28 @@ def test_blocks_find_a_value_wherever_it_is(goal: str) -> None:
             with pytest.raises(CastError, match="1e\\+30") as caught:
                 put(array, goal, "checked")
             assert caught.value.rows == (int(np.unravel_index(at, shape)[0]),)
+
+
+@pytest.mark.parametrize("goal", ["float16", "uint8"])
+@pytest.mark.parametrize("size", [10, 40_000])
+@pytest.mark.parametrize("step", [1, -2])
+def test_stacked_rows_small_and_large_name_the_sample(goal: str, size: int, step: int) -> None:
+    rows = [np.full((2, size), key, float)[::, ::step] for key in range(6)]
+    (batch,) = DataLoader(rows, 6, dtype=goal)
+    assert batch.dtype == goal and (batch == np.arange(6)[:, None, None]).all()
+    rows[4][1, -1] = 1e30
+    with pytest.raises(CastError, match=r"1e\+30 in the batch \(row 1\)") as caught:
+        list(DataLoader(rows, 3, dtype=goal))
+    assert "row 1 is sample 4." in caught.value.__notes__
+
+
+def test_rows_without_elements_are_converted() -> None:
+    (batch,) = DataLoader([np.zeros((0, 2))] * 3, 3, dtype="float32")
+    assert (batch.shape, batch.dtype) == ((3, 0, 2), np.float32)
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_rows_of_other_shapes_are_the_error_that_they_are_without_it(size: int) -> None:
+    rows = [np.zeros((2, size)), np.zeros((2, size + 1))]
+    with pytest.raises(CollateError, match="arrays of different shapes cannot be stacked"):
+        list(DataLoader(rows, 2, dtype="uint8"))

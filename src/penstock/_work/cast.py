@@ -28,6 +28,9 @@ Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 # Bytes that are converted, and then looked at again, at once: they are still in the processor's cache then.
 _BLOCK = 128 << 10
 
+# Rows of fewer bytes are all written by one call, and looked at afterwards.
+_SMALL = 16 << 10
+
 _NUMBERS = frozenset("iuf")  # kinds, as numpy has them
 
 _MOST_SPECS = 256  # structures that a Field remembers
@@ -177,44 +180,50 @@ class Field:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """`out[...] = source`, in blocks; an error names a value that `out` cannot hold. The row `first` is at 0."""
+        """`out[...] = source`; an error names a value that `out` cannot hold. Its rows are counted from `first`."""
         with np.errstate(all="ignore"):
-            if not self.checked or _limits(source.dtype, out.dtype) is None:
-                np.copyto(out, source, casting="unsafe")
-                return
-            if not source.ndim:
-                out, source = out[None], source[None]
-            size = max(1, _BLOCK * len(source) // max(1, source.nbytes))
-            for at in range(0, len(source), size):
-                here, part = out[at : at + size], source[at : at + size]
-                np.copyto(here, part, casting="unsafe")
-                self._check(here, part, first + at)
+            self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
-    def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]]) -> None:
-        """`out[i] = rows[i]` for all, whose lengths are equal; a ValueError where their shapes are not."""
+    def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
+        """`out[i] = rows[i]` for all, whose lengths are equal; a ValueError where their shapes are not.
+
+        `dtype` is one that holds them all.
+        """
         with np.errstate(all="ignore"):
-            np.concatenate(rows, out=out.reshape((-1, *out.shape[2:])), casting="unsafe")
-            if not self.checked:
-                return
-            if out.dtype.kind == "f" and (not out.size or (-np.inf < out.min() and out.max() < np.inf)):
-                return  # whatever they were, none has become infinite
+            sure = not self.checked or _limits(dtype, out.dtype) is None
+            if sure or rows[0].nbytes < _SMALL:
+                np.concatenate(rows, out=out.reshape((-1, *out.shape[2:])), casting="unsafe")
+                if sure or not out.size:
+                    return
+                if out.dtype.kind == "f" and -np.inf < out.min() and out.max() < np.inf:
+                    return  # whatever they were, none has become infinite
+            if {row.shape for row in rows} != {out.shape[1:]}:
+                raise ValueError("other shapes")
             for row, source in enumerate(rows):
-                if _limits(source.dtype, out.dtype) is not None:
-                    self._check(out[row : row + 1], source[None], row)
+                self._write(out[row], source, row, source.size or 1)
 
-    def _check(self, out: NDArray[Any], source: NDArray[Any], first: int) -> None:
-        limits = _limits(source.dtype, out.dtype)
-        assert limits is not None
-        low, high = limits
-        whole = source.dtype.kind != "f" or out.dtype.kind == "f"
-        # Comparisons with NaN are false, so that one is found too.
-        if not source.size or (
-            low < source.min().item() and source.max().item() < high and (whole or (out == source).all())
-        ):
+    def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
+        """In blocks, each of which is looked at before the next; a row has `per_row` elements."""
+        limits = _limits(source.dtype, out.dtype) if self.checked else None
+        if limits is None or not source.size:
+            np.copyto(out, source, casting="unsafe")
             return
-        lost = np.argwhere(_lost(source, out, high))
-        if len(lost):
-            self.lose(source[tuple(lost[0])].item(), out.dtype.name, first + int(lost[0][0]))
+        low, high = limits
+        exact = source.dtype.kind == "f" and out.dtype.kind != "f"
+        if source.flags.c_contiguous:
+            out, source = out.reshape(-1), source.reshape(-1)
+        unit = source.size // len(source)
+        size = max(1, _BLOCK // (unit * source.itemsize))
+        for at in range(0, len(source), size):
+            here, part = out[at : at + size], source[at : at + size]
+            np.copyto(here, part, casting="unsafe")
+            # Comparisons with NaN are false, so that one is found too.
+            fits = low < part.min().item() and part.max().item() < high
+            if not fits or (exact and not (here == part).all()):
+                lost = np.flatnonzero(_lost(part, here, high))
+                if lost.size:
+                    row = first + (at * unit + int(lost[0])) // per_row
+                    self.lose(part.flat[lost[0]].item(), out.dtype.name, row)
 
     def lose(self, value: Any, name: str, row: int) -> None:
         """Raises for a value that the dtype of this name does not hold."""
@@ -263,7 +272,7 @@ class Into:
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Arrays of one shape, that `dtype` holds, one after the other."""
         out = self.room((len(rows), *rows[0].shape), dtype)
-        self.field.stack(out, rows)
+        self.field.stack(out, rows, dtype)
         return out
 
     def gather(
