@@ -68,11 +68,11 @@ class Replica:
         job = self._job
         try:
             samples = self._samples(task)
-            batch = collate(samples, writer.empty) if job.collate_fn is None else job.collate_fn(samples)
-            if self._field is None:
-                return batch
-            rows = len(samples) if task.kind in BATCHED else 0
-            return Into(self._field, writer.empty).finish(batch, rows)
+            into = None if self._field is None else Into(self._field, writer.empty)
+            batch = (
+                collate(samples, into or writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+            )
+            return batch if into is None else into.finish(batch, len(samples) if task.kind in BATCHED else 0)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
 
