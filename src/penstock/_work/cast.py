@@ -275,11 +275,9 @@ class Into:
         self.field.stack(out, rows, dtype)
         return out
 
-    def gather(
-        self, column: NDArray[Any], keys: NDArray[np.int64], shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> NDArray[Any]:
+    def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of a column that have these keys; no more of them at once than fit into the cache."""
-        out = self.room(shape, dtype)
+        out = self.room((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, _BLOCK * len(column) // max(1, column.nbytes))
         for at in range(0, len(keys), size):
             self.field.write(out[at : at + size], column[keys[at : at + size]], at)

@@ -66,12 +66,10 @@ class ArrayDataset(Dataset[Any]):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
         checked = self._checked(keys)
-        into: Sequence[Empty] = [empty] * len(self._views)
         if type(empty) is Into:
-            into = self._into(empty)
-        return self._sample(
-            [_gathered(view, checked, its) for view, its in zip(self._views, into, strict=True)]
-        )
+            columns = zip(self._views, self._into(empty), strict=True)
+            return self._sample([_converted(view, checked, into) for view, into in columns])
+        return self._sample([_gathered(view, checked, empty) for view in self._views])
 
     def _into(self, batch: Into) -> Sequence[Into]:
         """The batch's memory, for each column."""
@@ -157,17 +155,12 @@ def _item(column: Array, index: Any) -> Any:
 
 def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
     if _is_text(column):
-        if type(empty) is Into:
-            empty.field.wanted("U", "text")
         return column[keys].tolist()
     dtype = column.dtype
     if column.ndim == 1 and dtype.kind != "V":
         # As collated: the elements are scalars, which are always of the machine's byte order.
         dtype = dtype.newbyteorder("=")
-    shape = (len(keys), *column.shape[1:])
-    if type(empty) is Into and empty.field.target(dtype) is not None:
-        return empty.gather(column, keys, shape, dtype)
-    out = empty(shape, dtype)
+    out = empty((len(keys), *column.shape[1:]), dtype)
     if column.flags.c_contiguous and column.flags.aligned and dtype == column.dtype:
         # The keys are checked, so clipping changes none. Refused: mode="raise", which fills a buffer first.
         column.take(keys, 0, out, "clip")
@@ -175,3 +168,11 @@ def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
         # take would make a contiguous copy of the whole column first.
         out[...] = column[keys]
     return out
+
+
+def _converted(column: Array, keys: NDArray[np.int64], into: Into) -> Any:
+    if _is_text(column):
+        into.field.wanted("U", "text")
+    elif into.field.target(column.dtype) is not None:
+        return into.gather(column, keys)
+    return _gathered(column, keys, into)
