@@ -29,6 +29,8 @@ from penstock._work.failure import annotate
 # interrupted, and finishes that batch in the background.
 _GRACE = 1.0
 
+_LONGEST_WAIT = 1.0
+
 
 def prefetch(
     source: Iterable[Any] | Callable[[], Iterable[Any]],
@@ -109,7 +111,7 @@ class Prefetcher:
             raise StopIteration
         self._begin(again=False)
         while True:
-            made = self._gate.made.get()
+            made = self._gate.take()
             if self._closed:
                 self._gate.made.put(made)  # others may wait
                 raise RuntimeError(_CLOSED)
@@ -250,6 +252,12 @@ class _Gate:
     def stop(self) -> None:
         self.stopped = True
         self.permits.put(False)
+
+    def take(self) -> _Made:
+        while True:
+            # Not for ever: an interrupt that comes just before the wait does not end it, and is seen after it.
+            with suppress(Empty):
+                return self.made.get(timeout=_LONGEST_WAIT)
 
     def drain(self) -> int:
         """Drops what was made; how many that were."""

@@ -112,7 +112,9 @@ class Epoch:
                 if self._reading is None and len(self._queues[self._owner(number)]) < self._window:
                     self._reading = me
                     return None
-                self._changed.wait()
+                self._changed.wait(
+                    1.0
+                )  # not for ever: an interrupt that comes just before does not end a wait
 
     def _hand_out(self, item: _Item) -> _Item:
         for step in item.steps:
