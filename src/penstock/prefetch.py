@@ -423,7 +423,7 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any],
         return leaf.copy()
     if not _is_tensor(kind):
         if field is not None:
-            field.wanted("O", f"a {kind.__name__}")
+            field.wanted("O", "a ", kind.__name__)
         return leaf
     if field is not None and kind in CASTS:
         cast = CASTS[kind](leaf, field, writer.empty)

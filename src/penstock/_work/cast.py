@@ -93,7 +93,7 @@ def _path(key: Any) -> tuple[str, ...]:
 class Field:
     """What becomes of the numbers at one place of a batch, and below it."""
 
-    __slots__ = ("_children", "_dtype", "_made", "_named", "_specs", "checked", "path")
+    __slots__ = ("_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class Field:
                 self._children.setdefault(rest[0], []).append((rest[1:], name))
         self._made: dict[str, Field] = {}
         self._specs: dict[Spec, list[Field]] = {}
+        self._targets: dict[np.dtype[Any], np.dtype[Any] | None] = {}
 
     def __str__(self) -> str:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
@@ -155,29 +156,38 @@ class Field:
     def _of_batch(self, spec: Spec) -> list[Field]:
         return [self if name == "data" else _AS_IT_IS for name in spec.keys]  # type: ignore[attr-defined]
 
-    def wanted(self, kind: str, what: str) -> str | None:
-        """The name of the dtype that an array of this kind (as numpy has them) becomes; None where it stays."""
+    def wanted(self, kind: str, what: str, of: object = "") -> str | None:
+        """The name of the dtype that an array of this kind (as numpy has them) becomes; None where it stays.
+
+        `what`, and `of`, say what it is, for an error.
+        """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
-            raise CastError(f"dtype= names the field {named!r}, but {self} is {what} and has no fields.")
+            raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
         if kind in _NUMBERS or (kind == "b" and self._named):
             return self._dtype
         if self._named and self._dtype is not None:
             raise CastError(
-                f"dtype= names {self}, which is {what}: only arrays of numbers and bools are converted. Convert it "
-                "in the dataset, or leave it out of dtype=."
+                f"dtype= names {self}, which is {what}{of}: only arrays of numbers and bools are converted. Convert "
+                "it in the dataset, or leave it out of dtype=."
             )
         return None
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """What an array of this dtype becomes; None where it stays as it is."""
-        name = self.wanted(dtype.kind, f"an array of {dtype}")
+        if dtype in self._targets:
+            return self._targets[dtype]
+        if len(self._targets) >= _MOST_SPECS:
+            self._targets.clear()
+        name = self.wanted(dtype.kind, "an array of ", dtype)
         if name is None:
+            self._targets[dtype] = None
             return None
         if name not in DTYPES:
             raise CastError(f"{self} is an array of numpy's, which has no {name}. Make it a tensor.")
         goal = np.dtype(name)
-        return None if goal == dtype else goal
+        self._targets[dtype] = None if goal == dtype else goal
+        return self._targets[dtype]
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
         """`out[...] = source`; an error names a value that `out` cannot hold. Its rows are counted from `first`."""
@@ -279,8 +289,12 @@ class Into:
         """The rows of a column that have these keys; no more of them at once than fit into the cache."""
         out = self.room((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, _BLOCK * len(column) // max(1, column.nbytes))
+        # take is quicker, but makes a contiguous copy of the whole column first where it is not one.
+        take = column.take if column.flags.c_contiguous else None
         for at in range(0, len(keys), size):
-            self.field.write(out[at : at + size], column[keys[at : at + size]], at)
+            some = keys[at : at + size]
+            rows = column[some] if take is None else take(some, 0, None, "clip")
+            self.field.write(out[at : at + size], rows, at)
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
@@ -303,7 +317,7 @@ class Into:
         convert = CASTS.get(type(leaf))
         if convert is not None:
             return convert(leaf, field, self.empty)
-        field.wanted("O", f"a {type(leaf).__name__}")
+        field.wanted("O", "a ", type(leaf).__name__)
         return leaf
 
 

@@ -107,7 +107,7 @@ def _converted(batch: Any, into: Into) -> torch.Tensor | None:
     dtype = batch[0].dtype
     if set(map(attrgetter("dtype"), batch)) != {dtype} or dtype not in _DTYPES or not batch[0].ndim:
         return None
-    name = into.field.wanted(dtype.kind, f"a tensor of {dtype}")
+    name = into.field.wanted(dtype.kind, "a tensor of ", dtype)
     if name not in DTYPES or name == dtype.name or len(set(map(attrgetter("shape"), batch))) > 1:
         return None
     if _refused(set(map(attrgetter("strides"), batch)), dtype):

@@ -120,7 +120,7 @@ def cast(tensor: torch.Tensor, field: Field, empty: Callable[[Shape, np.dtype[An
     """The tensor as the field's dtype, in memory of `empty` where it can; itself where nothing is converted."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
-    name = field.wanted(kind, f"a tensor of {tensor.dtype}")
+    name = field.wanted(kind, "a tensor of ", tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
         return tensor
     dtype: torch.dtype = getattr(torch, name)
