@@ -111,6 +111,16 @@ def test_what_is_left_over_begins_the_next_epoch(workers: dict[str, Any]) -> Non
     assert lengths == [2, 3, 2]
 
 
+def test_ranks_share_the_epochs_in_a_row() -> None:
+    shares = []
+    for rank in range(2):
+        loader = DataLoader(range(11), 2, shard=(rank, 2), seed=0, last_batch="rollover")
+        shares.append([[batch.tolist() for batch in loader] for _ in range(4)])
+    assert [len(epoch) for epoch in shares[0]] == [len(epoch) for epoch in shares[1]] == [2, 3, 3, 3]
+    steps = zip(flat(shares[0]), flat(shares[1]), strict=True)
+    assert flat(map(flat, steps)) == [*range(11)] * 4
+
+
 def test_the_keys_of_an_epoch_are_those_of_its_batches() -> None:
     loader = DataLoader(range(10), 4, last_batch="rollover")
     list(loader)
