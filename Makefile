@@ -1,11 +1,13 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint frameworks bench clean
+.PHONY: demo test lint frameworks soak interop bench clean
 
 PYTHON ?= python3
+PYTHON310 ?= python3.10
 VENV   := .venv
 BIN    := $(VENV)/bin
+MXNET  := .venv-mxnet
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 demo: $(VENV)/.installed
@@ -22,6 +24,14 @@ lint: $(VENV)/.developed
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
+# Kills workers for a minute.
+soak: $(VENV)/.developed
+	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
+
+# Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
+interop: $(VENV)/.developed $(MXNET)/.made
+	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python $(BIN)/python -m pytest tests/interop
+
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.resume
@@ -30,7 +40,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.prefetch
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -58,4 +68,9 @@ $(VENV)/.peers: $(VENV)/.developed requirements-bench.txt
 	  echo "install $$peer"; \
 	  $(PIP) install "$$peer" || echo "skipped: $$peer cannot be installed here"; \
 	done
+	@touch $@
+
+$(MXNET)/.made:
+	$(PYTHON310) -m venv $(MXNET)
+	$(MXNET)/bin/python -m pip --disable-pip-version-check --quiet install mxnet==1.9.1 "numpy<1.24"
 	@touch $@

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import images, mxnet_peer
 from bench.workloads import Workload
 
 Stream = AbstractContextManager[Iterator[Any]]
@@ -42,6 +46,8 @@ def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]
     import penstock
 
     source = penstock.ArrayDataset(dataset.map) if workload.arrays else dataset
+    if workload.jpegs:
+        source = images.penstock_images(dataset)
     loader = penstock.DataLoader(
         source,
         batch_size=workload.batch_size,
@@ -168,12 +174,14 @@ def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
         if workload.name in SPDL_PROCESSES:
             pool = stack.enter_context(ProcessPoolExecutor(workload.workers))
 
+        fetch = images.spdl_batch(dataset) if workload.jpegs else _Fetch(workload, dataset)
+
         def build(epochs: Iterable[int]) -> Any:
             return (
                 PipelineBuilder()
                 .add_source(_shuffled_keys(len(dataset), workload.batch_size, epochs))
                 .pipe(
-                    _Fetch(workload, dataset),
+                    fetch,
                     concurrency=(2 if pool else 1) * workload.workers,
                     executor=pool,
                 )
@@ -209,6 +217,8 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "torchdata": ("torchdata.stateful_dataloader", torchdata_stream),
     "grain": ("grain", grain_stream),
     "spdl": ("spdl.pipeline", spdl_stream),
+    "dali": ("nvidia.dali", images.dali_stream),
+    "mxnet": ("mxnet", mxnet_peer.mxnet_stream),
     "penstock_torch": ("penstock.torch", penstock_torch_stream),
     "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
@@ -217,8 +227,21 @@ ENGINES: dict[str, tuple[str, Open]] = {
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
 
+JPEG_ENGINES = ("dali", "mxnet")  # which run the rows of JPEGs alone
+_DISTRIBUTIONS = {"dali": "nvidia-dali-cuda120"}
+
+
+def interpreter(engine: str) -> str:
+    """What runs the engine: BENCH_MXNET=/its/environment/bin/python, for one that suits no other's environment."""
+    return os.environ.get(f"BENCH_{engine.upper()}", sys.executable)
+
+
 def installed(engine: str) -> str | None:
     """The version of the engine's distribution, or None where it is not installed."""
+    if (python := interpreter(engine)) != sys.executable:
+        code = f"import importlib.metadata as m; print(m.version({_distribution(engine)!r}))"
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        return found.stdout.strip() or None
     if engine == "penstock":  # may run from its sources, without a distribution
         from penstock import __version__
 
@@ -227,9 +250,13 @@ def installed(engine: str) -> str | None:
         there = installed("torch") and importlib.util.find_spec("penstock.torch")
         return installed("penstock") if there else None
     try:
-        return version(ENGINES[engine][0].partition(".")[0])
+        return version(_distribution(engine))
     except PackageNotFoundError:
         return None
+
+
+def _distribution(engine: str) -> str:
+    return _DISTRIBUTIONS.get(engine, ENGINES[engine][0].partition(".")[0])
 
 
 def import_engine(engine: str) -> None:

@@ -57,7 +57,7 @@ class Penstock:
 
     @staticmethod
     def move(state: Any, step: int) -> None:
-        state["steps"] = step
+        state["steps"], state["consumed"] = step, step * BATCH
 
     def close(self) -> None:
         self.loader.close()

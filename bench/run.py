@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.limit import limit_first_batch, limit_rate
-from bench.peers import ENGINES, TENSOR_ENGINES, installed
+from bench.peers import ENGINES, JPEG_ENGINES, TENSOR_ENGINES, installed, interpreter
 from bench.workloads import WORKLOADS, Workload, write_files
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,7 @@ class Driver:
         self.engine = engine
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.driver", engine, workload.name, str(folder)],
+            [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(folder)],
             cwd=ROOT,
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
@@ -302,6 +302,8 @@ def main() -> int:
 def _can_run(engine: str, workload: Workload) -> bool:
     if workload.tensors:
         return engine == "torch" or engine in TENSOR_ENGINES
+    if engine in JPEG_ENGINES:
+        return workload.jpegs
     return engine not in TENSOR_ENGINES and (engine != "torch_own_collate" or workload.many)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bench import images
+
 ROWS_SHAPE = (400_000, 512)
 IMAGES_SHAPE = (2_000, 224, 224, 3)
 TENSOR_IMAGES_SHAPE = (2_000, 3, 224, 224)  # of the same file
@@ -141,6 +143,7 @@ class Workload:
     many: bool = False  # fetched through __getitems__
     threads: bool = False  # penstock with backend="thread"; peers that have only processes use those
     arrays: bool = False  # penstock through ArrayDataset
+    jpegs: bool = False  # each loader with its own decoder: see bench/images.py
     fields: tuple[str, ...] = ()
     tensors: bool = False  # torch's collate and penstock.torch's beside each other, and nobody else
     persistent: bool = True  # torch's persistent_workers, where it is asked for
@@ -213,6 +216,17 @@ _WAIT = {
     "longer": 3.0,
 }
 _FIRST = {"dataset": _tensor_rows, "kind": "first", "tensors": True, "required": 1.0, **_ROWS}
+_JPEG = {
+    "batch_size": 64,
+    "dataset": images.Jpegs,
+    "shape": (3, images.CROP, images.CROP),
+    "dtype": "float32",
+    "fill": images.decode_only,
+    "required": 1.8,
+    "share": 0.9,
+    "jpegs": True,
+    "longer": 4.0,
+}
 _BOUNDARY = {
     "batch_size": 64,
     "dataset": lambda _: Turns(64 * EPOCH_STEPS),
@@ -257,6 +271,8 @@ WORKLOADS: dict[str, Workload] = {
             required=4.0,
             share=0.9,
         ),
+        Workload("jpeg", "500x375 JPEG files, random resized crop to 224, mirror, float32 CHW", **_JPEG),
+        Workload("jpeg_threads", "the same with 2 threads (torch: processes)", threads=True, **_JPEG),
         Workload(
             "dict20",
             "a dict of 20 arrays of 8 float32",
@@ -376,8 +392,10 @@ _MAPPED = {  # the file that a workload maps; those that are not here map none
 
 
 def write_files(folder: Path, names: set[str]) -> None:
-    """Write the files that the named workloads map: 819 MB of rows, 301 MB of images."""
+    """Write the files that the named workloads read: 819 MB of rows, 301 MB of images, 36 MB of JPEGs."""
     for name in names:
+        if WORKLOADS[name].jpegs:
+            images.write_jpegs(folder)
         if (mapped := _MAPPED.get(WORKLOADS[name].dataset)) is not None:
             file, shape, dtype = mapped
             _write(folder / file, shape, dtype)

@@ -2,7 +2,7 @@
 
 from penstock._work.collate import default_collate
 from penstock._work.info import WorkerInfo, get_worker_info
-from penstock._work.rng import rng
+from penstock._work.rng import each, rng
 from penstock.batch import Batch
 from penstock.errors import (
     CastError,
@@ -68,6 +68,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerLost",
     "default_collate",
+    "each",
     "get_worker_info",
     "prefetch",
     "random_split",

@@ -54,12 +54,10 @@ def window(options: Options, kind: Kind) -> int:
 
 
 def new_engine(job: Job, options: Options, kind: Kind) -> Engine:
-    # A stream that a worker reads cannot be read again from the middle.
-    retries = 0 if kind in PULLED else options.retries
     scheduler = Scheduler(
         window=window(options, kind),
         workers=max(1, job.num_workers),
-        retries=retries,
+        retries=options.retries,
         in_order=options.in_order,
         room=MOST_STEPS,
     )
@@ -67,7 +65,7 @@ def new_engine(job: Job, options: Options, kind: Kind) -> Engine:
         _new_backend(job, options),
         scheduler,
         job,
-        retries=retries,
+        retries=options.retries,
         bundles=options.timeout == 0,  # a step must not be late because others are done with it
         # Threads share the dataset with the caller, who may change it before the next epoch.
         look_ahead=options.persistent_workers and options.backend == "process",

@@ -46,7 +46,8 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
-from penstock._work.task import Job, Mended, Task, shorten
+from penstock._work.marks import NOT_LOST
+from penstock._work.task import PULLED, Job, Mended, Task, shorten
 from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
@@ -70,13 +71,17 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Delivery(NamedTuple):
-    """What `next` answers: a batch, or the error that stands in its place, or the end of the run."""
+    """What `next` answers: a batch, or the error that stands in its place, or the end of the run.
+
+    `worker` is who did it.
+    """
 
     task: Task | None
     data: Any = None
     rows: int = 0
     error: BaseException | None = None
     mended: Mended | None = None
+    worker: int = -1
 
 
 class Engine:
@@ -93,7 +98,7 @@ class Engine:
         bundles: bool = False,
     ) -> None:
         self._process = _this_process
-        self._job = job  # for workers that are hired later
+        self.job = job  # for workers that are hired later
         self._most_steps = backend.most_steps if bundles else 1
         self.ahead: Run | None = None
         self._backend = backend
@@ -110,6 +115,7 @@ class Engine:
         self._pace = 1e-3  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
+        self.heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
         self._events: deque[Event] = deque()
         self._asking = False
         self._answer: Delivery | None = None
@@ -142,7 +148,7 @@ class Engine:
             self.cancel()
         self._run, self.ahead = run, None
         with self._closed_on_error():
-            self._carry_out(Opened())
+            self._carry_out(Opened(run.seat))
             self._backend.flush()
 
     def next(self, timeout: float | None) -> Delivery:
@@ -284,13 +290,20 @@ class Engine:
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
-            if outcome.seq in self._tasks:  # else it was cancelled
+            task = self._tasks.get(outcome.seq)
+            if task is not None:  # else it was cancelled
                 self._outcomes[outcome.seq] = outcome
+                if not isinstance(outcome, Bundle) and outcome.mark is not None:
+                    self.heritage = task.run, outcome.mark
             if not isinstance(outcome, Failed):
                 self._learn(outcome)
             self._carry_out(StepFilled(outcome.seq, outcome.worker))
         elif isinstance(outcome, Ended):
-            self._tasks.pop(outcome.seq, None)
+            task = self._tasks.pop(outcome.seq, None)
+            if task is not None and outcome.mark is not None:
+                self.heritage = task.run, outcome.mark
+                if self._run is not None and self._run.number == task.run:
+                    self._run.end = outcome.mark
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
         else:
             worker, seq, at = outcome[:3]
@@ -302,7 +315,15 @@ class Engine:
             if isinstance(self._scheduler, Assigned):
                 raise irreplaceable(outcome, steps)
             self._losses[worker] = outcome
-            self._carry_out(WorkerLost(worker, seq, len(steps), at))
+            self._carry_out(
+                WorkerLost(worker, seq, len(steps), at, bool(steps) and self._is_fatal(steps[at]))
+            )
+
+    def _is_fatal(self, task: Task) -> bool:
+        """Whether nobody else can do it: in the middle of a stream that has no state to go on from."""
+        begins = task.step == 0 or isinstance(task.keys, tuple)
+        known = self.heritage is not None and self.heritage[0] == task.run
+        return task.kind in PULLED and not (begins or known)
 
     def _learn(self, outcome: Filled | Bundle) -> None:
         count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
@@ -317,7 +338,7 @@ class Engine:
 
     def _hire(self, command: Hire) -> None:
         self._backend.flush()
-        self._backend.hire(command.worker, command.seat)
+        self._backend.hire(command.worker, command.seat, self.heritage)
 
     def _post(self, command: Post) -> None:
         seq, slab, _, seat = command
@@ -374,19 +395,21 @@ class Engine:
     def _unwrap(self) -> Delivery:
         """The next of what was delivered by the scheduler."""
         task, outcome = self._ready.popleft()
+        if outcome.mark is not None:
+            task = task._replace(mark=outcome.mark)
         if isinstance(outcome, Failed):
-            return Delivery(task, error=outcome.error)
+            return Delivery(task, error=outcome.error, worker=outcome.worker)
         try:
             data = self._backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Delivery(task, error=annotate(trouble, where))
-        return Delivery(task, data, outcome.rows, mended=outcome.mended)
+            return Delivery(task, error=annotate(trouble, where), worker=outcome.worker)
+        return Delivery(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss = self._losses[command.worker]
         for task in self._tasks.pop(command.seq).single():
-            error = lost_error(task, loss, self._retries)
+            error = lost_error(task, loss, self._retries, self._is_fatal(task))
             error.__cause__ = loss.cause
             self._ready.append((task, Failed(task.seq, command.worker, error)))
         self._answer = self._unwrap()
@@ -436,7 +459,7 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
 }
 
 
-def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
+def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
     """The error for a step that cost too many workers their lives."""
     if loss.seq != task.seq:
         return WorkerLostError(
@@ -446,11 +469,15 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
             "module does."
         )
     tries = retries + 1
+    tried = f"The step was tried {tries} time{'s' * (tries > 1)}; raise retries= to try more."
+    if fatal:
+        tried = f"The stream's position died with it: the epoch ends here.\n  {NOT_LOST}"
+    elif task.kind not in PULLED:
+        tried = f"Samples in the step: {shorten(task.keys)}. {tried}"
     return WorkerLostError(
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
         f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
-        f"  Samples in the step: {shorten(task.keys)}. The step was tried {tries} time{'s' * (tries > 1)}; "
-        "raise retries= to try more."
+        f"  {tried}"
     )
 
 

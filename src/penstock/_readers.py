@@ -26,6 +26,7 @@ class Reader:
         self._loader: DataLoader[Any] = loader
         self._progress = progress
         self._engine: Engine | None = engine
+        self._run = run
         self._plan = run.plan
         self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
         self._yielded = 0
@@ -37,7 +38,7 @@ class Reader:
                 raise StopIteration
             delivery = self._engine.next(self._timeout)
             if delivery.task is not None:
-                self._progress.passed(delivery.task.step)
+                self._progress.passed(delivery.task.step, delivery.task.mark)
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -48,7 +49,7 @@ class Reader:
                 finally:
                     del error  # its traceback holds this frame, which must not hold it in turn
             if delivery.task is None:
-                self._progress.is_over = True
+                self._progress.finish(self._run.end)
                 self._let_go(cancel=False)
                 raise StopIteration
             if delivery.rows or delivery.mended is None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock._work.failure import annotate
+from penstock._work.marks import mark_of, packed
 from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
+from penstock.plan.reading import Mark, Reading
 
 
 class Run:
     """The steps of one epoch, in order. Once one cannot be drawn there are no more.
 
-    `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before.
+    `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before. `reading` is what the keys
+    are read from, where that may have a state. `seat` is whose the first step is, where that matters.
     """
 
     def __init__(
@@ -27,17 +31,22 @@ class Run:
         plan: Plan | None,
         step: int = 0,
         skip: frozenset[int] = frozenset(),
+        reading: Reading | None = None,
+        seat: int = 0,
     ) -> None:
         self.epoch = epoch
+        self.seat = seat
         self.plan = plan
         self.error: Exception | None = None
+        self.number = next(numbers)
+        self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self._numbers = numbers
-        self._number = next(numbers)
         self._kind = kind
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
         self._step = step
         self._skip = skip
+        self._reading = reading
 
     def follow(self) -> Run | None:
         """The epoch after this one, where drawing it has no side effects."""
@@ -61,38 +70,54 @@ class Run:
     def _draw(self, seq: int, most: int) -> Task | None:
         if self.error is not None:
             return None
-        count = 1
+        count, mark = 1, None
         try:
             if self._take is not None:
                 keys, count = self._take(most)
             else:
                 keys = next(self._keys)
+            if self._reading is not None:
+                mark = mark_of(self._reading)
         except StopIteration:
+            if self._reading is not None and self.end is None:
+                self.end = packed(self._reading.end())
             return None
         except Exception as error:
             what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"
             annotate(error, f"While {what} was asked for step {self._step} of epoch {self.epoch}.")
             self.error = error
             return None
-        task = Task(seq, self._number, self.epoch, self._step, self._kind, keys, count)
+        task = Task(seq, self.number, self.epoch, self._step, self._kind, keys, count, mark)
         self._step += count
         return task
 
 
 def light_items(
-    dataset: Any, batch_size: int | None, drop_last: bool, seed: int, epoch: int
+    reading: Reading,
+    mark: Mark | None,
+    batch_size: int | None,
+    drop_last: bool,
+    seed: int,
+    epoch: int,
+    borrow: Callable[..., AbstractContextManager[object]] | None = None,
 ) -> Iterator[Any]:
-    """The light items of a stream, in lists of one batch each, which are read alike on every rank."""
+    """The light items of a stream from the mark on, in lists of a batch each, which are read alike on every rank."""
     from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
 
+    borrow = borrow or borrowed_generators
     size = batch_size or 1
-    items: Iterator[Any] | None = None
-    for number in itertools.count():
+    first = 0 if mark is None else mark.read
+    for number in itertools.count(first):
         of = seed, epoch, number, READ
-        with borrowed_generators(*of), working_at(StepSource(*of)):
-            items = iter(dataset) if items is None else items
-            chunk = list(itertools.islice(items, size))
-        if chunk and (len(chunk) == size or not drop_last):
-            yield chunk[0] if batch_size is None else chunk
-        if len(chunk) < size:
+        anew = False
+        with borrow(*of), working_at(StepSource(*of)):
+            if number == first:
+                anew = reading.open(mark)
+            items = [] if anew else reading.take(size)
+        if anew:
+            with borrow(*of), working_at(StepSource(*of)):
+                items = reading.take(size)
+        if items and (len(items) == size or not drop_last):
+            yield items[0] if batch_size is None else items
+        if reading.ended:
             return

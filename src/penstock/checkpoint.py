@@ -1,7 +1,7 @@
 """The resume state: which batches were handed out, as one small plain value.
 
-It is data for JSON and nothing else: nothing in it is evaluated or unpickled. All of it is checked before
-any of it is used.
+It is data for JSON, but for what the user's own objects put into it: nothing in it is evaluated or unpickled. All
+of it is checked before any of it is used.
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._work.marks import opened
 from penstock.errors import StateError
+from penstock.plan import OrderPlan, Plan
+from penstock.plan.reading import Mark
 
 VERSION = 1
+
+# What may be another where another number of ranks goes on with an order.
+_SHAPE = ("world", "batch_size", "last_batch")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """`steps` steps of the epoch were handed out from its beginning on, and those in `beyond` besides.
 
+    `consumed` is how far all ranks have used up the order with these steps; None if it is not a function. `mark` is
+    where a sampler or stream with a state was then, or earlier; `dataset` is the state of one that has keys.
     `about` is what must be the same where the state is loaded: else the steps would be others.
     """
 
@@ -27,6 +35,9 @@ class State:
     beyond: tuple[int, ...] = ()
     seed: int | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    consumed: int | None = 0
+    mark: Mark | None = None
+    dataset: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -36,6 +47,9 @@ class State:
             "beyond": _as_ranges(self.beyond),
             "seed": self.seed,
             "about": dict(self.about),
+            "consumed": self.consumed,
+            "mark": None if self.mark is None else self.mark._asdict(),
+            "dataset": self.dataset,
         }
 
     @classmethod
@@ -54,51 +68,109 @@ class State:
                 f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
-        missing = [name for name in ("epoch", "steps", "beyond", "seed", "about") if name not in value]
+        missing = [name for name in cls.__slots__ if name not in value]
         if missing:
             raise StateError(
                 f"The resume state is damaged: it has no {', '.join(map(repr, missing))}, only {_names(value)}."
             )
-        seed, about = value["seed"], value["about"]
+        about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
             raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict.")
+        if mark is not None and mark.read > _number(value, "steps") * _number(about, "world"):
+            raise StateError(
+                f"The resume state is damaged: 'mark' is of batch {mark.read}, after the {value['steps']} steps that "
+                "were handed out."
+            )
         return cls(
             _number(value, "epoch"),
             _number(value, "steps"),
             _from_ranges(value["beyond"], value["steps"]),
-            None if seed is None else _number(value, "seed"),
+            _number_or_none(value, "seed"),
             dict(about),
+            _number_or_none(value, "consumed"),
+            mark,
+            value["dataset"],
         )
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names the field, unless the loader is about the same."""
+        """Raises a StateError that names the field, unless the loader is about the same.
+
+        An order goes on with any number of ranks, and then also in other batches.
+        """
+        world = self.about.get("world")
+        elsewhere = world != about.get("world")
         for name in {**about, **self.about}:
             then, now = self.about.get(name), about.get(name)
-            if then != now:
+            if then != now and not (elsewhere and name in _SHAPE):
                 raise StateError(
                     f"The resume state is of another loader: {name} was {then!r} when it was taken, and is {now!r} "
                     "here. Make the loader as it was, or begin anew without the state."
                 )
+        if elsewhere and "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
+            raise StateError(
+                f"The resume state was taken with world={world}, and here it is {about.get('world')}. With "
+                'last_batch="rollover" an epoch begins with what those before it left over, and that is another for '
+                f"another number of ranks. Go on with world={world}."
+            )
+        if elsewhere and (self.consumed is None or self.beyond):
+            why = (
+                "Its steps came out of order, so that no number of samples from the beginning on says which are left."
+                if self.beyond
+                else f"What comes next is known only to what is read ({about.get('order')}), and is dealt in turn "
+                "to as many ranks as there were. Only orders of penstock's (in sequence, shuffle=True, its samplers "
+                "without a generator) go on with another number."
+            )
+            raise StateError(
+                f"The resume state was taken with world={world}, and here it is {about.get('world')}. {why} "
+                f"Go on with world={world}, or take the state at the end of an epoch."
+            )
 
 
 class Progress:
     """What was handed out of one epoch so far."""
 
-    def __init__(self, epoch: int, steps: int = 0, beyond: Iterable[int] = ()) -> None:
-        self.epoch = epoch
-        self.steps = steps
-        self.beyond = set(beyond)
+    def __init__(self, begin: State, plan: Plan | None) -> None:
+        self.epoch = begin.epoch
+        self.steps = begin.steps
         self.is_over = False
+        self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)
+        self._plan = plan
+        self._begin = begin
+        self._mark: bytes | None = None  # the last that came
 
-    def passed(self, step: int) -> None:
-        """This step was handed out, as a batch or as an error."""
+    def passed(self, step: int, mark: bytes | None) -> None:
+        """This step was handed out, as a batch or as an error; `mark`: see `Task`."""
         if step != self.steps:
-            self.beyond.add(step)
+            self._beyond[step] = mark
             return
+        self._mark = mark or self._mark
         self.steps += 1
-        while self.steps in self.beyond:
-            self.beyond.remove(self.steps)
+        while self.steps in self._beyond:
+            self._mark = self._beyond.pop(self.steps) or self._mark
             self.steps += 1
+
+    def finish(self, end: bytes | None) -> None:
+        """The epoch is over; `end`: see `Run`."""
+        self.is_over = True
+        # Of an epoch that had nothing, nothing is kept: the next must not be asked for more than it has.
+        self._mark = end if self.steps else None
+
+    @property
+    def began_at_end(self) -> bool:
+        """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
+        return self._begin.mark is not None and self._begin.mark.states is None
+
+    @property
+    def mark(self) -> Mark | None:
+        """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
+        return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
+
+    def state(self) -> State:
+        consumed: int | None = 0
+        if self.steps or self._beyond:
+            plan = self._plan
+            consumed = plan.consumed(self.epoch, self.steps) if isinstance(plan, OrderPlan) else None
+        return State(self.epoch, self.steps, tuple(sorted(self._beyond)), consumed=consumed, mark=self.mark)
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
@@ -131,6 +203,27 @@ def _number(value: Mapping[str, Any], name: str) -> int:
             f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 on."
         )
     return number
+
+
+def _number_or_none(value: Mapping[str, Any], name: str) -> int | None:
+    return None if value[name] is None else _number(value, name)
+
+
+def _mark(value: object) -> Mark | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and set(value) == set(Mark._fields):
+        states, kept = value["states"], value["kept"]
+        sound = all(part is None or isinstance(part, Mapping) for part in (states, kept))
+        if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
+            return Mark(_number(value, "read"), _copied(states), _copied(kept))
+    raise StateError(
+        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then."
+    )
+
+
+def _copied(states: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if states is None else dict(states)
 
 
 def _names(value: Mapping[Any, Any]) -> str:

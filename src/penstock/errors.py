@@ -33,8 +33,16 @@ class UnshippableDataset(TypeError):
     """Something that a worker needs cannot be sent to another process."""
 
 
+class ImageError(ValueError):
+    """A file or record that is no image, is damaged, or does not suit the transform. It names the file."""
+
+
 class StateError(ValueError):
     """A resume state that cannot be loaded: damaged, of another version, or of another loader."""
+
+
+class RecordError(ValueError):
+    """A file of records that is damaged, or is not of the kind that it is read as. Says where in the file."""
 
 
 class RemoteTraceback(Exception):

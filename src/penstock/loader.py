@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -24,11 +25,13 @@ from penstock._readers import Batches, IndexedBatches, Reader
 from penstock._run import Run, light_items
 from penstock._work.collate import convert, default_collate
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
-from penstock._work.updates import Setting
+from penstock._work.updates import Restoring, Setting
 from penstock.batch import Batch
 from penstock.checkpoint import Progress, State
+from penstock.errors import StateError
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
+from penstock.plan.reading import Mark, Reading, has_state
 from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
 from penstock.share import share
@@ -147,7 +150,10 @@ class DataLoader(Generic[T_co]):
         self._resume: State | None = None
         self._give_crews()
 
+    # What a loader for another kind of batches does in its own way: how tasks are run, and which generators are set
+    # while light items are read (see `borrowed_generators`).
     _make_runner: ClassVar[type | None] = None
+    _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:
@@ -193,17 +199,18 @@ class DataLoader(Generic[T_co]):
 
         Plain data, ready for JSON. It may be taken at any point, also inside a loop.
         """
-        if self._resume is not None:
-            state = self._resume
-        elif self._progress is None or self._progress.is_over:
-            state = State(self._next_epoch, 0)
+        progress = self._progress
+        if self._resume is not None or progress is None or progress.is_over:
+            state = self._begin()
         else:
-            state = State(self._progress.epoch, self._progress.steps, tuple(sorted(self._progress.beyond)))
-        return replace(state, seed=self.seed, about=self._about()).as_dict()
+            state = progress.state()
+        kept = self._dataset.state_dict() if self._keeps_state() else None
+        return replace(state, seed=self.seed, about=self._about(), dataset=kept).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
 
+        With `shard=` the number of ranks may be another too: any rank's state of the same step does for all.
         A state that does not fit raises a StateError that says what differs, and nothing is changed.
         """
         parsed = State.parse(state)
@@ -211,17 +218,47 @@ class DataLoader(Generic[T_co]):
         given = self._options.seed
         if given is not None:
             replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
+        parsed = self._dealt_anew(parsed)
+        if parsed.dataset is not None:
+            if not self._keeps_state():
+                raise StateError(
+                    f"The resume state has a state of the dataset, and {type(self._dataset).__name__} has no "
+                    "load_state_dict() here. Give the loader the dataset that it had when the state was taken."
+                )
+            self.update(Restoring(parsed.dataset))
         if parsed.seed != self._seed:
             self._crews.close()  # workers have the seed from the beginning
             self._seed = parsed.seed
         self.set_epoch(parsed.epoch)
         self._resume = parsed
 
+    def _keeps_state(self) -> bool:
+        """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
+        return self._kind in BY_KEY and has_state(self._dataset)
+
+    def _dealt_anew(self, state: State) -> State:
+        """The state, with its steps numbered as if all had been dealt to as many ranks as there are now."""
+        if state.consumed is None:
+            return state
+        steps = self._cut(Sequential(0), state.consumed).first_step
+        if steps != state.steps and state.about.get("world") == self._options.shard.world:
+            raise StateError(
+                f"The resume state is damaged: 'consumed' is {state.consumed}, which is {steps} steps and not the "
+                f"{state.steps} in 'steps'."
+            )
+        return replace(state, steps=steps)
+
     def _about(self) -> dict[str, Any]:
-        """What must not change between a state and its loading."""
+        """What must not change between a state and its loading.
+
+        Not `on_error`: it changes nothing but batches of which samples fail, and a run that was stopped by a bad
+        sample is best resumed with another.
+        """
         options = self._options
         order: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
         name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
+        if getattr(order, "generator", None) is not None:
+            name += " with a generator"
         sized = self._kind in BY_KEY and isinstance(self._dataset, Sized)
         return {
             "kind": self._kind.name.lower(),
@@ -236,7 +273,7 @@ class DataLoader(Generic[T_co]):
     def __len__(self) -> int:
         """The number of batches in an epoch: the next, where they differ (`last_batch="rollover"`)."""
         if self._kind in BY_KEY:
-            steps = self._plan().steps(self._next_epoch)
+            steps = self._plan(self._begin().consumed).steps(self._next_epoch)
             if steps is None:
                 given = (
                     self._options.batch_sampler if self._options.sampler is None else self._options.sampler
@@ -269,10 +306,7 @@ class DataLoader(Generic[T_co]):
         made(self._dataset)
         for engine in tuple(self._crews.live):
             engine.update(made)
-        if (
-            self._options.on_error != "replace"
-        ):  # else workers take replacements from the old order: see _take_engine
-            self._length = self._length_now()
+        self._length = self._length_now()
 
     # The life of the workers.
 
@@ -416,14 +450,14 @@ class DataLoader(Generic[T_co]):
                 "pass sampler= or batch_sampler=."
             )
 
-    def _plan(self) -> OrderPlan | SamplerPlan:
-        """Which keys each step has, for the dataset as long as it is now."""
+    def _plan(self, start: int | None = 0) -> OrderPlan | SamplerPlan:
+        """Which keys each step has, for the dataset as long as it is now; from a position of the order on."""
         options = self._options
         sampler, batched = options.batch_sampler, True
         if sampler is None:
             order = self._order()
             if order is not None:
-                return self._cut(order)
+                return self._cut(order, start or 0)
             sampler, batched = options.sampler, False
         if options.last_batch in ("pad", "rollover"):
             raise ValueError(
@@ -440,21 +474,30 @@ class DataLoader(Generic[T_co]):
         n = len(self._dataset)
         return Shuffled(n, self.seed) if self._options.shuffle else Sequential(n)
 
-    def _cut(self, order: Order) -> OrderPlan:
+    def _cut(self, order: Order, start: int = 0) -> OrderPlan:
         options = self._options
-        end = {"padded": options.last_batch == "pad", "rollover": options.last_batch == "rollover"}
-        rank, world = options.shard
-        return OrderPlan(order, options.batch_size, options.drop_last, rank=rank, world=world, **end)
+        padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
+        return OrderPlan(
+            order, options.batch_size, options.drop_last, padded, *options.shard, start, rollover
+        )
+
+    def _begin(self) -> State:
+        """Where the next `iter()` begins."""
+        if self._resume is not None:
+            return self._resume
+        before = self._progress
+        mark = None if before is None or not before.is_over else before.mark
+        return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch = self._next_epoch
-        plan = self._plan() if self._kind in BY_KEY else None
-        engine = self._take_engine()
+        epoch, begin = self._next_epoch, self._begin()
+        plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
+        engine = self._take_engine(plan)
         try:
-            resume, ahead = self._resume, engine.ahead
-            if ahead is None or ahead.epoch != epoch or ahead.plan != plan or resume is not None:
-                ahead = self._new_run(epoch, plan, resume or State(epoch, 0))
-            progress = Progress(epoch, resume.steps, resume.beyond) if resume else Progress(epoch)
+            ahead = engine.ahead
+            if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
+                ahead = self._new_run(epoch, plan, begin, begin.mark if self._loads(engine) else None)
+            progress = Progress(begin, plan)
             iterator = kind(self, engine, ahead, progress)
             engine.open(ahead)
         except BaseException:
@@ -464,36 +507,54 @@ class DataLoader(Generic[T_co]):
         self._resume, self._progress, self._skipped = None, progress, iterator.skipped
         return iterator
 
-    def _take_engine(self) -> Engine:
-        """The idle engine, if its workers know the dataset as it is, or else a new one."""
-        length = self._length_now()
+    def _take_engine(self, plan: OrderPlan | SamplerPlan | None) -> Engine:
+        """The idle engine, if its workers know dataset and order as they are, or else a new one."""
+        options, length = self._options, self._length_now()
+        order = plan.order if options.on_error == "replace" and isinstance(plan, OrderPlan) else None
         engine = self._crews.take()
-        stale = self._options.backend == "process" or self._options.on_error == "replace"
-        if engine is not None and length != self._length and stale:
-            engine.close()
-            engine = None
+        if engine is not None:
+            grown = length != self._length and options.backend == "process"
+            if grown or engine.job.order != order:
+                engine.close()
+                engine = None
         self._length = length
-        return engine or self._new_engine()
+        return engine or self._new_engine(order)
 
     def _length_now(self) -> int | None:
         return len(self._dataset) if self._kind in BY_KEY and isinstance(self._dataset, Sized) else None
 
-    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State) -> Run:
+    def _loads(self, engine: Engine) -> bool:
+        """Whether what is read must be given back its state: it is not here, or not where it was left."""
+        if self._resume is not None:
+            return True
+        gone = self._kind in PULLED and self._options.backend == "process" and engine.heritage is None
+        return gone or (self._progress is not None and self._progress.began_at_end)
+
+    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State, mark: Mark | None) -> Run:
         keys: Iterator[Any]
-        options = self._options
+        options, reading = self._options, None
         size, skip = options.batch_size or 1, frozenset(at.beyond)
-        if plan is not None:
+        if isinstance(plan, OrderPlan):
             keys = plan.draw(epoch, at.steps)
+        elif plan is not None:
+            reading = Reading(plan.sampler)
+            reading.open(mark)
+            keys = plan.draw(epoch, at.steps, reading)
         elif self._kind in PULLED:
             # The reader is told to pass over what was handed out. It cannot leave out single steps.
-            first = [(size, True)] if at.steps else []
+            first = [(size, mark)] if at.steps or mark is not None else []
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
-            items = light_items(self._dataset, options.batch_size, options.drop_last, self.seed, epoch)
-            keys = itertools.islice(deal(items, *options.shard, options.drop_last), at.steps, None)
-        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip)
+            reading = Reading(self._dataset)
+            items = light_items(
+                reading, mark, options.batch_size, options.drop_last, self.seed, epoch, self._borrow
+            )
+            read = 0 if mark is None else mark.read
+            items = itertools.islice(items, at.steps * options.shard.world - read, None)
+            keys = deal(items, *options.shard, options.drop_last)
+        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip, reading)
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self, order: Order | None) -> Engine:
         options, collate_fn = self._options, self._options.collate_fn
         job = Job(
             dataset=self._dataset,
@@ -507,7 +568,7 @@ class DataLoader(Generic[T_co]):
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
             cast=options.cast,
-            order=self._order() if options.on_error == "replace" and options.batch_sampler is None else None,
+            order=order,
             make_runner=self._make_runner,
         )
         engine = _crew.new_engine(job, options, self._kind)

@@ -42,7 +42,7 @@ class Consumer:
 class _Item(NamedTuple):
     """A batch, or the error in its place, and the steps that are done when it is handed out."""
 
-    steps: list[int]
+    steps: list[tuple[int, bytes | None]]
     batch: Any
     error: BaseException | None
 
@@ -52,11 +52,14 @@ class _Noted:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.steps: list[int] = []
-        self.is_over = False
+        self.steps: list[tuple[int, bytes | None]] = []
+        self.end: bytes | None = None
 
-    def passed(self, step: int) -> None:
-        self.steps.append(step)
+    def passed(self, step: int, mark: bytes | None) -> None:
+        self.steps.append((step, mark))
+
+    def finish(self, end: bytes | None) -> None:
+        self.end = end
 
 
 class Epoch:
@@ -117,14 +120,15 @@ class Epoch:
                 )  # not for ever: an interrupt that comes just before does not end a wait
 
     def _hand_out(self, item: _Item) -> _Item:
-        for step in item.steps:
-            self._progress.passed(step)
+        for step, mark in item.steps:
+            self._progress.passed(step, mark)
         self._settle()
         self._changed.notify_all()
         return item
 
     def _settle(self) -> None:
-        self._progress.is_over = self._ended and not self._left and not any(self._queues.values())
+        if self._ended and not self._left and not any(self._queues.values()):
+            self._progress.finish(self._noted.end)
 
     def _owner(self, asking: int) -> int:
         """Whose the next batch is, of those who have not left."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock import Dataset, IterableDataset, get_worker_info, rng
+from penstock import Dataset, IterableDataset, each, get_worker_info, rng
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -276,6 +276,26 @@ class DrawingGather(Drawing):
     def __gather__(self, keys: Any, empty: Any) -> Any:
         out = empty((len(keys), 2), np.dtype(float))
         rng().random(out=out)
+        return out
+
+
+class DrawingEach(Drawing):
+    """Draws for each sample of a step, straight into the batch; key `bad` fails."""
+
+    def __init__(self, n: int = 12, bad: int = -1) -> None:
+        super().__init__(n)
+        self.bad = bad
+
+    def __getitem__(self, key: Any) -> Any:
+        sample = super().__getitem__(key)
+        if key == self.bad:
+            raise ValueError("bad pixels")
+        return sample
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        out = empty((len(keys), 2), np.dtype(float))
+        for row, key in enumerate(each(keys)):
+            out[row] = self[key]
         return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conformance import sources
-from penstock import CollateError, DataLoader, Dataset, RemoteTraceback
+from penstock import CollateError, DataLoader, Dataset, RemoteTraceback, SubsetRandomSampler
 
 N, BAD = 20, (3, 4, 5, 11)
 
@@ -314,6 +314,26 @@ def test_replacements_come_from_the_dataset_as_long_as_an_update_made_it(make: A
     loader.update(n=40)
     first = next(iter(loader))
     assert len(first) == 4 and all(4 <= key < 40 for key in first)
+
+
+def test_replacements_come_from_the_order_as_it_is_in_this_epoch(make: Any) -> None:
+    sampler = SubsetRandomSampler([3, 6, 7])
+    loader = make(failing(), batch_size=3, sampler=sampler, on_error="replace", seed=0)
+    assert {key for batch in loader for key in batch.tolist()} == {6, 7}
+    sampler.indices = [3, 8, 9]
+    assert {key for batch in loader for key in batch.tolist()} == {8, 9}
+
+
+def test_a_run_that_a_bad_sample_ended_is_resumed_with_another_on_error(make: Any) -> None:
+    loader = make(failing(), batch_size=3, seed=0)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="pixels of 3"):
+        next(batches)
+    other = make(failing(), batch_size=3, seed=0, on_error="skip")
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other][:3] == [[6, 7, 8], [9, 10], [12, 13, 14]]
 
 
 def test_large_and_mended_batches_arrive_whole(make: Any) -> None:

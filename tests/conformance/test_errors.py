@@ -26,6 +26,13 @@ def test_an_error_names_sample_step_epoch_and_worker(make: Any) -> None:
     assert len(caught.value.__notes__) == 1
 
 
+def test_an_error_among_many_samples_that_are_made_at_once_names_its_own(make: Any) -> None:
+    loader = make(sources.DrawingEach(10, bad=7), batch_size=3)
+    with pytest.raises(ValueError, match="bad pixels") as caught:
+        list(loader)
+    assert "In sample 7 (row 1), step 2 of epoch 0" in notes(caught.value)
+
+
 def test_an_error_in_a_process_brings_its_traceback(make_processes: Any) -> None:
     loader = make_processes(sources.Failing(3, {1: ValueError("bad pixels")}))
     with pytest.raises(ValueError) as caught:

@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, StateError
+from penstock import DataLoader, Dataset, IterableDataset, StateError, rng
 
 N = 23
 
 
 class Noisy(Dataset[Any]):
-    """What is in a sample depends on the generators, so a step that is not itself shows."""
+    """What is in a sample depends on the generators, so a step that is not itself shows.
 
-    def __init__(self, n: int = N, bad: int = -1) -> None:
+    Threads share those of the process: there it draws only from the sample's own.
+    """
+
+    def __init__(self, n: int = N, bad: int = -1, alone: bool = True) -> None:
         self.n = n
         self.bad = bad
+        self.alone = alone
 
     def __len__(self) -> int:
         return self.n
@@ -29,35 +33,191 @@ class Noisy(Dataset[Any]):
     def __getitem__(self, key: int) -> Any:
         if key == self.bad:
             raise KeyError(key)
-        return key, random.random(), np.random.random()
+        return key, rng().random(), *((random.random(), np.random.random()) if self.alone else ())
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(N)
+    def __init__(self, alone: bool = True) -> None:
+        self.alone = alone
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(N):
+            yield item + rng().random() + (random.random() if self.alone else 0)
 
 
 class Light(Stream):
-    def load(self, item: int) -> Any:
-        return item, random.random()
+    def load(self, item: float) -> Any:
+        return item, rng().random(), random.random() if self.alone else 0
 
 
 class Backwards:
-    """A sampler of the user's."""
+    """A sampler of the user's. `asked` counts its keys, over the life of the process."""
+
+    asked = 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(N - 1, -1, -1))
+        for key in range(N - 1, -1, -1):
+            type(self).asked += 1
+            yield key
 
 
-SOURCES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "shuffled": (Noisy(), {"batch_size": 4, "shuffle": True}),
-    "in sequence, the rest dropped": (Noisy(), {"batch_size": 4, "drop_last": True}),
-    "not batched": (Noisy(), {"batch_size": None, "shuffle": True}),
-    "a sampler": (Noisy(), {"batch_size": 4, "sampler": Backwards()}),
-    "a batch sampler": (Noisy(), {"batch_sampler": [[3, 1], [2], [5, 6, 7], [0]]}),
-    "a stream": (Stream(), {"batch_size": 4}),
-    "a stream of light items": (Light(), {"batch_size": 4}),
-    "a stream, not batched": (Stream(), {"batch_size": None}),
+class Kept:
+    """What has a state: `__iter__` begins anew, but for the first time after `load_state_dict`."""
+
+    at = 0
+    begin = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin = state["at"]
+
+    def positions(self) -> Iterator[int]:
+        self.at, self.begin = self.begin, 0
+        while self.at < N:
+            self.at += 1
+            yield self.at - 1
+
+
+class KeptSampler(Kept):
+    def __iter__(self) -> Iterator[int]:
+        for at in self.positions():
+            Backwards.asked += 1
+            yield N - 1 - at
+
+
+class KeptBatches(Kept):
+    def __iter__(self) -> Iterator[list[int]]:
+        for at in self.positions():
+            Backwards.asked += 1
+            yield [at, N - 1 - at]
+
+
+class KeptIterator(Kept):
+    """It is the iterator that has the state."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == N:
+            raise StopIteration
+        self.at += 1
+        return self.items(self.at - 1)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class ByIterator:
+    def __iter__(self) -> Iterator[int]:
+        return KeptIterator(lambda at: N - 1 - at)
+
+
+class KeptStream(Kept, Stream):
+    def __iter__(self) -> Iterator[Any]:
+        rng().random()  # drawn when it is opened, so it must not count where it is opened again
+        return (at + rng().random() + (random.random() if self.alone else 0) for at in self.positions())
+
+
+class KeptLight(KeptStream, Light):
+    pass
+
+
+class Epochs(Kept):
+    """Its order is another in each epoch, by what it remembers of those before."""
+
+    epoch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin, self.epoch = state["at"], state["epoch"]
+
+    def positions(self) -> Iterator[int]:
+        for at in super().positions():
+            yield at * 5 % N if self.epoch == 0 else (at * 7 + self.epoch) % N
+        self.at, self.epoch = 0, self.epoch + 1
+
+
+class EpochsSampler(Epochs, KeptSampler):
+    pass
+
+
+class EpochsStream(Epochs, KeptStream):
+    pass
+
+
+class EpochsLight(Epochs, KeptLight):
+    pass
+
+
+class Rewinding(KeptStream):
+    """At its end, its state is that of its beginning."""
+
+    def positions(self) -> Iterator[int]:
+        yield from super().positions()
+        self.at = 0
+
+
+class StreamByIterator(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return KeptIterator(lambda at: at + rng().random() + (random.random() if self.alone else 0))
+
+
+SOURCES: dict[str, Any] = {
+    "shuffled": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "shuffle": True}),
+    "in sequence, the rest dropped": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "drop_last": True}),
+    "not batched": lambda alone: (Noisy(alone=alone), {"batch_size": None, "shuffle": True}),
+    "a sampler": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "sampler": Backwards()}),
+    "a batch sampler": lambda alone: (
+        Noisy(alone=alone),
+        {"batch_sampler": [[3, 1], [2], [5, 6, 7], [0]]},
+    ),
+    "a stream": lambda alone: (Stream(alone), {"batch_size": 4}),
+    "a stream of light items": lambda alone: (Light(alone), {"batch_size": 4}),
+    "a stream, not batched": lambda alone: (Stream(alone), {"batch_size": None}),
+}
+
+# Those that have a state of their own.
+KEPT: dict[str, Any] = {
+    "a sampler": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "sampler": KeptSampler()}),
+    "a sampler, not batched": lambda alone: (
+        Noisy(alone=alone),
+        {"batch_size": None, "sampler": KeptSampler()},
+    ),
+    "a batch sampler": lambda alone: (Noisy(alone=alone), {"batch_sampler": KeptBatches()}),
+    "a sampler's iterator": lambda alone: (Noisy(alone=alone), {"batch_size": 4, "sampler": ByIterator()}),
+    "a stream": lambda alone: (KeptStream(alone), {"batch_size": 4}),
+    "a sampler that counts epochs": lambda alone: (
+        Noisy(alone=alone),
+        {"batch_size": 4, "sampler": EpochsSampler()},
+    ),
+    "a stream that counts epochs": lambda alone: (EpochsStream(alone), {"batch_size": 4}),
+    "light items that count epochs": lambda alone: (EpochsLight(alone), {"batch_size": 4}),
+    "a stream that is rewound": lambda alone: (Rewinding(alone), {"batch_size": 4}),
+    "a stream that comes out even": lambda alone: (KeptStream(alone), {"batch_size": N}),
+    "a stream, the rest dropped": lambda alone: (KeptStream(alone), {"batch_size": 4, "drop_last": True}),
+    "a stream, not batched": lambda alone: (KeptStream(alone), {"batch_size": None}),
+    "a stream's iterator": lambda alone: (StreamByIterator(alone), {"batch_size": 4}),
+    "a stream of light items": lambda alone: (KeptLight(alone), {"batch_size": 4}),
+    "a rank's sampler": lambda alone: (
+        Noisy(alone=alone),
+        {"batch_size": 2, "sampler": KeptSampler(), "shard": (1, 3), "last_batch": "keep"},
+    ),
+    "a rank's stream": lambda alone: (
+        KeptStream(alone),
+        {"batch_size": 2, "shard": (1, 3), "last_batch": "drop"},
+    ),
+    "a rank's light items": lambda alone: (
+        KeptLight(alone),
+        {"batch_size": 2, "shard": (2, 3), "last_batch": "drop"},
+    ),
 }
 
 
@@ -70,30 +230,49 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 def test_from_any_step_on_the_rest_is_the_same(make: Any, name: str) -> None:
-    dataset, settings = SOURCES[name]
-    if make_is_threads(make):
-        pytest.skip("threads draw from the caller's generators: only their keys are a function of the seed")
-    whole: list[Any] = []
-    states: list[dict[str, Any]] = []
-    loader = make(dataset, seed=3, **settings)
-    for _ in range(2):
-        states.append(loader.state_dict())
-        for batch in loader:
-            whole.append(batch)
-            states.append(loader.state_dict())
+    stop_everywhere(make, SOURCES[name])
+
+
+# What a state says is said by the caller, or by a reader in one way whatever started it: one of each is enough.
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(make, name) for make in ("inline", "thread-2", "fork-2") for name in KEPT] + [("spawn-2", "a stream")],
+    indirect=["make"],
+)
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_from_any_step_on_what_has_a_state_goes_on_with_it(make: Any, name: str) -> None:
+    for state in stop_everywhere(make, KEPT[name]):
+        assert (state["mark"] is not None) or state["steps"] == 0
+
+
+def stop_everywhere(make: Any, source: Any) -> list[dict[str, Any]]:
+    alone = make([]).backend != "thread"
+
+    def fresh(make: Any = make) -> DataLoader[Any]:
+        dataset, settings = source(alone)
+        return make(dataset, seed=3, **settings)  # type: ignore[no-any-return]
+
+    def read(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
+        batches, states = [], []
+        for _ in range(2):
+            states.append(through_a_file(loader.state_dict()))
+            for batch in loader:
+                batches.append(batch)
+                states.append(through_a_file(loader.state_dict()))
+        return batches, states
+
+    whole, states = read(fresh())
+    assert same((whole, states), read(fresh(DataLoader))), "the batches of the plain loop, and its states"
     per_epoch = len(whole) // 2
-    other = make(dataset, seed=3, **settings)
+    other = fresh()
     for index, state in enumerate(states):
-        other.load_state_dict(through_a_file(state))
+        other.load_state_dict(state)
         assert other.state_dict() == state, "right after it was loaded"
         in_second = index > per_epoch  # each epoch has one state more than batches: that before its first
         assert same(list(other), whole[index - in_second : per_epoch * (1 + in_second)])
         if not in_second:
             assert same(list(other), whole[per_epoch:]), "and the next epoch"
-
-
-def make_is_threads(make: Any) -> bool:
-    return bool(make([0]).backend == "thread")
+    return states
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -148,6 +327,169 @@ def test_out_of_order_each_step_comes_exactly_once(make_concurrent: Any) -> None
         assert sorted(seen) == list(range(12))
 
 
+def test_out_of_order_a_sampler_with_a_state_is_asked_for_each_step_once_more_at_most(
+    make_concurrent: Any,
+) -> None:
+    for stop in (1, 4, 9):
+        loader = make_concurrent(Noisy(), batch_size=2, seed=1, in_order=False, sampler=KeptSampler())
+        seen = []
+        for batch in loader.batches():
+            seen += batch.index.tolist()
+            if batch.step == stop:
+                break
+        state = through_a_file(loader.state_dict())
+        loader.close()
+        Backwards.asked = 0
+        loader = make_concurrent(Noisy(), batch_size=2, seed=1, in_order=False, sampler=KeptSampler())
+        loader.load_state_dict(state)
+        seen += [key for batch in loader.batches() for key in batch.index.tolist()]
+        assert sorted(seen) == list(range(N))
+        assert Backwards.asked <= N - 2 * state["steps"]
+
+
+@pytest.mark.parametrize(("sampler", "asked"), [(Backwards, N), (KeptSampler, N - 16)])
+def test_a_sampler_with_a_state_is_not_asked_again(sampler: Any, asked: int) -> None:
+    first = DataLoader(Noisy(), 4, seed=1, sampler=sampler())
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    second = DataLoader(Noisy(), 4, seed=1, sampler=sampler())
+    second.load_state_dict(through_a_file(first.state_dict()))
+    Backwards.asked = 0
+    rest = list(second)
+    assert Backwards.asked == asked
+    assert same(rest, list(batches))
+
+
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+@pytest.mark.parametrize(("stream", "read"), [(Stream, N), (KeptStream, N - 16)])
+def test_a_stream_with_a_state_is_not_read_again(stream: Any, read: int, make: Any) -> None:
+    class Counted(stream):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            return ((item, count) for count, item in enumerate(super().__iter__(), 1))
+
+    loader = make(Counted(alone=False), batch_size=4, seed=1)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    loader.load_state_dict(through_a_file(loader.state_dict()))
+    assert [int(batch[1][-1]) for batch in loader][-1] == read
+
+
+@pytest.mark.parametrize("name", ["a rank's sampler", "a rank's stream", "a rank's light items"])
+def test_the_state_of_any_rank_does_for_all(name: str) -> None:
+    def rank(number: int) -> DataLoader[Any]:
+        dataset, given = KEPT[name](True)
+        return DataLoader(dataset, seed=3, **{**given, "shard": (number, 3)})
+
+    for taken in range(3):
+        loader = rank(taken)
+        batches = iter(loader)
+        next(batches), next(batches)
+        state = through_a_file(loader.state_dict())
+        for resumed in range(3):
+            other = rank(resumed)
+            other.load_state_dict(state)
+            assert same(list(other), list(rank(resumed))[2:])
+
+
+def test_new_workers_know_what_a_stream_keeps_from_epoch_to_epoch() -> None:
+    plain = DataLoader(EpochsStream(), 4, seed=3)
+    with DataLoader(EpochsStream(), 4, seed=3, num_workers=1, persistent_workers=False) as loader:
+        for _ in range(3):
+            assert same(list(loader), list(plain))
+        loader.close()
+        assert same(list(loader), list(plain))
+
+
+class KeptKeys(Noisy):
+    """A dataset with keys and a state, which is in every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 1
+
+    def __getitem__(self, key: int) -> Any:
+        return key, self.size
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.size = state["size"]
+
+
+def test_the_state_of_a_dataset_with_keys_is_the_callers_and_reaches_every_worker(make: Any) -> None:
+    loader = make(KeptKeys(), batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    loader.update(size=7)
+    state = through_a_file(loader.state_dict())
+    other = make(KeptKeys(), batch_size=4, seed=1)
+    for _ in range(2):  # without workers yet, and with those of an epoch that was left
+        other.load_state_dict(state)
+        batches = iter(other)
+        assert next(batches)[1].tolist() == [7] * 4
+        other.update(size=1)
+        assert next(batches)[1].tolist() == [1] * 4
+        batches.close()  # type: ignore[attr-defined]
+
+
+class KeptArray(KeptSampler):
+    """JSON cannot carry its state."""
+
+    def state_dict(self) -> Any:
+        return np.array([self.at])
+
+    def load_state_dict(self, state: Any) -> None:
+        self.begin = int(state[0])
+
+
+def test_a_state_that_json_cannot_carry_is_in_the_state_as_it_is(make: Any) -> None:
+    loader = make(Noisy(alone=False), batch_size=4, seed=1, sampler=KeptArray())
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    assert state["mark"]["states"]["iterable"].tolist() == [8]
+    rest = list(batches)
+    loader.load_state_dict(state)
+    assert same(list(loader), rest)
+
+
+class Live(KeptSampler):
+    """Its state is what it works with, and changes under the hands of whoever has it."""
+
+    def __init__(self) -> None:
+        self.of = {"at": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        for at in self.positions():
+            self.of["at"] = at + 1
+            yield at
+
+    def state_dict(self) -> dict[str, int]:
+        return self.of
+
+
+def test_a_state_is_what_it_was_when_the_step_was_drawn(make_concurrent: Any) -> None:
+    loader = make_concurrent(Noisy(alone=False), batch_size=4, seed=1, sampler=Live())
+    next(iter(loader))
+    assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}, "kept": None}
+
+
+class Forgetful(KeptStream):
+    def state_dict(self) -> Any:
+        raise LookupError("no state today")
+
+
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_an_error_in_a_stream_s_state_is_that_step_s_error(make: Any) -> None:
+    batches = iter(make(Forgetful(alone=False), batch_size=4, seed=1))
+    with pytest.raises(LookupError, match="no state today") as caught:
+        next(batches)
+    assert any("In state_dict() of the stream, step 0 of epoch 0" in note for note in caught.value.__notes__)
+
+
 def test_a_step_that_failed_has_been_handed_out(make: Any) -> None:
     loader = make(Noisy(bad=5), batch_size=4, seed=1)
     batches = iter(loader)
@@ -198,6 +540,25 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "another order": ({**GOOD, "about": {**GOOD["about"], "order": "x"}}, "order was 'x'"),
     "another batch size": ({**GOOD, "about": {**GOOD["about"], "batch_size": 8}}, "batch_size was 8"),
     "another seed": ({**GOOD, "seed": 4}, "seed was 4 .* and is 3"),
+    "what was consumed is not the steps": (
+        {**GOOD, "consumed": 9},
+        "'consumed' is 9, which is 3 steps and not",
+    ),
+    "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
+    "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
+    "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
+    "a mark of what is to come": (
+        {**GOOD, "mark": {"read": 1, "states": {}, "kept": None}},
+        "'mark' is of batch 1, after the 0 steps",
+    ),
+    "a mark of something else": (
+        {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
+        "'mark' is",
+    ),
+    "a state for a dataset that has none": (
+        {**GOOD, "dataset": {"x": 1}},
+        r"Noisy has no load_state_dict\(\)",
+    ),
 }
 
 
@@ -216,6 +577,39 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     assert same(list(batches), whole[1:])
 
 
+class Stubborn(KeptSampler):
+    """Its state stays in force: once at its end, it gives nothing more."""
+
+    def __iter__(self) -> Iterator[int]:
+        begin = self.begin
+        yield from super().__iter__()
+        self.begin = begin
+
+
+def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
+    loader = DataLoader(Noisy(), 4, seed=3, sampler=Stubborn())
+    assert len(list(loader)) == len(list(loader)) == 6
+    other = DataLoader(Noisy(), 4, seed=3, sampler=Stubborn())
+    other.load_state_dict(through_a_file(loader.state_dict()))
+    with pytest.raises(StateError, match=r"Stubborn gives nothing, though iterated twice(.|\n)*set_epoch"):
+        list(other)
+
+
+def test_a_sampler_that_cannot_take_its_state_back_says_so() -> None:
+    loader = DataLoader(Noisy(), 4, seed=3, sampler=KeptSampler())
+    next(iter(loader))
+    state = loader.state_dict()
+
+    class KeptSampler2(Backwards):
+        pass
+
+    KeptSampler2.__name__ = "KeptSampler"
+    other = DataLoader(Noisy(), 4, seed=3, sampler=KeptSampler2())
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match=r"a state for KeptSampler, which has no load_state_dict\(\) here"):
+        iter(other)
+
+
 def test_resuming_late_costs_no_more_than_beginning() -> None:
     """Positions are drawn, not the steps before them: far out in an epoch nothing is slower."""
     asked: list[int] = []
@@ -226,6 +620,6 @@ def test_resuming_late_costs_no_more_than_beginning() -> None:
             return key
 
     loader = DataLoader(Counted(10**9), 4, seed=3)
-    loader.load_state_dict({**loader.state_dict(), "steps": 200_000_000})
+    loader.load_state_dict({**loader.state_dict(), "steps": 200_000_000, "consumed": 800_000_000})
     assert next(iter(loader)).tolist() == [800_000_000 + i for i in range(4)]
     assert len(asked) == 4

@@ -30,6 +30,7 @@ def inline(dataset: Any, **kwargs: Any) -> list[Any]:
         (sources.DrawingMany(), {"batch_size": 5}),
         (sources.DrawingMany(), {"batch_size": 5, "collate_fn": sources.noisy_total}),
         (sources.DrawingGather(), {"batch_size": 5}),
+        (sources.DrawingEach(), {"batch_size": 5, "shuffle": True}),
         (sources.DrawingStream(), {"batch_size": 4}),
         (sources.DrawingStream(), {"batch_size": None}),
         (sources.DrawingItems(), {"batch_size": 4}),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, WorkerLost
+from penstock import DataLoader, Dataset, IterableDataset, WorkerLost, rng
 from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -138,16 +141,18 @@ def test_a_stream_that_dies_with_its_reader_is_an_error_and_never_begins_again()
     with DataLoader(DyingStream(), batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
         seen = []
-        errors = 0
+        errors = []
         while True:
             try:
                 seen += next(batches).tolist()
-            except WorkerLost:
-                errors += 1
+            except WorkerLost as error:
+                errors.append(str(error))
             except StopIteration:
                 break
         assert seen == [0, 1, 2, 3]
-        assert errors >= 1
+        assert errors[0].startswith("worker 0 (pid ")
+        assert "died while filling step 2 of epoch 0: it was killed by signal 9 (SIGKILL)" in errors[0]
+        assert "the epoch ends here.\n  A stream with state_dict() and load_state_dict() goes on" in errors[0]
 
 
 class SelfishStream(IterableDataset[Any]):
@@ -168,6 +173,168 @@ def test_a_stream_whose_reader_dies_idle_is_an_error_too() -> None:
         os.close(process)
         with pytest.raises(WorkerLost):  # the stream may not end silently
             list(batches)
+
+
+class Restored(IterableDataset[Any]):
+    """A stream with a state, which also draws; the process that reads it dies at some items."""
+
+    def __init__(self, n: int, file: Path, deadly: tuple[int, ...], lives: int = 1) -> None:
+        self.at = 0
+        self.n = n
+        self.deadly = Dying(range(n), deadly, file, lives)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.deadly[self.at - 1], random.random(), rng().random()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class ByIterator(IterableDataset[Any]):
+    """The same, where the state is the iterator's."""
+
+    def __init__(self, n: int, file: Path, deadly: tuple[int, ...], lives: int = 1) -> None:
+        self.of = n, file, deadly, lives
+        self.home = os.getpid()
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = Restored(*self.of)
+        stream.deadly._home = self.home
+        return Iterating(stream)
+
+
+class Iterating:
+    def __init__(self, stream: Restored) -> None:
+        self.stream = stream
+        self.items = iter(stream)
+
+    def __iter__(self) -> Iterating:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.items)
+
+    def state_dict(self) -> dict[str, int]:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.stream.load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stream", [Restored, ByIterator])
+def test_a_stream_with_a_state_goes_on_in_another_worker(tmp_path: Path, stream: Any, method: str) -> None:
+    def make(**settings: Any) -> DataLoader[Any]:
+        return DataLoader(stream(21, tmp_path / "deaths", (0, 7, 20)), 2, seed=3, **settings)
+
+    with make(num_workers=1, multiprocessing_context=method) as loader, make() as inline:
+        for _ in range(2):
+            assert same(list(loader), list(inline))
+    assert (tmp_path / "deaths").read_text().split() == ["0", "7", "20"]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+def test_a_rank_s_stream_goes_on_in_another_worker(tmp_path: Path, last_batch: str) -> None:
+    for rank in range(3):
+
+        def make(rank: int = rank, **settings: Any) -> DataLoader[Any]:
+            stream = Restored(32, tmp_path / f"deaths {rank}", (1, 8, 30))
+            return DataLoader(stream, 2, seed=3, shard=(rank, 3), last_batch=last_batch, **settings)
+
+        with make(num_workers=1) as loader, make() as inline:
+            assert same(list(loader), list(inline))
+        assert (tmp_path / f"deaths {rank}").read_text().split() == ["1", "8", "30"]
+
+
+class Revealing(Restored):
+    """Tells its reader's pid, so that it can be killed while idle."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item, *_ in super().__iter__():
+            yield os.getpid(), item
+
+
+def test_a_stream_with_a_state_goes_on_though_its_reader_died_idle(tmp_path: Path) -> None:
+    stream = Revealing(40, tmp_path / "deaths", ())
+    with DataLoader(stream, 1, num_workers=1, prefetch_factor=1, collate_fn=pairs) as loader:
+        items, pids = [], set()
+        for ((pid, item),) in loader:
+            items.append(item)
+            pids.add(pid)
+            if item in (3, 20):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert items == list(range(40))
+    assert len(pids) == 3
+
+
+class Epochs(Restored):
+    """Its items tell how often it was read before, and its reader dies in the second epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.epoch, self.deadly[self.at - 1] if self.epoch == 1 else self.at - 1
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_stream_keeps_from_epoch_to_epoch_is_kept(tmp_path: Path, method: str) -> None:
+    stream = Epochs(11, tmp_path / "deaths", (0, 1, 5))
+    with DataLoader(stream, 2, seed=3, num_workers=1, multiprocessing_context=method) as loader:
+        for epoch in range(4):
+            rows = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
+            assert rows == [(epoch, item) for item in range(11)]
+    assert (tmp_path / "deaths").read_text().split() == ["0", "1", "5"]
+
+
+def test_a_stream_that_was_resumed_goes_on_in_another_worker(tmp_path: Path) -> None:
+    """Also where the worker dies before it has sent anything, and after it was left in the middle of an epoch."""
+
+    def make(deadly: tuple[int, ...], **settings: Any) -> DataLoader[Any]:
+        return DataLoader(Restored(30, tmp_path / "deaths", deadly), 2, seed=3, **settings)
+
+    whole = list(make(()))
+    with make((9, 12, 13), num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state = loader.state_dict()
+        for _ in range(2):
+            loader.load_state_dict(state)
+            batches = iter(loader)
+            assert same([next(batches) for _ in range(3)], whole[4:7])
+        loader.load_state_dict(state)
+        assert same(list(loader), whole[4:])
+    assert (tmp_path / "deaths").read_text().split() == ["9", "12", "13"]
+
+
+def test_an_item_that_kills_every_reader_ends_the_epoch(tmp_path: Path) -> None:
+    with DataLoader(Restored(20, tmp_path / "deaths", (7,), lives=9), 2, num_workers=1, retries=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches)[0].tolist() for _ in range(3)]
+        with pytest.raises(
+            WorkerLost, match=r"died while filling step 3 of epoch 0: .*SIGKILL(.|\n)*tried 2 times"
+        ):
+            next(batches)
+        with pytest.raises(WorkerLost, match="the epoch ends here"):
+            next(batches)
+        assert list(batches) == []
+    assert seen == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning
+import lightning.pytorch.callbacks
 import pytest
 import torch
 from conftest import children
 from torch import Tensor
 
 import penstock.torch
-from frameworks.toys import BATCH, WORKERS, Line, NoisyPoints, enabled, seeded
+from frameworks.toys import BATCH, SAMPLES, WORKERS, Line, NoisyPoints, enabled, seeded
 
 # Lightning's own affairs: torch has deprecated what it calls, and it would rather have more workers.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 
 EPOCHS = 2
@@ -147,3 +151,30 @@ def test_the_loader_that_lightning_rebuilds_to_predict_keeps_its_seed() -> None:
     predicting = trainer()
     predicting.predict(Module(), make_loader(penstock.torch.DataLoader, num_workers=2, seed=3))
     assert predicting.predict_dataloaders.seed == 3
+
+
+def labels_after(folder: Path, step: int, **when: Any) -> list[list[int]]:
+    """The labels of each batch after the checkpoint of this step was loaded into a new module and a new loader."""
+
+    def fit(epochs: int, checkpoint: Path | None = None) -> list[list[int]]:
+        module = Module()
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, "{step}", save_top_k=-1, **when)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        training = lightning.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[saving], **quiet)
+        training.fit(module, make_loader(penstock.torch.DataLoader, num_workers=2), ckpt_path=checkpoint)
+        return [batch[:, -1].int().tolist() for batch in module.line.seen]
+
+    fit(1)
+    return fit(2, folder / f"step={step}.ckpt")
+
+
+IN_SEQUENCE = [list(range(at, min(at + BATCH, SAMPLES))) for at in range(0, SAMPLES, BATCH)]
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_rest_of_it(tmp_path: Path) -> None:
+    """With torch's loader, Lightning begins the data again and stops the epoch short."""
+    assert labels_after(tmp_path, 3, every_n_train_steps=3) == IN_SEQUENCE[3:] + IN_SEQUENCE
+
+
+def test_a_run_resumed_at_the_end_of_an_epoch_has_all_of_the_next(tmp_path: Path) -> None:
+    assert labels_after(tmp_path, 7, save_on_train_epoch_end=True) == IN_SEQUENCE

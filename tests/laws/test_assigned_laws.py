@@ -32,13 +32,20 @@ class World:
     """`lengths`: how many steps each worker's own stream has; None: there are `steps` steps, dealt to all."""
 
     def __init__(
-        self, workers: int, window: int, lengths: list[int] | None, steps: int, in_order: bool
+        self,
+        workers: int,
+        window: int,
+        lengths: list[int] | None,
+        steps: int,
+        in_order: bool,
+        first_seat: int = 0,
     ) -> None:
         self.scheduler = Assigned(window=window, workers=workers, in_order=in_order)
         self.workers = workers
         self.window = window
         self.lengths = lengths
         self.steps = steps
+        self.first_seat = first_seat
         self.hired: dict[int, int] = {}  # seat -> worker
         self.begin()
 
@@ -51,7 +58,7 @@ class World:
         self.draws: list[int] = []  # how many had been delivered at each draw
         self.got: list[tuple[int, int]] = []
         self.over = False
-        self.tell(Opened())
+        self.tell(Opened(self.first_seat))
 
     def tell(self, event: Event) -> None:
         events = deque([event])
@@ -145,6 +152,20 @@ def test_streams_of_any_length_are_read_in_turns(world: Any, data: st.DataObject
     made = World(world["workers"], world["workers"] * world["each"], lengths, 0, True)
     made.run(driver(data))
     assert made.got == made.in_turn()
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds, st.data())
+def test_streams_go_on_in_the_turns_that_they_were_in(world: Any, data: st.DataObject) -> None:
+    workers, window = world["workers"], world["workers"] * world["each"]
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=workers, max_size=workers))
+    whole = World(workers, window, lengths, 0, True).in_turn()
+    at = data.draw(st.integers(0, len(whole)))
+    taken = [sum(seat == s for s, _ in whole[:at]) for seat in range(workers)]
+    rest = [length - done for length, done in zip(lengths, taken, strict=True)]
+    made = World(workers, window, rest, 0, True, (whole[at - 1][0] + 1) % workers if at else 0)
+    made.run(driver(data))
+    assert [(seat, taken[seat] + n) for seat, n in made.got] == whole[at:]
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import penstock
+from parity.torchrun import torchrun
 
 RANKS, EPOCHS, SAMPLES = 2, 2, 23
 
@@ -59,17 +59,7 @@ def rank(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank wrote."""
-    folder = tmp_path_factory.mktemp("ranks")
-    # Port 0: torchrun finds a free one. The local address, because this machine's name may not resolve.
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
-        *(__file__, str(folder)),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # or torchrun says on stderr that it sets it
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{number}.json").read_text()) for number in range(RANKS)]
+    return torchrun(__file__, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 def test_each_rank_is_a_process_of_its_own_that_knows_how_many_there_are(reports: list[Any]) -> None:

@@ -178,10 +178,35 @@ def test_a_state_is_resumed_on_another_number_of_workers(workers: int) -> None:
     assert difference(list(loader), whole[3:]) is None
 
 
-def test_without_a_seed_there_is_no_state() -> None:
-    """Lightning puts the state of every loader that has one into its checkpoints."""
-    assert not hasattr(DataLoader(Noisy()), "state_dict")
-    assert not hasattr(DataLoader(Noisy()), "load_state_dict")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_have_the_batches_of_one_process_in_turn(workers: int) -> None:
+    (alone,) = epochs(Noisy(), 1, shuffle=True, batch_size=4)
+    for rank in range(2):
+        loader = DataLoader(
+            Noisy(), 4, shuffle=True, seed=11, num_workers=workers, shard=(rank, 2), last_batch="keep"
+        )
+        batches = list(loader)
+        assert difference(batches, alone[rank::2]) is None
+        assert len(loader) == len(batches) == 5
+
+
+def test_a_rank_pads_its_last_batch() -> None:
+    loader = DataLoader(Noisy(), 4, seed=11, shard=(1, 2))
+    assert [len(batch["key"]) for batch in loader] == [4] * 5
+    assert loader.shard == (1, 2) and loader.last_batch is None
+
+
+@pytest.mark.parametrize("settings", [{"shard": (0, 2)}, {"last_batch": "drop"}])
+def test_without_a_seed_ranks_are_torchs_business(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="DistributedSampler"):
+        DataLoader(Noisy(), **settings)
+
+
+def test_a_rank_that_there_is_not_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="rank"):
+        DataLoader(Noisy(), seed=0, shard=(2, 2))
+    with pytest.raises(ValueError, match="last_batch"):
+        DataLoader(Noisy(), seed=0, last_batch="some")
 
 
 SAMPLERS: dict[str, Any] = {
@@ -344,3 +369,40 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
             ),
             [{"num_workers": 1}],
         )
+
+
+class Ragged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> Any:
+        return {"x": torch.zeros(3 + (key in (4, 6)))}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_do_not_fit_together_are_named(workers: int) -> None:
+    loader = DataLoader(Ragged(), 6, sampler=[9, 1, 4, 2, 6, 3], seed=0, num_workers=workers)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+        list(loader)
+    assert "row 2 is sample 4, row 4 is sample 6." in caught.value.__notes__
+
+
+class Light(penstock.IterableDataset[Any], IterableDataset[Any]):
+    """Light items with random numbers of torch's, drawn where they are read."""
+
+    def __iter__(self) -> Any:
+        return ((key, torch.rand(1).item()) for key in torch.randperm(12).tolist())
+
+    def load(self, item: Any) -> Any:
+        return item
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_light_items_are_read_with_torchs_generator_at_the_seed(workers: int) -> None:
+    torch.manual_seed(1)
+    (expected,) = epochs(Light(), 1, batch_size=4)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    (given,) = epochs(Light(), 1, batch_size=4, num_workers=workers)
+    assert difference(given, expected) is None
+    assert torch.equal(torch.get_rng_state(), before)

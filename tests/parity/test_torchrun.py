@@ -6,8 +6,6 @@ torchrun runs this file as its script, so that both halves of the test stand in 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, DistributedSampler
 
 import penstock.torch
+from parity.torchrun import torchrun
 
 RANKS, EPOCHS, SAMPLES = 2, 2, 22
 
@@ -68,17 +67,7 @@ def rank(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank wrote."""
-    folder = tmp_path_factory.mktemp("ranks")
-    # Port 0: torchrun finds a free one. The local address, because this machine's name may not resolve.
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
-        *(__file__, str(folder)),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # or torchrun says on stderr that it sets it
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{number}.json").read_text()) for number in range(RANKS)]
+    return torchrun(__file__, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -10,6 +10,7 @@ import signal
 import time
 from collections import namedtuple
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.testing import Dying, Raising, Stalling, assert_same_everywhere, difference
+from penstock.testing import (
+    Dying,
+    Raising,
+    Stalling,
+    assert_resumes_everywhere,
+    assert_same_everywhere,
+    difference,
+)
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -139,6 +147,92 @@ def test_an_epoch_can_be_cut_short() -> None:
     assert_same_everywhere(make, [{"num_workers": 1}], steps=3, epochs=2)
 
 
+# Stops and goes on.
+
+TWO: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}]
+
+
+@pytest.mark.parametrize("amiss", ["rng", "global"])
+def test_a_sound_dataset_resumes(amiss: str) -> None:
+    assert_resumes_everywhere(loaders(amiss), TWO)
+
+
+def test_an_epoch_that_is_cut_short_resumes() -> None:
+    def make(**settings: Any) -> Any:
+        return penstock.DataLoader(range(1 << 40), seed=0, **settings)
+
+    assert_resumes_everywhere(make, [{"num_workers": 0}], steps=3)
+
+
+class Counts(penstock.Dataset[Any]):
+    """A sample tells how many came before it: from this object, if that is not part of its state."""
+
+    calls = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> Any:
+        self.calls += 1
+        return self.calls
+
+
+class Remembers(Counts):
+    def state_dict(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_dataset_that_counts_its_calls_is_found() -> None:
+    def make(**settings: Any) -> Any:
+        return penstock.DataLoader(Counts(), batch_size=4, seed=0, **settings)
+
+    how = (
+        r"Stopped after batch 0 with num_workers=0, resumed with num_workers=0: batch 1 of epoch 0 is not as"
+    )
+    with pytest.raises(
+        AssertionError, match=how + r".*: at \[0\] there is 13 and not 5(.|\n)*load_state_dict"
+    ):
+        assert_resumes_everywhere(make, [{"num_workers": 0}])
+
+
+def test_a_dataset_that_keeps_its_count_in_its_state_passes_without_workers() -> None:
+    assert_resumes_everywhere(
+        lambda **settings: penstock.DataLoader(Remembers(), batch_size=4, seed=0, **settings),
+        [{"num_workers": 0}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("skip", "found"),
+    [
+        (1, "Stopped after batch 0 .*: batch 1 of epoch 0 is not as"),
+        (2, "Stopped after batch 0 .*: the stream ends before batch 1"),
+        (-1, "Stopped before the first batch .*: the epoch goes on after batch 2, its last"),
+    ],
+)
+def test_a_loader_that_resumes_at_the_wrong_place_is_found(skip: int, found: str) -> None:
+    class Loader(penstock.DataLoader[Any]):
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict(state)
+            self.late = skip if state["steps"] or skip < 0 else 0
+
+        def __iter__(self) -> Any:
+            late, self.late = self.late, 0
+            yield from islice(super().__iter__(), max(0, late), None)
+            if late < 0:
+                yield
+
+        late = 0
+
+    with pytest.raises(AssertionError, match=found):
+        assert_resumes_everywhere(
+            lambda **settings: Loader(range(12), 4, seed=0, **settings), [{"num_workers": 0}]
+        )
+
+
 def test_raising_raises_at_its_keys_only() -> None:
     dataset = Raising("abc", {1}, LookupError)
     assert (dataset[0], dataset[2], len(dataset)) == ("a", "c", 3)
@@ -179,7 +273,7 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path) -> None:
     assert dataset.deaths == ["1", "1"]
 
 
-@pytest.mark.parametrize("name", ["penstock._work.rng", "penstock.testing.same", "penstock.testing.faults"])
+@pytest.mark.parametrize("name", ["_work.rng", "testing.same", "testing.faults", "testing.resumed"])
 def test_the_examples_in_the_docstrings_hold(name: str) -> None:
-    ran = doctest.testmod(importlib.import_module(name))
+    ran = doctest.testmod(importlib.import_module(f"penstock.{name}"))
     assert ran.attempted and not ran.failed

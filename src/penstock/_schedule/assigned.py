@@ -35,7 +35,7 @@ class Assigned(Scheduler):
             self._impossible(event, "steps of the last run are not done yet")
         self._ended.clear()
         self._seat_of.clear()
-        self._turn = 0
+        self._turn = event.seat
         super()._opened(event, out)
         # torch has its workers before it asks the sampler.
         out.sort(key=lambda command: type(command) is not Hire)

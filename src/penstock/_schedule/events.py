@@ -7,7 +7,7 @@ What is called a step here may be several steps of the plan, done and delivered 
 knows: only when a worker dies of them they are told apart, so that one of them cannot take the others along.
 
 Events are named tuples because three of them are made for every batch, and a named tuple costs a third of
-a frozen dataclass. The price: they compare as plain tuples, so `Opened() == Asked()`. Compare their types
+a frozen dataclass. The price: they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types
 too, or their `repr`.
 """
 
@@ -17,7 +17,12 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run. Legal when there was none, it is over, or it was cancelled."""
+    """A consumer begins a run. Legal when there was none, it is over, or it was cancelled.
+
+    Where steps belong to seats, the first one is for this.
+    """
+
+    seat: int = 0
 
 
 class Asked(NamedTuple):
@@ -63,13 +68,14 @@ class WorkerLost(NamedTuple):
     """A worker is dead, and all that it sent has been handled. `seq` is what it had claimed, unfinished.
 
     That was `steps` steps of the plan, and the worker died in the one at `at`. From here on they are steps
-    of their own: seq, seq + 1 and so on.
+    of their own: seq, seq + 1 and so on. `fatal`: nobody else can do that one.
     """
 
     worker: int
     seq: int | None
     steps: int = 1
     at: int = 0
+    fatal: bool = False
 
 
 class SlabReturned(NamedTuple):

@@ -33,6 +33,11 @@ def get_worker_info() -> WorkerInfo | None:
     return _of_process if info is None else info
 
 
+def is_worker_process() -> bool:
+    """Whether this process is a worker, and nothing else."""
+    return _of_process is not None
+
+
 def set_worker_info(info: WorkerInfo, *, of_process: bool) -> None:
     global _of_process
     if of_process:

@@ -39,6 +39,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     tell_when_asked(fds["stacks"])
     board = Board(fds["board"], job.slots)
     runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
+    runner.heritage = _heritage(fds["heritage"])
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
         catch_up = partial(job.log.catch_up, fds["updates"], dataset=job.dataset)
@@ -49,6 +50,12 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             record = board.claim(slot, seq, worker)
             if record is not None:
                 desk.do(record, partial(board.progress, slot))
+
+
+def _heritage(fd: int) -> tuple[int, bytes] | None:
+    """What there is from the worker before this one."""
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    return pickle.loads(data) if data else None
 
 
 def _give_way() -> None:
@@ -102,13 +109,15 @@ class _Desk:
             self._runner.prepare(task)
             tree = self._runner.run(task, writer)
             runner = self._runner
-            return self._replier.filled(task.seq, tree, runner.rows, writer, base, began, runner.mended)
+            return self._replier.filled(
+                task.seq, tree, runner.rows, writer, base, began, runner.mended, runner.mark
+            )
         except StreamEnded:
-            return self._replier.ended(task.seq, writer, base, began)
+            return self._replier.ended(task.seq, writer, base, began, self._runner.mark)
         except BaseException as error:
             failure = self._runner.capture(error, task)
             writer.used, writer.overflow = used, False  # over what there was of the batch
-            return self._replier.failed(task.seq, failure, writer, base, began)
+            return self._replier.failed(task.seq, failure, writer, base, began, self._runner.mark)
 
 
 def _keys(payload: int, root: NDArray[np.uint8]) -> object:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from numpy.random import Generator  # 15 ms, which only those pay who draw
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
-    """What can tell which sample or step is at work."""
+    """What can tell which sample or step is at work. `part`: only these rows of it are asked for."""
+
+    part: Sequence[int] | None
 
     def rng(self) -> Generator: ...
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]: ...
+    def rows_asked_for(self) -> Sequence[int]: ...
 
 
 class _AtWork(threading.local):
@@ -31,7 +38,8 @@ def rng() -> Generator:
 
     Call it inside `__getitem__` or a stream's `load`. Whoever makes the sample, in whichever backend, gets
     the same numbers; a second call for the same sample goes on drawing. Where the work is for a whole
-    step (`collate_fn`, `__getitems__`, a stream's `__iter__`) it is a function of (seed, epoch, step).
+    step (`collate_fn`, `__getitems__`, a stream's `__iter__`) it is a function of (seed, epoch, step), but
+    inside a loop over `penstock.each(keys)` it is the sample's again.
     Making it takes some 8 µs, asking again less than one.
 
     >>> import penstock
@@ -54,8 +62,47 @@ def rng() -> Generator:
     return source.rng()
 
 
+def each(keys: Sequence[T] | NDArray[Any]) -> Iterator[T]:
+    """The keys, one after the other; it tells the loader which sample is at work.
+
+    For a dataset that makes all samples of a step at once, in `__getitems__(keys)` or `__gather__(keys, empty)`,
+    and still treats them one by one: in the loop `penstock.rng()` gives what it gives in `__getitem__`, and an
+    error names its sample. Pass the keys as they came, in their order. Outside of a loader it is `iter(keys)`.
+
+    >>> import penstock
+    >>> class Dice(penstock.Dataset[int]):
+    ...     def __len__(self) -> int:
+    ...         return 4
+    ...     def __getitems__(self, keys: list[int]) -> list[int]:
+    ...         return [int(penstock.rng().integers(1, 7)) for key in penstock.each(keys)]
+    >>> [batch.tolist() for batch in penstock.DataLoader(Dice(), batch_size=4, seed=0)]
+    [[5, 2, 1, 5]]
+    """
+    plain: Any = keys.tolist() if hasattr(keys, "tolist") else keys
+    source = at_work.source
+    return iter(plain) if source is None else source.each(plain)
+
+
+@contextmanager
+def among(rows: Sequence[int], n: int) -> Iterator[None]:
+    """For the block, `each(keys)` is about these rows of the n that a dataset was asked for."""
+    source = at_work.source
+    if source is None:
+        yield
+        return
+    outer, asked = source.part, source.rows_asked_for()
+    # Otherwise the n are not the step's, and no part of them is.
+    source.part = [asked[row] for row in rows] if len(asked) == n else ()
+    try:
+        yield
+    finally:
+        source.part = outer
+
+
 class StepSource:
     """A step whose samples are not made here: a stream's light items are read for it."""
+
+    part: Sequence[int] | None = None
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use
@@ -67,6 +114,12 @@ class StepSource:
 
             self._rng = generator(*self._of)
         return self._rng
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        return iter(keys)
+
+    def rows_asked_for(self) -> Sequence[int]:
+        return ()
 
 
 @contextmanager

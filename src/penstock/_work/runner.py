@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,19 @@ from penstock._work.cast import Into
 from penstock._work.collate import Empty, collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
+from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CastError, CollateError, WorkerLost
+from penstock.errors import CastError, WorkerLost
+from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
 # 65,000 would find none.
 _MOST_REPLACEMENTS = 16
+
+
+Fetching = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class StreamEnded(Exception):
@@ -31,8 +35,8 @@ class StreamEnded(Exception):
 class Runner:
     """Does one task after another with one dataset. `who` names the worker in errors.
 
-    After a task, `rows` is the number of samples that went into its batch, and `mended` tells of those that
-    failed on the way, where they may.
+    After a task, `rows` is the number of samples that went into its batch, `mended` tells of those that
+    failed on the way, where they may, and `mark` of where a stream with a state is, also if the task failed.
     """
 
     def __init__(self, job: Job, who: str) -> None:
@@ -40,23 +44,27 @@ class Runner:
         self._who = who
         self._init_error: BaseException | None = None
         self._init_notes: list[str] = []
-        self._stream: Iterator[Any] = iter(())
+        self._stream = Reading(())  # whose batches are those of other ranks too
         self._stream_run = -1
-        self._stream_read = 0  # batches, those of other ranks too
-        self._stream_ended = False
+        # What the worker before this one left behind when it died: see `Backend.hire`.
+        self.heritage: tuple[int, bytes] | None = None
         # Where the generators are this process's own. Threads share them with the caller.
         self._seed_step: Callable[[int, int, int], int] | None = None
         self._rank, self._world = job.shard
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
-        # The samples that are fetched one by one, those that are left of them, and the row of the first.
-        self._fetching: tuple[Sequence[Any], Any, int] | None = None
-        self._rng: tuple[int, np.random.Generator] | None = None
+        # The samples that are fetched one by one, those that are left of them, and their rows.
+        self._fetching: Fetching | None = None
+        # The same of a loop over `each` that was left before its end: by an error, which names its sample.
+        self._abandoned: Fetching | None = None
+        self._rngs: dict[int, np.random.Generator] = {}  # by row, and -1 for the step
+        self.part: Sequence[int] | None = None
         self._keep: Callable[..., Any] = keep
         self._mends = job.on_error != "raise"
         self.rows = 0
         self.mended: Mended | None = None
+        self.mark: bytes | None = None
 
         dataset, custom = job.dataset, job.collate_fn
         self._getitems: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
@@ -113,7 +121,8 @@ class Runner:
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab where collate is ours."""
         self._at = ""
-        self._keys = self._fetching = self._rng = self.mended = None
+        self._keys = self._fetching = self._abandoned = self.part = self.mended = self.mark = None
+        self._rngs.clear()
         self._task, self._drawing = task, self._number(task.step)
         outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
         try:
@@ -121,6 +130,12 @@ class Runner:
             if task.kind in PULLED and self._job.drop_last and self._world > 1:
                 self._finish_round(task)
             return batch
+        except StreamEnded:
+            # Only once: if the user's code fails here, what comes after it ends.
+            stream, self._stream = self._stream, Reading(())
+            self._at = "state_dict() of the stream at its end, "
+            self.mark = packed(stream.end())
+            raise
         except StopIteration as error:
             raise RuntimeError(
                 "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
@@ -131,16 +146,44 @@ class Runner:
 
     def rng(self) -> np.random.Generator:
         """See `penstock.rng`. One generator for each sample, and one for what is done to the step."""
-        item, row = (None, -1) if self._fetching is None else self._sample()
-        if self._rng is None or self._rng[0] != row:
+        item, row = (None, -1) if self._fetching is None else _at(self._fetching)
+        found = self._rngs.get(row)
+        if found is None:
             from penstock._work import randomness  # late: see InlineBackend
 
             if row < 0:
                 of = self._drawing, randomness.STEP
             else:
                 of = randomness.number_of(self._key(item, row)), randomness.SAMPLE
-            self._rng = row, randomness.generator(self._job.seed, self._task.epoch, *of)
-        return self._rng[1]
+            found = self._rngs[row] = randomness.generator(self._job.seed, self._task.epoch, *of)
+        return found
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """See `penstock.each`. A sample is named by the step's key in its row: a Subset asks for other keys."""
+        rows = self.rows_asked_for()
+        # Within a sample, and where a dataset asks another for more or fewer, these are no samples of the step.
+        if self._fetching is not None or len(keys) != len(rows):
+            yield from keys
+            return
+        names = _plain(self._task.keys)
+        if self.part is not None:
+            names = [names[row] for row in rows]
+        left: Any = iter(names)
+        self._fetching = fetching = names, left, rows
+        try:
+            for key, _ in zip(keys, left, strict=True):
+                yield key
+        except GeneratorExit:  # the loop was left
+            self._abandoned = fetching
+            raise
+        finally:
+            if self._fetching is fetching:  # an error may keep this generator until another sample is at work
+                self._fetching = None
+
+    def rows_asked_for(self) -> Sequence[int]:
+        if self.part is not None:
+            return self.part
+        return range(len(self._task.keys) if self._task.kind is Kind.KEYS else 0)
 
     def _run(self, task: Task, writer: Writer) -> object:
         if self._init_error is not None:
@@ -169,8 +212,9 @@ class Runner:
             except CastError as error:
                 self._name_rows(error, task)
                 raise
-            except Exception:
-                if not self._mends:
+            except BaseException as error:
+                if not self._mends or not isinstance(error, Exception):
+                    self._name_sample()
                     raise
                 samples: Sequence[Any] = self._each(self._job.dataset.__getitem__, _plain(task.keys))
         else:
@@ -181,20 +225,18 @@ class Runner:
         if task.kind not in BATCHED:
             return convert(samples[0]) if custom is None else custom(samples[0])
         self._at, self._keys = "collate of ", None
-        if self._into is not None:
-            return self._into(samples, empty)
-        if custom is not None:
+        if custom is not None and self._into is None:
             return custom(samples)
         try:
-            return collate(samples, empty)
-        except CollateError as error:
+            return (self._into or collate)(samples, empty)
+        except Exception as error:
             self._name_rows(error, task)
             raise
 
-    def _name_rows(self, error: CollateError, task: Task) -> None:
-        """Says which samples the rows are that an error speaks of, where they have keys."""
+    def _name_rows(self, error: Exception, task: Task) -> None:
+        """Which samples the rows are that an error speaks of (see CollateError), where they have keys."""
         keys = task.keys if self.mended is None else self.mended.keys
-        rows = [row for row in error.rows if task.kind is Kind.KEYS and row < len(keys)]
+        rows = [row for row in getattr(error, "rows", ()) if task.kind is Kind.KEYS and row < len(keys)]
         if task.kind is Kind.KEY:
             error.add_note(f"It is sample {task.keys!s}.")
         elif rows:
@@ -231,8 +273,9 @@ class Runner:
         self._at, self._keys = "__getitems__ of samples ", keys
         try:
             samples: Sequence[Any] = self._getitems(keys)
-        except Exception:
-            if not self._mends:
+        except BaseException as error:
+            if not self._mends or not isinstance(error, Exception):
+                self._name_sample()
                 raise
             return self._each(self._job.dataset.__getitem__, keys)
         if len(samples) != len(keys):
@@ -251,20 +294,19 @@ class Runner:
     def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:
         # How much is left of the iterator tells which sample is at work, at no cost until somebody asks.
         left: Any = iter(keys)
-        self._fetching = keys, left, first
+        self._fetching = keys, left, range(first, first + len(keys))
         try:
             return [get(key) for key in left]
         except BaseException:
-            key, row = self._sample()
-            self._at = f"sample {key!r} (row {row}), "
+            self._name_sample()
             raise
 
-    def _sample(self) -> tuple[Any, int]:
-        """What is being fetched, and its row."""
-        assert self._fetching is not None
-        keys, left, first = self._fetching
-        at = len(keys) - left.__length_hint__() - 1
-        return keys[at], first + at
+    def _name_sample(self) -> None:
+        """For an error: which sample it came from, where samples are fetched one by one."""
+        fetching = self._fetching or self._abandoned
+        if fetching is not None:
+            key, row = _at(fetching)
+            self._at, self._keys = f"sample {key!r} (row {row}), ", None
 
     def _key(self, item: Any, row: int) -> Any:
         """What names a sample: the items of a stream may be alike, their positions are not."""
@@ -281,7 +323,7 @@ class Runner:
             tried: list[Any] = []
             while len(tried) <= most:
                 item = self._another(row, len(tried)) if tried else key
-                self._rng = None
+                self._rngs.clear()
                 try:
                     samples += self._get(get, [item], row)
                 except Exception as error:
@@ -304,7 +346,7 @@ class Runner:
         """What stands in for the sample of a row: from anywhere in the epoch's order, or else from its step."""
         from penstock._work.randomness import REPLACE  # late: see InlineBackend
 
-        (_, _, epoch, step, _, keys, _), order = self._task, self._job.order
+        (_, _, epoch, step, _, keys, *_), order = self._task, self._job.order
         number = mix(self._job.seed, epoch, self._number(step), row, attempt, REPLACE)
         if order is None:
             return _plain(keys)[number % len(keys)]
@@ -315,69 +357,88 @@ class Runner:
         return self._load
 
     def _pull(self, task: Task) -> list[Any]:
-        count, resumed = _pulled(task)
+        count, resumed, mark = _pulled(task)
         if task.run != self._stream_run:
-            self._open_stream(task, resumed)
+            self._open_stream(task, resumed, mark)
         self._pass_over(task, count, self._number(task.step))
         samples = self._take(count)
-        if not samples or (self._stream_ended and self._job.drop_last):
+        self._at = "state_dict() of the stream, "
+        self.mark = mark_of(self._stream)
+        if not samples or (self._stream.ended and self._job.drop_last):
             raise StreamEnded
         return samples
 
     def _take(self, count: int) -> list[Any]:
         self._at = f"the stream's next {count} samples, "
-        samples = list(islice(self._stream, count))
-        self._stream_read += 1
-        if len(samples) < count:
-            self._stream = iter(())  # some iterators begin again when asked after their end
-            self._stream_ended = True
-        return samples
+        return self._stream.take(count)
 
     def _pass_over(self, task: Task, count: int, until: int) -> None:
         """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
 
         Each is read with the random numbers that it was read with there, so the stream is the same stream.
         """
-        if self._stream_read >= until:
+        stream = self._stream
+        if stream.read >= until:
             return
-        while self._stream_read < until and not self._stream_ended:
-            if self._stream_read > 0:  # the first has those that the stream was opened with
-                self._reseed(task.epoch, self._stream_read)
+        while stream.read < until and not stream.ended:
+            if stream.read > 0:  # the first has those that the stream was opened with
+                self._reseed(task.epoch, stream.read)
             self._take(count)
         self._reseed(task.epoch, until)
 
     def _reseed(self, epoch: int, number: int) -> None:
-        self._drawing, self._rng = number, None
+        self._drawing = number
+        self._rngs.clear()
         if self._seed_step is not None:
             self.seed(epoch, number)
 
     def _finish_round(self, task: Task) -> None:
         """Where ranks end together, a step counts only if every rank has its batch of it."""
         self._pass_over(task, _pulled(task)[0], (task.step + 1) * self._world)
-        if self._stream_ended:
+        if self._stream.ended:
             raise StreamEnded
 
-    def _open_stream(self, task: Task, resumed: bool) -> None:
+    def _open_stream(self, task: Task, resumed: bool, mark: Mark | None) -> None:
         self._stream_run = task.run
-        self._stream_read, self._stream_ended = 0, False
-        self._stream = iter(())
-        if task.step > 0 and not resumed:
+        self._stream = Reading(())  # which stays, where it cannot be opened
+        if not resumed:
+            mark = self._inherited(task)
+        if task.step > 0 and not resumed and mark is None:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
-                "stream's position died with it: the epoch ends here. The samples before this step were "
-                "delivered. A stream that hands out light items and defines load(item) is read in the calling "
-                "process instead, and loses nothing when a worker dies."
+                "stream's position died with it: the epoch ends here. The samples before were delivered.\n"
+                f"  {NOT_LOST}"
             )
         self._at = "iter(dataset), "
         if self._number(task.step) > 0:
             self._reseed(task.epoch, 0)
-        self._stream = iter(self._job.dataset)
+        stream = Reading(self._job.dataset)
+        anew = stream.open(mark)
+        self._stream = stream
+        if anew:
+            self._reseed(task.epoch, stream.read)
+
+    def _inherited(self, task: Task) -> Mark | None:
+        """Where the worker before this one was, if that is where this worker's first task goes on."""
+        (run, data), self.heritage = self.heritage or (-1, None), None
+        mark = opened(data)
+        if mark is None or (mark.read > 0 and run != task.run):
+            return None
+        # If there is more between, it could not be read, and would have to be.
+        return mark if self._number(task.step) < mark.read + self._world else None
+
+
+def _at(fetching: Fetching) -> tuple[Any, int]:
+    """What is being fetched, and its row."""
+    keys, left, rows = fetching
+    at = len(keys) - left.__length_hint__() - 1
+    return keys[at], rows[at]
 
 
 def _plain(keys: Any) -> Any:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
 
-def _pulled(task: Task) -> tuple[int, bool]:
-    """How many samples to take from the stream, and whether the run was resumed at this task."""
-    return task.keys if isinstance(task.keys, tuple) else (task.keys, False)
+def _pulled(task: Task) -> tuple[int, bool, Mark | None]:
+    """How many samples to take from the stream, and whether the run was resumed at this task, and from which mark."""
+    return (task.keys[0], True, task.keys[1]) if isinstance(task.keys, tuple) else (task.keys, False, None)

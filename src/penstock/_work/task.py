@@ -40,6 +40,9 @@ class Task(NamedTuple):
     """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`.
 
     Steps that take a few microseconds travel several in one task: `steps` equal shares of `keys`.
+
+    `mark` is where the sampler or stream was when the step had been read, if it has a state: bytes that only whoever
+    reads it understands. It stays with the caller, or comes from the worker that reads.
     """
 
     seq: int
@@ -49,10 +52,11 @@ class Task(NamedTuple):
     kind: Kind
     keys: Any
     steps: int = 1
+    mark: bytes | None = None
 
     def single(self) -> list[Task]:
         """Its steps as tasks of their own. Their seqs follow its own, which leaves room for them."""
-        seq, run, epoch, step, kind, keys, count = self
+        seq, run, epoch, step, kind, keys, count, _ = self
         if count == 1:
             return [self]
         share = len(keys) // count

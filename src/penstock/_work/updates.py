@@ -28,6 +28,16 @@ class Setting:
             setattr(dataset, name, value)
 
 
+class Restoring:
+    """The change that gives the dataset back a state of its own."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __call__(self, dataset: Any) -> None:
+        dataset.load_state_dict(self._state)
+
+
 class Log:
     """Where the changes are. `end` is how much of it this process has written, or applied to its dataset.
 

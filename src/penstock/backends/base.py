@@ -18,7 +18,7 @@ from penstock._work.updates import Change
 class Filled(NamedTuple):
     """The step's batch is done, and took so long. `held` is what the backend needs to open it.
 
-    The root is what all its views of the slab keep alive.
+    The root is what all its views of the slab keep alive. `mark`: see `Task`.
     """
 
     seq: int
@@ -29,6 +29,7 @@ class Filled(NamedTuple):
     root: NDArray[np.uint8]
     held: Any
     mended: Mended | None = None
+    mark: bytes | None = None
 
 
 class Failed(NamedTuple):
@@ -37,6 +38,7 @@ class Failed(NamedTuple):
     seq: int
     worker: int
     error: BaseException
+    mark: bytes | None = None
 
 
 class Bundle(NamedTuple):
@@ -51,10 +53,11 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The stream had nothing left for the step."""
+    """The stream had nothing left for the step. `mark`: see `Run.end`."""
 
     seq: int
     worker: int
+    mark: bytes | None = None
 
 
 class Lost(NamedTuple):
@@ -98,8 +101,8 @@ class Backend(Protocol):
     def workers(self) -> list[Any]:
         """Handles of the living worker processes, by seat."""
 
-    def hire(self, worker: int, seat: int) -> None:
-        """Starts a worker."""
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+        """Starts a worker. Its heritage: in which run the last mark was made, and the mark."""
 
     def pack(self, task: Task) -> Payload:
         """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""

@@ -30,7 +30,7 @@ class InlineBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         self._worker = worker
 
     def pack(self, task: Task) -> Payload:
@@ -59,9 +59,10 @@ class InlineBackend:
             with self._runner.borrowed(task):
                 tree = self._runner.run(task, writer)
         except StreamEnded:
-            return [Ended(task.seq, self._worker)]
+            return [Ended(task.seq, self._worker, self._runner.mark)]
         except (Exception, SystemExit) as error:
-            return [Failed(task.seq, self._worker, annotate(error, self._runner.where(task)))]
+            told = annotate(error, self._runner.where(task))
+            return [Failed(task.seq, self._worker, told, self._runner.mark)]
         return [
             Filled(
                 task.seq,
@@ -72,6 +73,7 @@ class InlineBackend:
                 writer.root,
                 tree,
                 self._runner.mended,
+                self._runner.mark,
             )
         ]
 

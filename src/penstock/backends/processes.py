@@ -55,6 +55,7 @@ class ProcessBackend:
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
             self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
+            self._heritage = os.memfd_create("penstock-heritage", os.MFD_CLOEXEC)
             self._stacks = os.memfd_create("penstock-stacks", os.MFD_CLOEXEC)
             pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
@@ -63,7 +64,7 @@ class ProcessBackend:
             # Bare numbers: a forked child has nothing to finalize.
             self._strays, strays_in_fd = strays.detach(), strays_in.detach()
             ours = (*self._tokens, self._replies, self._strays)
-            told = (self._updates, self._stacks)
+            told = (self._updates, self._heritage, self._stacks)
             close_in_child(arena, board, *told, *self._tokens_out, replies_in, strays_in_fd, *ours)
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
@@ -72,6 +73,7 @@ class ProcessBackend:
             "arena": arena,
             "board": board,
             "updates": self._updates,
+            "heritage": self._heritage,
             "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": replies_in,
@@ -103,11 +105,17 @@ class ProcessBackend:
 
         self._free = list(range(job.slots))
         self._unsent = [b""] * len(pipes)
+        self._latest = -1  # seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         assert self._launcher is not None
+        if heritage is not None:
+            # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
+            data = pickle.dumps(heritage)
+            os.ftruncate(self._heritage, len(data))
+            os.pwrite(self._heritage, data, 0)
         process = self._launcher.start(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
@@ -132,10 +140,15 @@ class ProcessBackend:
             size = -size
         else:
             root[:size] = payload
-        seq, run, epoch, step, kind, _, count = task
+        seq, run, epoch, step, kind, _, count, _ = task
         self._posted[seq] = slot, root
         self._board.post(slot, seq, run, epoch, step, kind, size, count, self._log.end, *region)
-        self._unsent[seat] += TOKEN.pack(slot, seq)  # seat -1, whoever is free, is the only pipe
+        token = TOKEN.pack(slot, seq)
+        if seq < self._latest:  # it is done again: before the others, which the only reader of a stream needs
+            self._unsent[seat] = token + self._unsent[seat]
+        else:
+            self._latest = seq
+            self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
 
     def update(self, change: Change) -> None:
         self._log.write(self._updates, change)
@@ -290,8 +303,11 @@ class ProcessBackend:
         if verdict == Verdict.BUNDLE:
             steps: list[Any] = [self._understand(root, *reply) for reply in REPLY.iter_unpack(data)]
             return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
+        if verdict == Verdict.ENDED:
+            return Ended(seq, worker, data)
         if verdict == Verdict.FAILED:
-            return Failed(seq, worker, restore(data))
+            failure, mark = pickle.loads(data)
+            return Failed(seq, worker, restore(failure), mark)
         try:
             trailer: Trailer = pickle.loads(data)
         except Exception as error:  # of a class of the user's that is part of the batch's structure
@@ -306,7 +322,7 @@ class ProcessBackend:
         mended = trailer.mended
         if mended is not None:
             mended = mended._replace(errors=[(key, restore(error)) for key, error in mended.errors])
-        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended)
+        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Maps the memfd that came with a reply; it is unmapped with the batch."""

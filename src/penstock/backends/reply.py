@@ -46,12 +46,13 @@ STRAY = struct.Struct("<2q")
 
 
 class Trailer(NamedTuple):
-    """What of a batch is not in its arrays: a layout that is new, the leaves that are pickled, what failed."""
+    """What of a batch is not in its arrays: a new layout, the leaves that are pickled, what failed, a mark."""
 
     layout: Layout | None
     rest: bytes | None
     buffers: tuple[tuple[int, int], ...]
     mended: Mended | None
+    mark: bytes | None
 
 
 def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
@@ -88,23 +89,29 @@ class Replier:
         base: int,
         began: int,
         mended: Mended | None,
+        mark: bytes | None,
     ) -> bytes:
-        written = self._write_batch(tree, writer, mended)
+        written = self._write_batch(tree, writer, mended, mark)
         # Twice, where a layout that was known in the slab must be described in the stray.
         while writer.overflow:
             with self._stray(seq, writer) as writer:
-                written = self._write_batch(tree, writer, mended)
+                written = self._write_batch(tree, writer, mended, mark)
         return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
 
-    def failed(self, seq: int, failure: bytes, writer: Writer, base: int, began: int) -> bytes:
-        written = _put(writer, failure)
+    def failed(
+        self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
+    ) -> bytes:
+        return self._tell(seq, Verdict.FAILED, pickle.dumps((failure, mark)), writer, base, began)
+
+    def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
+        return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)
+
+    def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
+        written = _put(writer, told)
         if writer.overflow:
             with self._stray(seq, writer) as writer:
-                written = _put(writer, failure)
-        return self._reply(seq, Verdict.FAILED, 0, writer, base, began, UNNUMBERED, *written)
-
-    def ended(self, seq: int, writer: Writer, base: int, began: int) -> bytes:
-        return self._reply(seq, Verdict.ENDED, 0, writer, base, began, UNNUMBERED, 0, 0)
+                written = _put(writer, told)
+        return self._reply(seq, verdict, 0, writer, base, began, UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """A reply for all of these, which are put into the slab at `table`."""
@@ -133,17 +140,19 @@ class Replier:
             seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
         )
 
-    def _write_batch(self, tree: object, writer: Writer, mended: Mended | None) -> tuple[int, int, int]:
+    def _write_batch(
+        self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
+    ) -> tuple[int, int, int]:
         """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), UNNUMBERED)
-        if not rest and number != UNNUMBERED and mended is None:
+        if not rest and number != UNNUMBERED and mended is None and mark is None:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(rest, buffers) if rest else None
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
-        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended)))
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark)))
         # Numbered only now: the parent learns the layout from this trailer, so it must be there.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)

@@ -48,7 +48,7 @@ class ThreadBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int) -> None:
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         thread = threading.Thread(
             target=self._work, args=(worker, seat), name=f"penstock-{seat}", daemon=True
         )
@@ -127,7 +127,9 @@ class ThreadBackend:
         try:
             tree = runner.run(task, writer)
         except StreamEnded:
-            return Ended(task.seq, worker)
+            return Ended(task.seq, worker, runner.mark)
         except BaseException as error:
-            return Failed(task.seq, worker, annotate(error, runner.where(task)))
-        return Filled(task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended)
+            return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+        return Filled(
+            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
+        )

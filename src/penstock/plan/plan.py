@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan.order import Order
-from penstock.plan.samplers import batches, check_drop_last, group, positive
+from penstock.plan.reading import Reading
+from penstock.plan.samplers import batches, check_drop_last, positive
 
 # Keys computed at once: a numpy call costs as much as some 500 keys, so small steps share one.
 _BLOCK = 4096
@@ -128,11 +129,13 @@ class OrderPlan:
         beyond = self._position(step, epoch) + self._size - self.order.size(epoch)
         return min(max(0, beyond), self._size) if self.padded else 0
 
-    def consumed(self, epoch: int, step: int) -> int:
+    def consumed(self, epoch: int, step: int) -> int | None:
         """How far the order is used up when every rank has done the steps before this one: the next `start`.
 
-        Less than nothing where, with `rollover`, they were not enough for what is left of the epochs before.
+        None with `rollover`, where the epoch goes on in this shape only.
         """
+        if self.rollover:
+            return None
         return min(self._position(step, epoch) - self.rank * self._size, self.order.size(epoch))
 
     def draw(self, epoch: int, start: int = 0) -> Draw:
@@ -220,8 +223,8 @@ class SamplerPlan:
 
     `batched` says that the sampler yields whole batches, which become lists. Otherwise its keys are
     grouped by `batch_size`, or handed on one by one, as they are, where that is None. Each `draw` calls
-    `iter()` once; to start later it reads and drops the steps before. Each rank reads the whole sampler, which
-    must be the same on all of them, and has every world-th step.
+    `iter()` once, or goes on with a reading that is open; to start later it reads and drops the steps before.
+    Each rank reads the whole sampler, which must be the same on all of them, and has every world-th step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -253,16 +256,22 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
+    def draw(self, epoch: int, start: int = 0, reading: Reading | None = None) -> Iterator[Any]:
         _check_start(start)
-        keys = iter(self.sampler)
-        if self.batched:
-            keys = map(list, keys)
-        elif self.batch_size is not None:
-            keys = group(keys, self.batch_size, self.drop_last)
-        if self.world > 1:
-            keys = deal(keys, self.rank, self.world, self.drop_last)
-        return islice(keys, start, None) if start else keys
+        if reading is None:
+            reading = Reading(self.sampler)
+            reading.open()
+        batches = self._read(reading)
+        behind = start * self.world - reading.read
+        if behind:
+            batches = islice(batches, behind, None)
+        return deal(batches, self.rank, self.world, self.drop_last) if self.world > 1 else batches
+
+    def _read(self, reading: Reading) -> Iterator[Any]:
+        """The batches of all ranks."""
+        size = 1 if self.batched or self.batch_size is None else self.batch_size
+        while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
+            yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
 
 
 def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._work.rng import among, each
 from penstock.plan.permutation import Permutation
 from penstock.plan.seeds import check_generator, draw_key
 from penstock.source.kind import is_stream
@@ -68,7 +69,7 @@ class Dataset(Generic[T_co]):
         super().__init_subclass__(**kwargs)
         homes = [_home(cls, name) for name in _WAYS]
         for at, home in enumerate(homes):
-            if cls.__mro__[home].__module__.startswith("penstock.source.") and min(homes[at:]) < home:
+            if cls.__mro__[home].__module__.startswith("penstock.") and min(homes[at:]) < home:
                 setattr(cls, _WAYS[at], None)
 
     def __getitem__(self, index: Any) -> T_co:
@@ -131,7 +132,9 @@ class ConcatDataset(Dataset[T_co]):
             local.setdefault(part, []).append(key)
         samples: list[Any] = [None] * len(keys)
         for part, part_keys in local.items():
-            for row, sample in zip(rows[part], fetch(self.datasets[part], part_keys), strict=True):
+            with among(rows[part], len(keys)):
+                fetched = fetch(self.datasets[part], part_keys)
+            for row, sample in zip(rows[part], fetched, strict=True):
                 samples[row] = sample
         return samples
 
@@ -328,7 +331,7 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
     """The samples of these keys, in their order: many at once where the dataset can."""
     getitems = getattr(dataset, "__getitems__", None)
     if not getitems:
-        return [dataset[key] for key in keys]
+        return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
     if len(samples) != len(keys):
         raise ValueError(

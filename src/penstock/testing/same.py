@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def assert_same_everywhere(
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
     for setting in settings:
-        given = ", ".join(f"{name}={value!r}" for name, value in setting.items())
+        given = in_words(setting)
         with closing(_stream(make_loader, setting, epochs, steps)) as found:
             count = 0
             for wanted, (label, value) in zip(expected, found, strict=False):
@@ -73,19 +73,30 @@ def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
 ) -> Generator[tuple[str, Any], None, None]:
     """What is compared, each with its name: the seed, then batch after batch."""
-    with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
-        warnings.simplefilter("ignore")
-        loader = make_loader(**setting)
-    try:
+    with made(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
             for step, batch in enumerate(loader):
                 if step == steps:
                     break
                 yield f"batch {step} of epoch {epoch}", batch
+
+
+@contextmanager
+def made(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
+    """A loader with this setting, which is closed afterwards."""
+    with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
+        warnings.simplefilter("ignore")
+        loader = make_loader(**setting)
+    try:
+        yield loader
     finally:
         if hasattr(loader, "close"):  # loaders of penstock.torch have none, as torch's
             loader.close()
+
+
+def in_words(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in setting.items())
 
 
 def difference(one: Any, other: Any, at: str = "") -> str | None:

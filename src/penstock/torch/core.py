@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from penstock._work.randomness import borrowed_generators
 from penstock._work.runner import Runner
 from penstock._work.task import Task
 from penstock.loader import DataLoader
@@ -33,7 +34,22 @@ class Stacked:
         return default_collate(samples)
 
     def into(self, samples: Any, empty: Any) -> Any:
-        return collate(samples, empty)
+        try:
+            return collate(samples, empty)
+        except Exception as error:
+            error.rows = _misfits(samples)  # type: ignore[attr-defined]
+            raise
+
+
+def _misfits(samples: Any) -> tuple[int, ...]:
+    """The rows of those that cannot be put together with the first."""
+    rows = []
+    for row in range(1, len(samples)):
+        try:
+            default_collate([samples[0], samples[row]])
+        except Exception:
+            rows.append(row)
+    return tuple(rows)
 
 
 _STACKED = Stacked()
@@ -53,21 +69,30 @@ class SeededRunner(Runner):
         torch.default_generator.manual_seed(state)
         return state
 
-    @contextmanager
-    def borrowed(self, task: Task) -> Iterator[int]:
-        ours = torch.get_rng_state()
-        try:
-            with super().borrowed(task) as state:
-                torch.default_generator.manual_seed(state)
-                yield state
-        finally:
-            torch.set_rng_state(ours)
+    def borrowed(self, task: Task) -> AbstractContextManager[int]:
+        return _with_torchs(super().borrowed(task))
+
+
+@contextmanager
+def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
+    """Torch's generator is borrowed too, beside others."""
+    ours = torch.get_rng_state()
+    try:
+        with borrowed as state:
+            torch.default_generator.manual_seed(state)
+            yield state
+    finally:
+        torch.set_rng_state(ours)
 
 
 class Core(DataLoader[Any]):
     """As any penstock loader, with tensors in its batches. It goes on with the epochs of the one before."""
 
     _make_runner = SeededRunner
+
+    @staticmethod
+    def _borrow(*of: int) -> AbstractContextManager[int]:
+        return _with_torchs(borrowed_generators(*of))
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:
@@ -107,6 +132,8 @@ def settings_of(loader: Any, seed: int) -> dict[str, Any]:
         "on_error": getattr(loader, "on_error", "raise"),
         "max_errors": getattr(loader, "max_errors", None),
         "dtype": getattr(loader, "_cast", None),
+        "shard": getattr(loader, "shard", None),
+        "last_batch": getattr(loader, "last_batch", None),
         **_order(loader),
     }
     if loader.num_workers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from penstock.backends.launch import choose_method
 from penstock.backends.processes import ProcessBackend
 from penstock.torch import private
 from penstock.torch.core import core_of
+from penstock.torch.place import Place
 from penstock.torch.worker import NOT_THE_END, Replica, sealed
 
 _served = 0
@@ -42,21 +44,49 @@ def _count() -> None:
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop, but for a StopIteration that is none."""
 
+    _base_seed: int
+    _sampler_iter: Iterator[Any]
+
     def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
+        place = self._place = _place(loader)
+        place.restore()
+        with place.beginning():
+            super().__init__(loader)
+            if place.is_stream:
+                place.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+        self._base_seed = place.seeded(self._base_seed)
+        self._sampler_iter = place.keys(self._sampler_iter)
+        self._num_yielded = place.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
-        _count()
+        _begun(loader, place)
 
     def _next_data(self) -> Any:
-        index = self._next_index()
+        place = self._place
         try:
-            data = self._dataset_fetcher.fetch(index)
+            index = self._next_index()
+        except StopIteration:
+            place.end()
+            raise
+        fetcher = self._dataset_fetcher
+        try:
+            try:
+                data = fetcher.fetch(index)
+            except StopIteration:
+                if not place.begins_again(fetcher):
+                    raise
+                data = fetcher.fetch(index)
         except StopIteration as error:
-            if private.is_stream(self):
+            if place.is_stream:
+                place.end()
                 raise
+            place.passed_inline()
             raise RuntimeError(NOT_THE_END) from error
+        except BaseException:
+            place.passed_inline()
+            raise
+        place.passed_inline()
         if self._into is not None:
             data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
         return private.pin(data, self._pin_memory_device) if self._pin_memory else data
@@ -83,9 +113,15 @@ class _Ours(private.WorkersIterator):  # type: ignore[misc]
 class Workers(_Ours):
     """torch's semantics: each worker has its steps, its seeds and its copy of the dataset."""
 
+    _base_seed: int
+
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
-        private.BaseIterator.__init__(self, loader)
+        self._place = _place(loader)
+        self._place.restore()
+        with self._place.beginning(sampler=False):
+            private.BaseIterator.__init__(self, loader)
+        self._base_seed = self._place.seeded(self._base_seed)
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
@@ -94,22 +130,32 @@ class Workers(_Ours):
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        engine = self._engine
+        if not first_iter:
+            self._place = Place(loader, before=self._place, lives=True)
+        place, engine = self._place, self._engine
         if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
-            engine = self._engine = _new_engine(loader, self._base_seed)
+            engine = self._engine = _new_engine(loader, self._base_seed, place)
         else:
             engine.cancel()
-        private.BaseIterator._reset(self, loader, first_iter)
-        self._run = Run(self._runs, 0, self._kind, _DRAWN[self._kind](self._sampler_iter), None)
+        with place.beginning(seed=False):
+            private.BaseIterator._reset(self, loader, first_iter)
+        at = place.progress.state()
+        self._num_yielded = at.steps + len(at.beyond)
+        keys = _DRAWN[self._kind](place.keys(self._sampler_iter))
+        self._run = Run(
+            self._runs, 0, self._kind, keys, None, at.steps, frozenset(at.beyond), seat=place.seat
+        )
         engine.open(self._run)
         self._workers = engine.workers
         self._raise_the_samplers_error()
-        _count()
+        _begun(loader, place)
 
     def _next_data(self) -> Any:
         if self._engine is None:
             raise StopIteration
         delivery = self._engine.next(self._timeout or None)
+        if delivery.task is not None:
+            self._place.passed(delivery.task, delivery.worker)
         self._raise_the_samplers_error()
         if delivery.error is not None:
             error = delivery.error
@@ -119,6 +165,7 @@ class Workers(_Ours):
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
+            self._place.end()
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
@@ -198,8 +245,21 @@ _DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
 }
 
 
-def _new_engine(loader: Any, base_seed: int) -> Engine:
+def _place(loader: Any) -> Place:
+    """Where a new iterator begins: at the state that was loaded, if there is one."""
+    return Place(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_place"))
+
+
+def _begun(loader: Any, place: Place) -> None:
+    _count()
+    if place.is_tracked:
+        loader._saved, loader._place = None, place
+
+
+def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
     workers = loader.num_workers
+    resumed = [(copy.mark, copy.more) for copy in place.copies]
+    marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
     window = loader.prefetch_factor * workers
     job = Job(
         dataset=loader.dataset,
@@ -211,7 +271,7 @@ def _new_engine(loader: Any, base_seed: int) -> Engine:
         cast=getattr(loader, "_cast", None),
         # What was posted to a worker whose stream has ended is void, and still on the board.
         slots=2 * window,
-        make_runner=Replica,
+        make_runner=partial(Replica, marks=marks, resumed=resumed),
         assigned=True,
     )
     # torch's default, whatever it is: a program that torch's loader serves has no more to say than before.

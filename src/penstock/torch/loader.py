@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar
 
@@ -14,6 +15,8 @@ from penstock._work.cast import DTYPES, Cast
 from penstock.torch import private, tensors
 from penstock.torch.core import core_of
 from penstock.torch.iterators import Seeded, new_iterator
+from penstock.torch.place import Place
+from penstock.torch.state import Saved, check_seeded, loaded, state_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -23,10 +26,13 @@ tensors.register()
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
 
-    It is torch's class, so torch's constructor checks the arguments. With `seed=` given, penstock's laws
-    hold instead of torch's: order, augmentation and batches are a function of the seed, whatever the number
-    of workers, a worker that dies is replaced, and `state_dict()` and `load_state_dict(state)` stop and go on at
-    any batch; `penstock.rng()`, `on_error=` and `max_errors=` are as there.
+    It is torch's class, so torch's constructor checks the arguments. `state_dict()` and `load_state_dict(state)` stop
+    and go on at any batch, as those of torchdata's StatefulDataLoader; states are exact for any
+    `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
+
+    With `seed=` given, penstock's laws hold instead of torch's: order, augmentation and batches are a function of the
+    seed, whatever the number of workers, a worker that dies is replaced, and a state resumes augmentations too;
+    `penstock.rng()`, `on_error=`, `max_errors=`, `shard=` and `last_batch=` are as there.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
     a mapping from fields to these; `torch.bfloat16` is one of them.
@@ -35,9 +41,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __init__(
         self,
         *args: Any,
+        snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
         on_error: str = "raise",
         max_errors: int | None = None,
+        shard: tuple[int, int] | str | None = None,
+        last_batch: str | None = None,
         dtype: Any = None,
         casting: str = "checked",
         **kwargs: Any,
@@ -50,12 +59,53 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f"on_error={on_error!r}, max_errors={max_errors!r} need seed=: without it, a sample that fails is an "
                 "error, as in torch."
             )
+        if seed is None and (shard is not None or last_batch is not None):
+            raise ValueError(
+                f"shard={shard!r}, last_batch={last_batch!r} need seed=: without it the order is torch's, and ranks "
+                "share it by sampler=torch.utils.data.DistributedSampler(dataset)."
+            )
+        every = snapshot_every_n_steps
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+            raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
         super().__init__(*args, **kwargs)
         self.seed = None if seed is None else operator.index(seed)
+        self.snapshot_every_n_steps = every
         self.on_error, self.max_errors = on_error, max_errors
         self.dtype, self.casting, self._cast = dtype, casting, cast
-        if self.seed is not None and on_error != "raise":
+        self.shard, self.last_batch = shard, last_batch
+        self._saved: Saved | None = None
+        self._place: Place | None = None
+        if on_error != "raise" or shard is not None or last_batch is not None:
             core_of(self)  # which refuses what it must now, and not in the first epoch
+
+    # Stopping and going on.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+
+        Plain data, ready for JSON, unless a dataset or sampler with a `state_dict` of its own puts other things into
+        its. It may be taken at any point, also inside a loop.
+        """
+        return state_of(self) if self.seed is None else core_of(self).state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next `iter()` goes on where the state was taken.
+
+        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        """
+        if self.seed is not None:
+            check_seeded(state_dict)
+            core_of(self).load_state_dict(state_dict)
+            return
+        # An empty one is what a loader of DataPipes has, and torchdata's takes it too: nothing is known.
+        self._saved = loaded(self, state_dict) if state_dict != {} else None
+        self._place = None
+        self._iterator = None  # persistent workers have another epoch's seeds
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_place"} | {"_place": None}
+
+    # What a seed adds.
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
@@ -70,15 +120,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         core_of(self).set_epoch(epoch)
 
-    def __getattr__(self, name: str) -> Any:
-        # Only with a seed: frameworks call these wherever a loader has them.
-        if name in ("state_dict", "load_state_dict"):
-            if self.__dict__.get("seed") is not None:
-                return getattr(core_of(self), name)
-            raise AttributeError(
-                f"{name} needs seed=: without it order and randomness come from torch's generators, as in torch."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __len__(self) -> int:
+        if self.shard is None and self.last_batch is None:
+            return super().__len__()
+        return len(core_of(self))
 
 
 def _iterate(loader: Any) -> Any:

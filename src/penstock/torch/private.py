@@ -39,6 +39,11 @@ def is_batched(loader: Any) -> bool:
     return bool(loader._auto_collation)
 
 
+def index_sampler(loader: Any) -> Any:
+    """What is asked for the keys of each step: the batch sampler, or the sampler where nothing is batched."""
+    return loader._index_sampler
+
+
 def profiled_as(kind: Any) -> str:
     """The name that torch gives to one `next` of such an iterator in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,32 +16,47 @@ from penstock._memory.layout import Writer
 from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
+from penstock._work.marks import mark_of
 from penstock._work.runner import StreamEnded
-from penstock._work.task import BATCHED, Job, Kind, Task, shorten
+from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
+from penstock.plan.reading import Mark, Reading, has_state
 from penstock.torch import private
 from penstock.torch.collate import collate
 
 
 class Replica:
-    """Runs tasks as torch's workers do. It stands in the place of `Runner`."""
+    """Runs tasks as torch's workers do. It stands in the place of `Runner`.
 
-    def __init__(self, job: Job, who: str) -> None:
+    Where the dataset has a state, it goes with what comes of a task: that of a stream with every `marks`-th batch,
+    and none if that is 0. `resumed` is where each worker's copy of the dataset was when a state was taken: its mark,
+    and how many batches it gave since.
+    """
+
+    def __init__(
+        self, job: Job, who: str, marks: int = 0, resumed: Sequence[tuple[Mark | None, int]] = ()
+    ) -> None:
         self._job = job
         self._who = who
         self._seat = -1
         self._init_error: Exception | None = None
-        self._stream: Iterator[Any] = iter(())
+        self._stream = Reading(())
         self._stream_run = -1
+        self._marks = marks
+        self._resumed: tuple[Mark | None, int] | None = None
+        self._all_resumed = resumed
         self._at: Any = None
         self._field = None if job.cast is None else job.cast.root()
         self.rows = 1
         self.mended = None
+        self.mark: bytes | None = None  # set after a task, it travels with its reply: see Task
+        self.heritage = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""
         job = self._job
         self._seat = seat
+        self._resumed = self._all_resumed[seat] if self._all_resumed else None
         with suppress(OSError), open("/proc/self/comm", "w") as name:
             name.write("pt_data_worker")
         torch.set_num_threads(1)
@@ -62,7 +77,7 @@ class Replica:
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its tensors are in the writer's slab where collate is torch's."""
-        self._at = None
+        self._at = self.mark = None
         if self._init_error is not None:
             raise self._init_error
         job = self._job
@@ -97,16 +112,21 @@ class Replica:
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
-        match task.kind:
-            case Kind.KEYS:
-                keys = _keys(task.keys)
-                many = getattr(dataset, "__getitems__", None)
-                return many(keys) if many else [self._get(key) for key in keys]
-            case Kind.KEY:
-                return self._get(task.keys)
-            case Kind.PULL | Kind.PULL_ONE:
-                return self._pull(task)
-        raise AssertionError(task.kind)
+        if task.kind in PULLED:
+            return self._pull(task)
+        if self._resumed is not None:
+            (mark, _), self._resumed = self._resumed, None
+            if mark is not None and mark.states is not None:
+                dataset.load_state_dict(mark.states["iterable"])
+        if task.kind is Kind.KEY:
+            samples = self._get(task.keys)
+        else:
+            keys = _keys(task.keys)
+            many = getattr(dataset, "__getitems__", None)
+            samples = many(keys) if many else [self._get(key) for key in keys]
+        if self._marks and has_state(dataset):
+            self.mark = dumps(Mark(0, {"iterable": dataset.state_dict()}))
+        return samples
 
     def _get(self, key: Any) -> Any:
         self._at = key
@@ -115,26 +135,32 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> Any:
+        count = task.keys if task.kind is Kind.PULL else 1
         if task.run != self._stream_run:
-            self._stream_run = task.run
-            self._stream = iter(())
-            self._stream = iter(self._job.dataset)
-        if task.kind is Kind.PULL_ONE:
-            try:
-                return next(self._stream)
-            except StopIteration:
-                self._stream = iter(())
-                raise StreamEnded from None
-        samples = []
-        for _ in range(task.keys):
-            try:
-                samples.append(next(self._stream))
-            except StopIteration:
-                self._stream = iter(())  # some begin again when asked after their end
-                if not samples or self._job.drop_last:
-                    raise StreamEnded from None
-                break
-        return samples
+            self._open_stream(task.run, count)
+        stream = self._stream
+        samples = stream.take(count)
+        if not samples or (stream.ended and self._job.drop_last and task.kind is Kind.PULL):
+            raise StreamEnded
+        if self._marks and stream.read % self._marks == 0:
+            self.mark = mark_of(stream)
+        return samples if task.kind is Kind.PULL else samples[0]
+
+    def _open_stream(self, run: int, count: int) -> None:
+        self._stream_run = run
+        self._stream = Reading(())  # until iter() has come back
+        stream = Reading(self._job.dataset)
+        (mark, more), self._resumed = self._resumed or (None, 0), None
+        if mark is not None and mark.states is None and mark.kept is not None:
+            self._resumed = (
+                Mark(0, {}, mark.kept),
+                0,
+            )  # nothing is left now, and the next epoch begins with this
+        stream.open(mark)
+        for _ in range(more):
+            with suppress(Exception):  # it was raised the first time
+                stream.take(count)
+        self._stream = stream
 
 
 class TorchFailure(NamedTuple):

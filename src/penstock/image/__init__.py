@@ -1,0 +1,18 @@
+"""Images as Caffe's data layers have them: decoded, cropped, mirrored, and written straight into the batch.
+
+Needs `pip install penstock[image]`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
+"""
+
+try:
+    import cv2  # noqa: F401
+    import PIL  # noqa: F401
+    import simplejpeg  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"penstock.image needs {error.name}: pip install penstock[image]") from error
+
+from penstock.errors import ImageError
+from penstock.image.dataset import Images
+from penstock.image.folder import ImageFolder
+from penstock.image.transform import Transform
+
+__all__ = ["ImageError", "ImageFolder", "Images", "Transform"]

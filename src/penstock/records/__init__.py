@@ -1,0 +1,17 @@
+"""The files of MXNet and Caffe: `.rec` (RecordIO) and LMDB of Datum, read and written."""
+
+from penstock.errors import RecordError
+from penstock.records.caffe import CaffeLMDB
+from penstock.records.caffewriter import write_caffe_lmdb
+from penstock.records.recordfile import Record, RecordFile, RecordStream
+from penstock.records.writer import RecordWriter
+
+__all__ = [
+    "CaffeLMDB",
+    "Record",
+    "RecordError",
+    "RecordFile",
+    "RecordStream",
+    "RecordWriter",
+    "write_caffe_lmdb",
+]

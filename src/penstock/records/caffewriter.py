@@ -1,0 +1,70 @@
+"""Writes Caffe's LMDB of Datum, by the library `lmdb`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from operator import index as as_int
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.records.datum import dump
+
+_MAP = 1 << 40  # bytes of addresses, not of memory: as Caffe has it
+_AT_ONCE = 1000  # items in a transaction, as Caffe has it
+
+
+def write_caffe_lmdb(
+    path: str | os.PathLike[str], items: Iterable[tuple[NDArray[Any] | bytes, SupportsIndex]]
+) -> int:
+    """Writes Caffe's LMDB and returns how many items it has. Needs `pip install penstock[lmdb]`.
+
+    An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. Keys are the
+    numbers of the items, with zeros before them. The folder, which must not be there, gets its name at the end.
+    """
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ImportError("write_caffe_lmdb needs lmdb: pip install penstock[lmdb].") from error
+    final = os.fspath(path)
+    if os.path.lexists(final):
+        raise FileExistsError(f"{final} is there already: write_caffe_lmdb makes a folder, and changes none.")
+    part = f"{final}.{os.getpid()}.part"
+    try:
+        with lmdb.open(part, map_size=_MAP, lock=False, sync=False) as environment:
+            transaction = environment.begin(write=True)
+            count = 0
+            for count, (content, label) in enumerate(items, 1):
+                _check(count - 1, content, label)
+                transaction.put(b"%010d" % (count - 1), dump(content, as_int(label)), append=True)
+                if count % _AT_ONCE == 0:
+                    transaction.commit()
+                    transaction = environment.begin(write=True)
+            transaction.commit()
+            environment.sync(True)
+        os.rename(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return count
+
+
+def _check(number: int, content: Any, label: SupportsIndex) -> None:
+    if not -(1 << 31) <= as_int(label) < 1 << 31:
+        raise ValueError(f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}.")
+    if isinstance(content, bytes):
+        return
+    if (
+        not isinstance(content, np.ndarray)
+        or content.ndim != 3
+        or content.dtype not in (np.uint8, np.float32)
+    ):
+        kind = (
+            f"{content.dtype} of shape {content.shape}" if isinstance(content, np.ndarray) else type(content)
+        )
+        raise TypeError(
+            f"item {number} must be an array of uint8 or float32 with the axes (channels, height, width), or the "
+            f"bytes of an encoded image, but it is {kind}."
+        )

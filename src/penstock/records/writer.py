@@ -1,0 +1,104 @@
+"""Writes MXNet's `.rec` and `.idx`."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from penstock.records import framing
+from penstock.records.index import write_index
+from penstock.records.recordfile import HEAD, idx_path
+
+
+class RecordWriter:
+    """Writes a `.rec` file and, beside it, its `.idx`, which appear under their names when all is written.
+
+    Use it in a `with` statement: an exception inside leaves whatever was there before. Until the end it writes to
+    names that end in `.part`.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/two.rec"
+    >>> with RecordWriter(path) as writer:
+    ...     writer.write(b"a picture", 3)
+    ...     writer.write(b"another", [0.5, 2], id=77)
+    >>> from penstock.records import RecordFile
+    >>> file = RecordFile(path)
+    >>> file[0], file.by_id(77).label
+    (Record(id=0, label=3.0, data=b'a picture'), array([0.5, 2. ], dtype=float32))
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        # The number of the process, so that two that write the same file do not write into each other's.
+        self._part = f"{self.path}.{os.getpid()}.part"
+        self._file = open(self._part, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by close() and discard()
+        self._starts, self._ids = array("q"), array("Q")
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many records were written."""
+        return len(self._ids)
+
+    def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
+        """Writes a record. `label` is a number or a vector of them; `id` is by default the record's number."""
+        id = len(self) if id is None else id
+        if not 0 <= id < 1 << 64:
+            raise ValueError(f"the id of a record is 0 to 2**64 - 1, but it is {id}.")
+        content = _head(label, id) + data
+        if len(content) > framing.LONGEST:
+            raise ValueError(
+                f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,}."
+            )
+        pieces = framing.framed(content)
+        self._file.writelines(pieces)
+        self._starts.append(self._size)
+        self._ids.append(id)
+        self._size += sum(map(len, pieces))
+
+    def close(self) -> None:
+        """Gives the files their names. No second call does anything."""
+        if self._file.closed:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        index, part = idx_path(self.path), f"{idx_path(self.path)}.{os.getpid()}.part"
+        write_index(part, self._starts, self._ids)
+        # An old index must at no moment stand beside the new file. Without one the file can be read.
+        Path(index).unlink(missing_ok=True)
+        os.replace(self._part, self.path)
+        os.replace(part, index)
+
+    def discard(self) -> None:
+        """Gives up what was written."""
+        if not self._file.closed:
+            self._file.close()
+            Path(self._part).unlink()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _head(label: Any, id: int) -> bytes:
+    values = np.asarray(label)
+    if values.ndim > 1 or values.dtype.kind not in "biuf":
+        raise TypeError(f"a label is a number or a vector of numbers, but it is {label!r}.")
+    stored = values.astype("<f4")
+    if values.dtype.kind in "iu" and (stored.astype(np.float64) != values).any():
+        raise ValueError(f"labels are stored as float32, which cannot tell {label!r} from its neighbours.")
+    if values.ndim == 0:
+        return HEAD.pack(0, float(stored), id, 0)
+    return HEAD.pack(stored.size, 0.0, id, 0) + stored.tobytes()

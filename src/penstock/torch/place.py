@@ -1,0 +1,241 @@
+"""Where an iterator with torch's semantics is in its epoch: what it has handed out, and what that came from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from penstock._work.marks import opened
+from penstock._work.task import Task
+from penstock.checkpoint import Progress, State
+from penstock.plan.reading import Mark, by_next, has_state
+from penstock.torch import generators, private
+from penstock.torch.order import Order
+
+if TYPE_CHECKING:
+    from penstock.torch.state import Saved
+
+
+class Copy:
+    """How far one copy of the dataset is, a worker's or the caller's: its last mark, and batches since then."""
+
+    def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
+        self._mark = mark
+        self.more = more
+
+    def moved(self, mark: bytes | None) -> None:
+        """It gave a batch, or an error in the place of one."""
+        if mark is None:
+            self.more += 1
+        else:
+            self._mark, self.more = mark, 0
+
+    @property
+    def mark(self) -> Mark | None:
+        if isinstance(self._mark, bytes):
+            self._mark = opened(self._mark)
+        return self._mark
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing was left of it."""
+        return _is_end(self.mark)
+
+    def in_next_epoch(self) -> Copy:
+        """The copy when another epoch of a stream begins."""
+        mark = self.mark
+        if mark is None:
+            return Copy()
+        kept = mark.kept
+        if kept is None and mark.states is not None and "iterable" in mark.states:
+            kept = {"iterable": mark.states["iterable"]}
+        return Copy() if kept is None else Copy(Mark(0, {}, kept))
+
+
+class Place:
+    """The place of an iterator that begins: at the beginning, or where a state was taken.
+
+    `before` is the place of the loader in the epoch before, and `lives` says that those workers live on.
+    """
+
+    def __init__(
+        self, loader: Any, saved: Saved | None = None, before: Place | None = None, *, lives: bool = False
+    ) -> None:
+        # A loader that has no state has torch's own sampler, and is asked for no marks.
+        self.is_tracked = "_saved" in loader.__dict__
+        self._saved = saved
+        self.dataset = loader.dataset
+        self._workers: int = before._workers if before is not None and lives else loader.num_workers
+        self.is_stream = private.is_stream(loader)
+        self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
+        self.order = None if self.is_stream else Order(loader, self.progress)
+        self.generators = generators.given_to(loader) if self.order is None else self.order.generators
+        self.base_seed: int | None = None
+        copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
+        self._copies = [Copy() for _ in range(copies)]
+        self._seat = 0
+        self._mark: Mark | None = None  # what a sampler that has a state is made again
+        self._follows = before is not None
+        if saved is not None:
+            self.base_seed = saved.base_seed
+            self._copies = saved.copies or self._copies
+            self._seat = saved.seat
+            self._mark = saved.state.mark
+        elif before is not None:
+            if lives:
+                self.base_seed = before.base_seed
+                self._copies = [Copy(copy.mark) for copy in before._copies]
+            # What was resumed at its end was not made what it was there, since nothing was left to read.
+            if self.is_stream and (lives or (not self._workers and before._copies[0].is_end)):
+                self._copies = [copy.in_next_epoch() for copy in before._copies]
+            if before.order is not None and _is_end(before._mark):
+                self._mark = before.order.end
+        # Whether a stream that was made what it was at its end may be iterated once more.
+        self._may_begin_again = False
+        # What reads a stream that has a state, where it is read in this process.
+        self._fetcher: Any = None
+
+    @property
+    def sampler(self) -> Mark | None:
+        """Where a sampler with a state is; if the epoch is over, what the next begins with."""
+        if self.order is None:
+            return None
+        return self.order.end if self.progress.is_over else self.order.mark
+
+    @property
+    def seat(self) -> int:
+        """Whose turn it is: of a stream's copies, some may have ended."""
+        return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
+
+    @property
+    def count(self) -> int:
+        """How many copies of the dataset there are of which it must be known how far they are."""
+        return len(self._copies)
+
+    @property
+    def given(self) -> list[str]:
+        """The states of `generators`: as they were before the sampler drew from them, or as they are."""
+        if self.order is not None:
+            return self.order.given
+        return [generators.text_of(each.get_state()) for each in self.generators]
+
+    @property
+    def copies(self) -> list[Copy]:
+        """How far they are now."""
+        if self._workers or not self._copies:
+            return self._copies
+        if self.is_stream:
+            return [self._read_here()]
+        return [Copy(Mark(0, {"iterable": self.dataset.state_dict()}))]
+
+    def _read_here(self) -> Copy:
+        """How far the caller's own copy of a stream is."""
+        copy, fetcher = self._copies[0], self._fetcher
+        if self.progress.steps == 0:  # as it was at the end of the epoch before, if there was one
+            return (
+                Copy(Mark(0, {}, self._kept())) if self._follows and self._kept() and not copy.mark else copy
+            )
+        if fetcher is None:
+            return copy
+        if fetcher.ended:
+            return copy if copy.is_end else Copy(Mark(0, None, self._kept()))
+        parts = {"iterable": self.dataset, "iterator": fetcher.dataset_iter}
+        if parts["iterator"] is self.dataset:
+            del parts["iterable"]
+        return Copy(Mark(0, {name: part.state_dict() for name, part in parts.items() if has_state(part)}))
+
+    def _kept(self) -> dict[str, Any] | None:
+        return {"iterable": self.dataset.state_dict()} if has_state(self.dataset) else None
+
+    # How an iterator begins.
+
+    def restore(self) -> None:
+        """Makes the generators what they were, and the dataset, where it is the caller's own copy that is read."""
+        if self._saved is not None:
+            generators.set_all(self.generators, self._saved.given)
+        mark = self._copies[0].mark if self._copies and not self._workers else None
+        if mark is not None and mark.states is not None:
+            states = mark.kept or mark.states
+            self._may_begin_again = mark.kept is not None
+            if "iterable" in states:
+                self.dataset.load_state_dict(states["iterable"])
+
+    @contextmanager
+    def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
+        """Around what torch does to begin: its base seed is drawn, its sampler begun, or both.
+
+        What was drawn before the state was taken is drawn from nobody's generator now.
+        """
+        saved = self._saved
+        if self.order is not None and self.is_tracked and sampler:
+            self.order.prepare()
+        if saved is None or (saved.base_seed if seed else saved.origin) is None:
+            yield
+            return
+        with generators.lent(saved.states):
+            yield
+        if not sampler or saved.origin is None:  # else the order goes on from them
+            generators.set_all(self.generators, saved.given)
+
+    def seeded(self, drawn: int) -> int:
+        """The seed that workers have theirs from: the one that torch has drawn, or else that of the state."""
+        if self.base_seed is None:
+            self.base_seed = drawn
+        return self.base_seed
+
+    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """What is drawn for each step that was not handed out; `begun` is what torch has begun for all."""
+        saved = self._saved
+        if self.order is None or not self.is_tracked:
+            return begun
+        if saved is not None and saved.origin is not None:
+            return self.order.resumed(begun, saved.origin, saved.states, saved.given, self._mark)
+        return self.order.fresh(begun) if self._mark is None else self.order.following(self._mark)
+
+    def open_stream(self, fetcher: Any, size: int) -> None:
+        """The caller's own copy of a stream goes on where it was; this is what reads it."""
+        mark, stream = self._copies[0].mark, fetcher.dataset_iter
+        if mark is not None:
+            fetcher.ended = mark.states is None
+            if mark.states and "iterator" in mark.states:
+                stream.load_state_dict(mark.states["iterator"])
+        for _ in range(self._copies[0].more):
+            with suppress(Exception):  # it was raised the first time
+                deque(islice(by_next(stream), size), maxlen=0)
+        if has_state(self.dataset) or has_state(stream):
+            self._fetcher = fetcher
+
+    # How it goes on.
+
+    def passed(self, task: Task, worker: int) -> None:
+        """A worker's step was handed out, as a batch or as an error."""
+        self.progress.passed(task.step, None)
+        if self._copies:
+            self._copies[worker].moved(task.mark)
+            self._seat = (worker + 1) % self._workers
+
+    def begins_again(self, fetcher: Any) -> bool:
+        """Whether a stream that gave nothing was iterated once more: it was told that it is at its end."""
+        again, self._may_begin_again = self._may_begin_again, False
+        if again:
+            fetcher.dataset_iter, fetcher.ended = iter(self.dataset), False
+        return again
+
+    def passed_inline(self) -> None:
+        """A step that was done in this process was."""
+        self.progress.passed(self.progress.steps, None)
+        self._may_begin_again = False
+        if self._copies:
+            self._copies[0].more += 1
+
+    def end(self) -> None:
+        """All of the epoch was handed out, and whoever asked for more was told so."""
+        self.progress.is_over = True
+        self._fetcher = None
+
+
+def _is_end(mark: Mark | None) -> bool:
+    return mark is not None and mark.states is None

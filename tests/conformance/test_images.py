@@ -1,0 +1,110 @@
+"""Images are the same, pixel for pixel, whoever decodes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from pictures import encoded, oriented, picture
+from same import same
+
+from penstock import DataLoader, default_collate
+from penstock.image import ImageError, ImageFolder, Transform
+
+TRAINING = Transform(crop=32, area=(0.2, 1), mirror=True, mean=(120, 115, 100), scale=1 / 58)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """Ten images in two classes: JPEGs of several sizes, turned ones, gray ones and PNGs."""
+    root: Path = tmp_path_factory.mktemp("images")
+    for number in range(10):
+        pixels = picture(60 + 7 * number, 80, seed=number)
+        data = {1: oriented(pixels, 6), 2: encoded(pixels[:, :, 0]), 3: encoded(pixels, "PNG")}
+        path = root / f"class{number % 2}" / f"{number}.img.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data.get(number, encoded(pixels, subsampling=2)))
+    return root
+
+
+def test_a_backend_gives_the_pixels_of_the_plain_loop(make: Any, folder: Path) -> None:
+    settings = {"batch_size": 4, "shuffle": True, "seed": 3}
+    with DataLoader(ImageFolder(folder, TRAINING), **settings) as plain:
+        expected = [list(plain), list(plain)]
+    loader = make(ImageFolder(folder, TRAINING), **settings)
+    assert same([list(loader), list(loader)], expected)
+    assert not same(expected[0], expected[1]), "each epoch has its own windows"
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        TRAINING,
+        Transform(crop=32, mirror=True, dtype="uint8", layout="HWC"),
+        Transform(resize=(40, 50), crop=30, mirror=True, color="gray", mean=np.ones((1, 40, 50))),
+        Transform(resize=(20, 20)),
+    ],
+    ids=["area", "uint8", "mean", "resize"],
+)
+def test_what_is_written_into_the_batch_is_what_samples_have_alone(
+    folder: Path, transform: Transform
+) -> None:
+    settings = {"batch_size": 4, "seed": 3}
+    together = list(DataLoader(ImageFolder(folder, transform), **settings))
+    alone = list(DataLoader(ImageFolder(folder, transform), collate_fn=default_collate, **settings))
+    assert same(together, alone)
+
+
+def test_a_file_that_is_no_image_is_named_with_its_sample(make: Any, folder: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(encoded(picture(100, 100))[:700])
+    listing = tmp_path / "list.txt"
+    paths = [*(sorted(folder.rglob("*.jpg"))[:2]), bad]
+    listing.write_text("".join(f"{path} 0\n" for path in paths))
+    with pytest.raises(ImageError, match=r"bad\.jpg: 700 bytes that cannot be decoded as an image") as caught:
+        list(make(ImageFolder(listing, TRAINING), batch_size=3, seed=3))
+    assert "In sample 2 (row 2), step 0 of epoch 0" in caught.value.__notes__[0]
+
+
+def test_a_bad_image_is_skipped_and_the_others_keep_their_windows(folder: Path, tmp_path: Path) -> None:
+    paths = sorted(folder.rglob("*.jpg"))[:4]
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"\xff\xd8\xff")
+    for listing, last in (("good.txt", paths[3]), ("bad.txt", bad)):
+        (tmp_path / listing).write_text("".join(f"{path} 0\n" for path in [*paths[:3], last]))
+    settings = {"batch_size": 4, "seed": 3}
+    ((good, _),) = DataLoader(ImageFolder(tmp_path / "good.txt", TRAINING), **settings)
+    ((left, _),) = DataLoader(ImageFolder(tmp_path / "bad.txt", TRAINING), on_error="skip", **settings)
+    assert same(left, good[:3])
+
+
+def test_a_resumed_epoch_has_the_same_windows(folder: Path) -> None:
+    settings = {"batch_size": 2, "seed": 3, "shuffle": True}
+    whole = list(DataLoader(ImageFolder(folder, TRAINING), **settings))
+    taken = DataLoader(ImageFolder(folder, TRAINING), **settings)
+    batches = iter(taken)
+    next(batches), next(batches)
+    loader = DataLoader(ImageFolder(folder, TRAINING), **settings)
+    loader.load_state_dict(taken.state_dict())
+    assert same(list(loader), whole[2:])
+
+
+def test_a_forked_worker_does_not_wait_for_opencvs_threads_of_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "big.jpg").write_bytes(encoded(picture(900, 1200)))
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(4)
+    try:
+        cv2.resize(picture(3000, 4000), (2000, 1500))  # its threads are there
+        transform = Transform(resize=(1500, 2000), dtype="uint8")
+        loader = DataLoader(
+            ImageFolder(tmp_path, transform), num_workers=1, multiprocessing_context="fork", timeout=30
+        )
+        with loader:
+            assert next(iter(loader))[0].shape == (1, 3, 1500, 2000)
+        assert cv2.getNumThreads() == 4, "the caller's own setting stays"
+    finally:
+        cv2.setNumThreads(before)

@@ -1,0 +1,412 @@
+"""RecordFile, RecordStream and RecordWriter: MXNet's `.rec` files."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock import DataLoader, IterableDataset
+from penstock.image import ImageError, Transform
+from penstock.records import Record, RecordError, RecordFile, RecordStream, RecordWriter
+from penstock.records.framing import MARK
+
+M = MARK.to_bytes(4, "little")
+FOUR = [Record(10, 0.0, b"zero"), Record(7, 1.0, b"one"), Record(3, 2.0, M), Record(5, 3.0, b"three")]
+
+
+def write(path: Path, records: list[Record]) -> Path:
+    with RecordWriter(path) as writer:
+        for id_, label, data in records:
+            writer.write(data, label, id_)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "four.rec", FOUR)
+
+
+def png(value: int, size: int = 8) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (size, size), (value, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return write(tmp_path / "images.rec", [Record(n, float(n), png(10 * n)) for n in range(6)])
+
+
+# The format, byte by byte, as it is defined: the same files are compared with MXNet's own in tests/interop.
+
+
+def test_a_record_is_the_mark_its_length_a_head_and_its_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.rec", [Record(258, 1.5, b"abcde")])
+    head = struct.pack("<IfQQ", 0, 1.5, 258, 0)
+    assert path.read_bytes() == M + struct.pack("<I", 29) + head + b"abcde" + bytes(3)
+    assert path.with_suffix(".idx").read_text() == "258\t0\n"
+
+
+def test_a_vector_of_labels_stands_before_the_data(tmp_path: Path) -> None:
+    with RecordWriter(tmp_path / "one.rec") as writer:
+        writer.write(b"data", [1, 2.5])
+    head = struct.pack("<IfQQff", 2, 0, 0, 0, 1, 2.5)
+    assert (tmp_path / "one.rec").read_bytes() == M + struct.pack("<I", 36) + head + b"data"
+    (record,) = RecordFile(tmp_path / "one.rec")
+    assert isinstance(record.label, np.ndarray)
+    assert record.label.dtype == np.float32
+    assert record.label.tolist() == [1, 2.5]
+
+
+def test_data_is_cut_where_the_mark_stands_at_a_multiple_of_four(tmp_path: Path) -> None:
+    data = M + b"wxyz" + M + M + b"." + M
+    path = write(tmp_path / "one.rec", [Record(0, 0.0, data)])
+    parts = [(1, bytes(24)), (2, b"wxyz"), (2, b""), (3, b"." + M)]
+    expected = b"".join(M + struct.pack("<I", flag << 29 | len(part)) + part for flag, part in parts)
+    assert path.read_bytes() == expected + bytes(3)
+    assert RecordFile(path)[0].data == data
+
+
+# Reading
+
+
+@pytest.mark.parametrize("idx", [None, False])
+def test_records_come_in_the_order_of_the_file(path: Path, idx: Any) -> None:
+    file = RecordFile(path, idx)
+    assert list(file) == FOUR
+    assert [file[at] for at in range(-4, 4)] == FOUR + FOUR
+    assert file[np.int64(2)] == FOUR[2]
+    assert repr(file) == f"RecordFile('{path}', 4 records)"
+
+
+@pytest.mark.parametrize("idx", [None, False])
+def test_a_record_is_found_by_its_id(path: Path, idx: Any) -> None:
+    file = RecordFile(path, idx)
+    assert [file.by_id(id) for id in (3, 5, 7, 10)] == [FOUR[2], FOUR[3], FOUR[1], FOUR[0]]
+    assert file.ids.tolist() == [10, 7, 3, 5]
+
+
+@pytest.mark.parametrize("id", [4, -1, 2**64])
+def test_an_id_that_no_record_has_is_a_key_error(path: Path, id: int) -> None:
+    with pytest.raises(KeyError, match=f"id {id} is that of 0 records"):
+        RecordFile(path).by_id(id)
+
+
+def test_an_id_that_two_records_have_names_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "same.rec", [Record(1, 0.0, b""), Record(2, 0.0, b""), Record(1, 0.0, b"")])
+    with pytest.raises(KeyError, match=r"2 records of .*, \[0, 2\]"):
+        RecordFile(path).by_id(1)
+
+
+def test_the_keys_of_the_index_are_the_ids(path: Path) -> None:
+    """As MXNet has it: the ids in the records need not be the same."""
+    index = path.with_suffix(".idx")
+    index.write_text(index.read_text().replace("7\t", "77\t"))
+    assert RecordFile(path).by_id(77) == FOUR[1]
+    assert RecordFile(path, idx=False).by_id(7) == FOUR[1]
+
+
+def test_the_lines_of_an_index_may_have_any_order(path: Path) -> None:
+    index = path.with_suffix(".idx")
+    index.write_text("\r\n".join(reversed(index.read_text().split("\n")[:-1])))
+    file = RecordFile(path)
+    assert list(file) == FOUR
+    assert file.by_id(5) == FOUR[3]
+
+
+def test_an_index_elsewhere_is_named(path: Path, tmp_path: Path) -> None:
+    path.with_suffix(".idx").rename(tmp_path / "other")
+    (tmp_path / "other").write_text((tmp_path / "other").read_text().replace("7\t", "77\t"))
+    assert RecordFile(path, tmp_path / "other").by_id(77) == FOUR[1]
+    with pytest.raises(FileNotFoundError):
+        RecordFile(path, tmp_path / "none")
+
+
+def test_a_saved_index_is_that_of_the_writer(path: Path) -> None:
+    written = path.with_suffix(".idx").read_text()
+    path.with_suffix(".idx").unlink()
+    RecordFile(path).save_idx()
+    assert path.with_suffix(".idx").read_text() == written
+
+
+@pytest.mark.parametrize("index", [4, -5, 10**20])
+def test_an_index_outside_is_an_index_error(path: Path, index: int) -> None:
+    with pytest.raises(IndexError, match=f"sample {index} of .*four.rec, which has 4"):
+        RecordFile(path)[index]
+
+
+@pytest.mark.parametrize("index", [1.0, "0", None, slice(2)])
+def test_an_index_must_be_an_integer(path: Path, index: Any) -> None:
+    with pytest.raises(TypeError):
+        RecordFile(path)[index]
+
+
+def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
+    path = write(tmp_path / "empty.rec", [])
+    assert list(RecordFile(path)) == list(RecordFile(path, idx=False)) == []
+
+
+def test_a_million_records_in_an_index_are_read_in_seconds(tmp_path: Path) -> None:
+    """All of them the same record's, but for the offsets: what the index says is not looked up in the file."""
+    count = 1_000_000
+    path = tmp_path / "many.rec"
+    with open(path, "wb") as file:
+        file.truncate(count * 32 - 32)
+        file.seek(0, os.SEEK_END)
+        file.write(M + struct.pack("<I", 24) + bytes(24))
+    lines = "".join(f"{key}\t{32 * key}\n" for key in range(count))
+    path.with_suffix(".idx").write_text(lines)
+    file_ = RecordFile(path)
+    assert len(file_) == count
+    assert file_.by_id(count - 1).data == b""
+
+
+# Damage
+
+
+def spoil(path: Path, at: int, new: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + len(new)] = new
+    path.write_bytes(content)
+
+
+def test_a_record_of_another_length_names_the_byte(path: Path) -> None:
+    begin = RecordFile(path)._stored.starts[1]
+    spoil(path, begin + 4, b"\x05")
+    with pytest.raises(RecordError, match=f"four.rec, byte {begin}: a part of 5 bytes"):
+        RecordFile(path)[1]
+    with pytest.raises(RecordError, match=f"four.rec, byte {begin + 16}: a part of a record should begin"):
+        RecordFile(path, idx=False)
+
+
+def test_other_records_of_a_damaged_file_can_be_read(path: Path) -> None:
+    spoil(path, int(RecordFile(path)._stored.starts[1]), b"?")
+    file = RecordFile(path)
+    assert [file[0], *(file[at] for at in (2, 3))] == [FOUR[0], *FOUR[2:]]
+
+
+def test_a_file_that_ends_between_two_parts_of_a_record_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.rec", FOUR[1:3])
+    os.truncate(path, 36 + 32)
+    with pytest.raises(
+        RecordError, match="byte 36: the record that begins here goes on after the end of the file, at 68"
+    ):
+        RecordFile(path, idx=False)
+
+
+@pytest.mark.parametrize("flag", [2, 3, 4])
+def test_a_part_that_may_not_stand_where_it_does_is_noticed(path: Path, flag: int) -> None:
+    spoil(path, 36 + 7, bytes([flag << 5]))
+    with pytest.raises(RecordError, match="byte 36: a part of a record should begin here"):
+        RecordFile(path, idx=False)
+
+
+def test_more_labels_than_there_is_room_for_are_noticed(path: Path) -> None:
+    spoil(path, 8, struct.pack("<I", 2))
+    with pytest.raises(RecordError, match="byte 0: a record of 28 bytes cannot have the 2 labels"):
+        RecordFile(path)[0]
+
+
+def test_a_record_without_room_for_a_head_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "plain.rec").write_bytes(M + struct.pack("<I", 4) + b"text")
+    with pytest.raises(RecordError, match="byte 0: a record of 4 bytes is too short"):
+        RecordFile(tmp_path / "plain.rec")[0]
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("10\t0\n7\t36\n3\t72\n5\t4000\n", "a record at byte 4,000, and the file ends at 152"),
+        ("10\t0\n7\t36\n3\t72\n", "its last record, at byte 72, does not end"),
+        ("7\t36\n3\t72\n5\t112\n", "its first record begins at byte 36"),
+        ("10\t0\n7\t0\n3\t72\n5\t112\n", "a record at byte 0 leaves no room"),
+        ("10\t0\n7\t36\n3\t72\n5\t116\n", "its last record, at byte 116, does not end"),
+        ("", "it has no line, and the file 152 bytes"),
+        ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key and the byte"),
+        ("10\t0\n7\n", "line 2: b'7' should be"),
+        ("10\t-4\n", "line 1:"),
+    ],
+)
+def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: str) -> None:
+    path.with_suffix(".idx").write_text(index)
+    with pytest.raises(RecordError, match=said):
+        RecordFile(path)
+    assert list(RecordFile(path, idx=False)) == FOUR
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "10\t0\n7\t40\n3\t72\n5\t112\n",
+        "10\t0\n3\t72\n5\t112\n",  # two records of one part where one should be
+        "10\t0\n7\t36\n5\t112\n",  # one of one part, and one of two
+    ],
+)
+def test_a_wrong_line_in_the_middle_of_an_index_is_noticed_when_its_record_is_read(
+    path: Path, index: str
+) -> None:
+    path.with_suffix(".idx").write_text(index)
+    file = RecordFile(path)
+    with pytest.raises(RecordError, match="byte "):
+        list(file)
+    assert file.by_id(5) == FOUR[3]
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_not_the_end(path: Path) -> None:
+    file = RecordFile(path)
+    os.truncate(path, 100)
+    assert file[1] == FOUR[1]
+    with pytest.raises(RecordError, match=r"byte 112: 40 bytes were expected, and the file ends after 0"):
+        file[3]
+
+
+def test_a_file_that_changed_on_its_way_to_a_worker_is_an_error(path: Path) -> None:
+    shipped = pickle.dumps(RecordFile(path))
+    os.truncate(path, 72)
+    with pytest.raises(RecordError, match="has changed since it was first opened, when it had 152 bytes"):
+        pickle.loads(shipped)
+
+
+def test_a_folder_is_no_record_file(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="not a regular file"):
+        RecordFile(tmp_path)
+
+
+def test_a_missing_file_is_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.rec"):
+        RecordFile(tmp_path / "none.rec")
+
+
+# With a transform
+
+
+def test_a_transform_gives_image_and_label(images: Path) -> None:
+    file = RecordFile(images, transform=Transform(crop=4, train=False, dtype="uint8"))
+    image, label = file[3]
+    assert image.shape == (3, 4, 4)
+    assert image[:, 0, 0].tolist() == [30, 0, 0]
+    assert label == 3.0
+    assert [label for _, label in file] == [0, 1, 2, 3, 4, 5]
+    assert file.by_id(4)[0][0, 0, 0] == 40
+
+
+def test_without_labels_a_sample_is_the_image(images: Path) -> None:
+    file = RecordFile(images, transform=Transform(dtype="uint8"), labels=False)
+    assert file[2].shape == (3, 8, 8)
+
+
+def test_labels_cannot_be_left_out_of_a_record(images: Path) -> None:
+    for make in (RecordFile, RecordStream):
+        with pytest.raises(ValueError, match="labels=False"):
+            make(images, labels=False)
+
+
+def test_what_is_no_transform_is_refused(images: Path) -> None:
+    for make in (RecordFile, RecordStream):
+        with pytest.raises(TypeError, match="transform must be a"):
+            make(images, transform=np.asarray)  # type: ignore[arg-type]
+
+
+def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:
+    file = RecordFile(path, transform=Transform())
+    with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: 3 bytes that cannot be decoded"):
+        file[1]
+
+
+# The writer
+
+
+def test_nothing_has_the_final_name_until_all_is_written(tmp_path: Path) -> None:
+    with RecordWriter(tmp_path / "one.rec") as writer:
+        writer.write(b"data", 1)
+        assert len(writer) == 1
+        assert not (tmp_path / "one.rec").exists()
+    assert sorted(os.listdir(tmp_path)) == ["one.idx", "one.rec"]
+
+
+def test_an_error_leaves_what_was_there(path: Path, tmp_path: Path) -> None:
+    def stop_midway() -> None:
+        with RecordWriter(path) as writer:
+            writer.write(b"data", 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_midway()
+    assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
+    assert list(RecordFile(path)) == FOUR
+
+
+def test_a_file_is_replaced_together_with_its_index(path: Path) -> None:
+    write(path, FOUR[:1])
+    assert list(RecordFile(path)) == FOUR[:1]
+
+
+def test_a_kill_between_the_two_names_leaves_a_file_that_can_be_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[object] = []
+    real = os.replace
+
+    def replace(old: Any, new: Any) -> None:
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(new)
+        real(old, new)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, FOUR[:2])
+    assert list(RecordFile(path)) == FOUR[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((b"", "cat"), TypeError, "a label is a number or a vector"),
+        ((b"", [[1]]), TypeError, "a label is a number or a vector"),
+        ((b"", 2**24 + 1), ValueError, "float32, which cannot tell 16777217"),
+        ((b"", 0, -1), ValueError, "0 to 2"),
+        ((b"", 0, 2**64), ValueError, "0 to 2"),
+    ],
+)
+def test_what_the_format_has_no_room_for_is_refused(
+    tmp_path: Path, arguments: Any, error: Any, said: str
+) -> None:
+    with RecordWriter(tmp_path / "one.rec") as writer:
+        with pytest.raises(error, match=said):
+            writer.write(*arguments)
+        assert len(writer) == 0
+
+
+# In a loader
+
+
+def test_records_make_batches(path: Path) -> None:
+    (batch,) = DataLoader(RecordFile(path), batch_size=4)
+    assert isinstance(batch, Record)
+    assert batch.data == [record.data for record in FOUR]
+    assert np.asarray(batch.label).tolist() == [0, 1, 2, 3]
+
+
+def test_a_stream_has_the_samples_of_the_file_in_order(path: Path, images: Path) -> None:
+    stream = RecordStream(path)
+    assert isinstance(stream, IterableDataset)
+    assert [stream.load(item) for item in stream] == FOUR
+    loader = DataLoader(RecordStream(images, Transform(dtype="uint8")), batch_size=4)
+    assert [np.asarray(labels).tolist() for _, labels in loader] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_new_transform_reaches_the_batches(images: Path) -> None:
+    file = RecordFile(images, transform=Transform(crop=4, dtype="uint8"))
+    with DataLoader(file, batch_size=6) as loader:
+        assert next(iter(loader))[0].shape == (6, 3, 4, 4)
+        loader.update(transform=Transform(crop=2, dtype="uint8"))
+        assert next(iter(loader))[0].shape == (6, 3, 2, 2)
