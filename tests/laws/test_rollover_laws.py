@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import DataLoader, IterableDataset
+from penstock import DataLoader, IterableDataset, StateError
 from penstock.plan.order import Drawn, Order, Sequential, Shuffled
 from penstock.plan.plan import OrderPlan
 
@@ -147,6 +147,31 @@ def test_a_run_that_stopped_goes_on(n: int, size: int, stop: int) -> None:
     after.load_state_dict(loader.state_dict())
     seen += batches(after) + batches(after)
     assert seen == flat(batches(whole) for _ in range(after.epoch + 1))
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_another_number_of_ranks_cannot_go_on(taken: int) -> None:
+    def make(world: int, last_batch: str) -> DataLoader[Any]:
+        return DataLoader(range(20), 2, shard=(0, world), seed=0, last_batch=last_batch)
+
+    loader = make(2, "rollover")
+    stream = iter(loader)
+    for _ in range(taken):
+        next(stream)
+    for last_batch in ("rollover", "drop"):
+        with pytest.raises(StateError, match="what those before it left over"):
+            make(3, last_batch).load_state_dict(loader.state_dict())
+
+
+def test_torchs_face_rolls_over_too() -> None:
+    pytest.importorskip("torch")
+    from penstock.torch import DataLoader as TorchLoader
+
+    loader = TorchLoader(range(10), 4, seed=0, last_batch="rollover")
+    assert [(len(loader), [batch.tolist() for batch in loader]) for _ in range(2)] == [
+        (2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (3, [[8, 9, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]]),
+    ]
 
 
 @pytest.mark.parametrize(

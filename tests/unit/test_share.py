@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import DataLoader, Dataset, LoaderTimeout
+from penstock import DataLoader, Dataset, IterableDataset, LoaderTimeout
 
 
 class Counted(Dataset[Any]):
@@ -262,6 +262,40 @@ def test_the_state_counts_what_was_handed_out_to_all(taken: tuple[int, int]) -> 
         loader.load_state_dict(state)
         rest = list(map(first, loader))
     assert sorted(seen + rest) == list(range(20))
+
+
+class Stateful(IterableDataset[Any]):
+    """A stream that knows where it is, and goes on from there."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 20:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("taken", [(1, 0), (2, 1), (3, 3), (10, 10)])
+def test_the_state_of_a_stream_is_that_of_what_was_handed_out(taken: tuple[int, int]) -> None:
+    loader = DataLoader(Stateful(), num_workers=1, prefetch_factor=12, backend="thread")
+    with loader:
+        parts = loader.share(2, in_turn=True)
+        pairs = zip(parts, taken, strict=True)
+        seen = [first(next(part)) for part, count in pairs for _ in range(count)]
+        state = loader.state_dict()
+    after = DataLoader(Stateful())
+    after.load_state_dict(state)
+    rest = list(map(first, after))
+    assert all(step in seen + rest for step in range(20))
+    assert taken[0] != taken[1] or sorted(seen + rest) == list(range(20))
 
 
 def test_a_timeout_is_nobodys_batch() -> None:
