@@ -134,7 +134,7 @@ def test_a_wrong_byte_changes_no_other_record_and_no_length(
             assert hit == len(items) - 1  # the one that tells whether the index is of this file
             return
         assert found[:hit] + found[hit + 1 :] == before[:hit] + before[hit + 1 :]
-        assert found[hit] is None or _length(found[hit]) == _length(before[hit])
+        assert found[hit] is None or _could_be(found[hit], before[hit])
 
 
 @law
@@ -152,7 +152,7 @@ def test_a_wrong_byte_without_an_index_loses_nothing_in_silence(
             assert is_part_of([record for record in found if record], before)
         else:
             assert found[:hit] + found[hit + 1 :] == before[:hit] + before[hit + 1 :]
-            assert _length(found[hit]) == _length(before[hit])
+            assert _could_be(found[hit], before[hit])
 
 
 @law
@@ -206,6 +206,16 @@ def test_whatever_is_read_as_a_datum_is_one_or_refused(message: bytes, at: int, 
             continue
         assert isinstance(datum, Datum)
         assert datum.encoded or datum.array().size > 0
+
+
+def _could_be(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
+    """Whether a record may have become this by a wrong byte that RecordIO cannot notice.
+
+    One in its content, and a length that counts a zero at its end or not. More labels mean less data.
+    """
+    return _length(now) == _length(then) or (
+        now[:2] == then[:2] and now[2].rstrip(b"\0") == then[2].rstrip(b"\0")
+    )
 
 
 def _length(record: tuple[Any, ...]) -> int:

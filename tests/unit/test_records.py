@@ -209,6 +209,20 @@ def test_a_part_that_may_not_stand_where_it_does_is_noticed(path: Path, flag: in
         RecordFile(path, idx=False)
 
 
+@pytest.mark.parametrize("length", [27, 30])
+def test_a_length_that_does_not_end_before_zeros_is_noticed(path: Path, length: int) -> None:
+    spoil(path, 4, bytes([length]))
+    with pytest.raises(RecordError, match=f"byte 0: a part of {length} bytes with flag 0 does not fit"):
+        RecordFile(path)[0]
+
+
+def test_a_part_before_the_last_has_no_zeros_behind_it(path: Path) -> None:
+    spoil(path, 72 + 4, bytes([23]))
+    spoil(path, 72 + 8 + 23, b"\0")
+    with pytest.raises(RecordError, match="byte 72: a part of 23 bytes with flag 1 does not fit"):
+        RecordFile(path)[2]
+
+
 def test_more_labels_than_there_is_room_for_are_noticed(path: Path) -> None:
     spoil(path, 8, struct.pack("<I", 2))
     with pytest.raises(RecordError, match="byte 0: a record of 28 bytes cannot have the 2 labels"):

@@ -91,12 +91,10 @@ class Stored:
 
 def _decoded(data: bytes, name: str) -> NDArray[np.uint8]:
     """Channels first, BGR; of a gray image one channel, as Caffe decodes it."""
-    from penstock.image.decode import open_image  # late: libraries that raw data does without
+    from penstock.image.decode import decode  # late: libraries that raw data does without
 
     gray = _is_gray(data)
-    pixels = open_image(data, "gray" if gray else "bgr", name).pixels(
-        1, lambda size: np.empty(size, np.uint8)
-    )
+    pixels = decode(data, "gray" if gray else "bgr", name)
     return pixels[np.newaxis] if gray else pixels.transpose(2, 0, 1)
 
 

@@ -5,7 +5,7 @@
 
 All of it in little endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
 is left out. So the mark stands where a part begins and nowhere else (no valid flag and length look like it), and
-whoever looks for the marks in a record notices any length that is wrong.
+whoever looks for the marks in a record notices any length that is wrong by more than a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -55,9 +55,16 @@ def record(file: RawFile, start: int, stop: int) -> memoryview:
             file.damaged(start + begin, "the head of a part is cut off")
         _, word = _HEAD.unpack_from(raw, begin)
         flag, length = word >> 29, word & LONGEST
-        if flag != expected or end != begin + 8 + _padded(length):
+        stop = begin + 8 + length
+        # Only the last part may end before the next multiple of 4, and zeros fill it up.
+        fits = (
+            end == stop
+            if expected in (_FIRST, _MIDDLE)
+            else stop <= end < stop + 4 and not any(raw[stop:end])
+        )
+        if flag != expected or not fits:
             file.damaged(start + begin, f"a part of {length:,} bytes with flag {flag} does not fit its place")
-        parts += _MARK, memoryview(raw)[begin + 8 : begin + 8 + length]
+        parts += _MARK, memoryview(raw)[begin + 8 : stop]
     return memoryview(parts[1] if len(parts) == 2 else b"".join(parts[1:]))
 
 

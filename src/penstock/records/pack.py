@@ -119,7 +119,7 @@ class Encoded(Dataset[Any]):
         picture = open_image(data, "rgb", name)
         if self._resize is None or min(picture.height, picture.width) <= self._resize:
             # As it is. Decoding it, as small as possible, is the only way to know that it is whole.
-            picture.pixels(8, lambda size: np.empty(size, np.uint8))
+            picture.pixels(picture.height, 8, lambda size: np.empty(size, np.uint8))
             return data, label
         pixels = self._shrink(data, name=name)
         encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, "RGB", "420")
