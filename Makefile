@@ -37,6 +37,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.prefetch
 
 clean:
 	rm -rf $(VENV) $(MXNET) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -5,6 +5,7 @@ from penstock._work.info import WorkerInfo, get_worker_info
 from penstock._work.rng import each, rng
 from penstock.batch import Batch
 from penstock.errors import (
+    CastError,
     CollateError,
     InternalError,
     LoaderTimeout,
@@ -23,6 +24,7 @@ from penstock.plan import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from penstock.prefetch import Prefetcher, prefetch
 from penstock.source import (
     ArrayDataset,
     ChainDataset,
@@ -41,6 +43,7 @@ __all__ = [
     "ArrayDataset",
     "Batch",
     "BatchSampler",
+    "CastError",
     "ChainDataset",
     "CollateError",
     "ConcatDataset",
@@ -51,6 +54,7 @@ __all__ = [
     "IterableDataset",
     "LoaderTimeout",
     "PackedList",
+    "Prefetcher",
     "RandomSampler",
     "RemoteTraceback",
     "Sampler",
@@ -66,6 +70,7 @@ __all__ = [
     "default_collate",
     "each",
     "get_worker_info",
+    "prefetch",
     "random_split",
     "rng",
 ]

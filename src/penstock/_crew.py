@@ -45,16 +45,17 @@ def workers(options: Options, kind: Kind) -> int:
 def slots(options: Options, kind: Kind) -> int:
     """Places on the board: each task may turn out to be several, and a cancelled run may leave one in the hands
     of each worker."""
-    return _window(options, kind) * MOST_STEPS + workers(options, kind)
+    return window(options, kind) * MOST_STEPS + workers(options, kind)
 
 
-def _window(options: Options, kind: Kind) -> int:
+def window(options: Options, kind: Kind) -> int:
+    """How many tasks may be ahead of the caller."""
     return max(1, workers(options, kind) * (options.prefetch_factor or 1))
 
 
 def new_engine(job: Job, options: Options, kind: Kind) -> Engine:
     scheduler = Scheduler(
-        window=_window(options, kind),
+        window=window(options, kind),
         workers=max(1, job.num_workers),
         retries=options.retries,
         in_order=options.in_order,

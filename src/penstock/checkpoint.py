@@ -107,6 +107,12 @@ class State:
                     f"The resume state is of another loader: {name} was {then!r} when it was taken, and is {now!r} "
                     "here. Make the loader as it was, or begin anew without the state."
                 )
+        if elsewhere and "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
+            raise StateError(
+                f"The resume state was taken with world={world}, and here it is {about.get('world')}. With "
+                'last_batch="rollover" an epoch begins with what those before it left over, and that is another for '
+                f"another number of ranks. Go on with world={world}."
+            )
         if elsewhere and (self.consumed is None or self.beyond):
             why = (
                 "Its steps came out of order, so that no number of samples from the beginning on says which are left."

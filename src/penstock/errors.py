@@ -17,6 +17,10 @@ class CollateError(TypeError, ValueError):
     rows: tuple[int, ...] = ()
 
 
+class CastError(CollateError):
+    """A value has no place in the dtype that `dtype=` asks for, or `dtype=` names what cannot be converted."""
+
+
 class WorkerLost(RuntimeError):
     """A worker process died, and its step was not finished after the allowed number of tries."""
 

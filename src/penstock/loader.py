@@ -34,6 +34,7 @@ from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, d
 from penstock.plan.reading import Mark, Reading, has_state
 from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
+from penstock.share import share
 from penstock.source.kind import is_stream
 
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ class DataLoader(Generic[T_co]):
 
     With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader has one rank's share of
     each step: `world * batch_size` samples of the one order that all ranks have from their common seed.
-    `last_batch` says what becomes of an end that does not come out even: "keep" (a shorter batch), "drop", or
-    "pad" (full batches on every rank, see `Batch.pad`), which is the default where there are ranks.
+    `last_batch` says what becomes of an end that does not come out even: "keep" (a shorter batch), "drop", "pad"
+    (full batches on every rank, see `Batch.pad`), which is the default where there are ranks, or "rollover" (what
+    is left over begins the next epoch).
+
+    `dtype="float32"` makes all numbers of a batch so while they are written into it, `dtype={"image": "float32"}`
+    those of single fields. What would be lost (300 as uint8) is an error, but with `casting="unsafe"`.
 
     Worker processes have the dataset as it was when they were started. They are started anew when
     its length has changed; any other change needs a new loader.
@@ -101,6 +106,8 @@ class DataLoader(Generic[T_co]):
         last_batch: str | None = None,
         on_error: str = "raise",
         max_errors: int | None = None,
+        dtype: Any = None,
+        casting: str = "checked",
     ) -> None:
         stream = is_stream(dataset)
         self._options = Options.resolve(
@@ -128,6 +135,8 @@ class DataLoader(Generic[T_co]):
             last_batch=last_batch,
             on_error=on_error,
             max_errors=max_errors,
+            dtype=dtype,
+            casting=casting,
         )
         self._dataset = dataset
         self._kind = _kind(stream, self._batched, self._has_load(dataset))
@@ -159,6 +168,17 @@ class DataLoader(Generic[T_co]):
     def batches(self) -> Iterator[Batch[T_co]]:
         """The same stream as iterating over the loader, each batch with its index, epoch and step."""
         return self._start(IndexedBatches)
+
+    def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[T_co]]:
+        """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
+
+        It goes to whoever asks first, or with `in_turn` to one after the other: then batches wait for a consumer
+        that is slow, as many as workers may be ahead, and after that the others wait for it. One that is closed
+        or forgotten leaves its share to the others.
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+            raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
+        return list(share(self._start(Batches), int(n), in_turn, _crew.window(self._options, self._kind)))
 
     @property
     def epoch(self) -> int:
@@ -247,10 +267,11 @@ class DataLoader(Generic[T_co]):
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,
             "world": options.shard.world,
+            "dtype": None if options.cast is None else options.cast.describe(),
         }
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """The number of batches in an epoch: the next, where they differ (`last_batch="rollover"`)."""
         if self._kind in BY_KEY:
             steps = self._plan(self._begin().consumed).steps(self._next_epoch)
             if steps is None:
@@ -319,9 +340,11 @@ class DataLoader(Generic[T_co]):
     backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
     retries = property(lambda self: self._options.retries)
     shard = property(lambda self: self._options.shard, doc="This loader's rank, and of how many.")
-    last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop" or "pad".')
+    last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop", "pad" or "rollover".')
     on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
     max_errors = property(lambda self: self._options.max_errors)
+    dtype = property(lambda self: self._options.dtype, doc="As it was given.")
+    casting = property(lambda self: self._options.casting, doc='"checked" or "unsafe".')
 
     @property
     def workers(self) -> list[Any]:
@@ -436,10 +459,11 @@ class DataLoader(Generic[T_co]):
             if order is not None:
                 return self._cut(order, start or 0)
             sampler, batched = options.sampler, False
-        if options.last_batch == "pad":
+        if options.last_batch in ("pad", "rollover"):
             raise ValueError(
-                f'last_batch="pad" was given for a {type(sampler).__name__} whose order was known. It was changed '
-                "since (a generator, or keys that are not integers from 0 on), and where it ends is not known now."
+                f'last_batch="{options.last_batch}" was given for a {type(sampler).__name__} whose order was known. '
+                "It was changed since (a generator, or keys that are not integers from 0 on), and where it ends is "
+                "not known now."
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
@@ -452,8 +476,10 @@ class DataLoader(Generic[T_co]):
 
     def _cut(self, order: Order, start: int = 0) -> OrderPlan:
         options = self._options
-        padded = options.last_batch == "pad"
-        return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, start)
+        padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
+        return OrderPlan(
+            order, options.batch_size, options.drop_last, padded, *options.shard, start, rollover
+        )
 
     def _begin(self) -> State:
         """Where the next `iter()` begins."""
@@ -509,7 +535,7 @@ class DataLoader(Generic[T_co]):
         options, reading = self._options, None
         size, skip = options.batch_size or 1, frozenset(at.beyond)
         if isinstance(plan, OrderPlan):
-            keys = plan.draw(epoch)
+            keys = plan.draw(epoch, at.steps)
         elif plan is not None:
             reading = Reading(plan.sampler)
             reading.open(mark)
@@ -541,6 +567,7 @@ class DataLoader(Generic[T_co]):
             slots=_crew.slots(options, self._kind),
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
+            cast=options.cast,
             order=order,
             make_runner=self._make_runner,
         )
@@ -595,7 +622,8 @@ class _Keys:
     def _plan(self) -> OrderPlan:
         plan = self._loader._plan()
         assert isinstance(plan, OrderPlan)
-        return plan if plan.world > 1 or plan.padded else OrderPlan(plan.order, None)
+        whole = plan.world == 1 and not plan.padded and not plan.rollover
+        return OrderPlan(plan.order, None) if whole else plan
 
 
 def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:

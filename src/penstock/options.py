@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._work.cast import Cast
 from penstock.plan.samplers import order_of
 from penstock.plan.seeds import check_generator
 from penstock.ranks import Shard, from_environment
@@ -48,6 +50,8 @@ class Options:
     last_batch: str
     on_error: str
     max_errors: int | None
+    dtype: Any
+    casting: str
 
     @classmethod
     def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
@@ -59,6 +63,9 @@ class Options:
         given["last_batch"] = _last_batch(is_stream, batch_sampler, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
+        if isinstance(given["dtype"], Mapping):
+            given["dtype"] = dict(given["dtype"])
+        Cast.of(given["dtype"], given["casting"])
         if batch_sampler is not None:
             given["batch_size"] = None
         if given["prefetch_factor"] is None and given["num_workers"] > 0:
@@ -71,6 +78,11 @@ class Options:
         _check_platform(given["backend"])
         _warn(given)
         return cls(batch_sampler=batch_sampler, **given)
+
+    @property
+    def cast(self) -> Cast | None:
+        """What becomes of the numbers in a batch."""
+        return Cast.of(self.dtype, self.casting)
 
 
 def _check_workers(given: dict[str, Any]) -> None:
@@ -199,8 +211,8 @@ def _shard(given: Any) -> Shard:
 def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> str:
     """What becomes of a last batch that does not come out even, and whether ranks can agree on it."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
-    if choice not in (None, "keep", "drop", "pad"):
-        raise ValueError(f'last_batch must be None, "keep", "drop" or "pad", got {choice!r}.')
+    if choice not in (None, "keep", "drop", "pad", "rollover"):
+        raise ValueError(f'last_batch must be None, "keep", "drop", "pad" or "rollover", got {choice!r}.')
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
     if shard.world > 1 and given["seed"] is None:
@@ -208,18 +220,21 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
             f"shard={tuple(shard)} needs seed=, the same number on every rank: without it each rank would draw "
             "one of its own, and their orders would not fit together."
         )
-    if choice == "drop" and shard.world == 1 and (batch_sampler is not None or given["batch_size"] is None):
+    unbatched = batch_sampler is not None or given["batch_size"] is None
+    if choice in ("drop", "rollover") and shard.world == 1 and unbatched:
         raise ValueError(
-            'last_batch="drop" needs batches that the loader makes: leave it out beside batch_sampler or '
+            f'last_batch="{choice}" needs batches that the loader makes: leave it out beside batch_sampler or '
             "batch_size=None."
         )
     if choice is None:
         choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
-    if choice == "pad" and (is_stream or batch_sampler is not None or not _is_order(given["sampler"])):
+    foreign = is_stream or batch_sampler is not None or not _is_order(given["sampler"])
+    if choice in ("pad", "rollover") and foreign:
         what = "a stream" if is_stream else "a sampler with an order of its own"
+        default = " (the default with shard=)" if given["last_batch"] is None else ""
         raise ValueError(
-            f'last_batch="pad"{" (the default with shard=)" if given["last_batch"] is None else ""} cannot be had '
-            f"with {what}: where it ends, and so how many batches each rank has, is known only at its end. "
+            f'last_batch="{choice}"{default} cannot be had '
+            f"with {what}: where it ends, and so how many batches there are, is known only at its end. "
             'Choose last_batch="drop" (as many batches on every rank, up to one for each left out) or "keep" '
             "(nothing left out, some ranks have one batch less)."
         )

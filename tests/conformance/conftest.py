@@ -23,7 +23,7 @@ Make = Callable[..., DataLoader[Any]]
 
 # What these are about is decided before a worker is started, so not every way of starting one is tried, but
 # with PENSTOCK_WIDE set: a process takes longer to start than any of these tests to run.
-_NARROW = ("test_resume.py", "test_ranks.py", "test_update.py")
+_NARROW = ("test_resume.py", "test_ranks.py", "test_update.py", "test_dtype.py")
 _LEFT_OUT = ("fork-1", "forkserver-2")
 
 

@@ -26,7 +26,16 @@ def test_it_is_a_torch_loader() -> None:
 
 def test_it_takes_torchs_arguments_and_ours() -> None:
     ours = dict(inspect.signature(Ours).parameters)
-    for name in ("seed", "on_error", "max_errors", "shard", "last_batch", "snapshot_every_n_steps"):
+    for name in (
+        "seed",
+        "on_error",
+        "max_errors",
+        "shard",
+        "last_batch",
+        "dtype",
+        "casting",
+        "snapshot_every_n_steps",
+    ):
         del ours[name]
     theirs = dict(inspect.signature(Theirs).parameters)
     assert {name: (p.kind, p.default) for name, p in ours.items()} == {

@@ -135,7 +135,7 @@ def test_ranks_cannot_be_changed_afterwards(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"last_batch": "fill"}, 'must be None, "keep", "drop" or "pad", got \'fill\''),
+        ({"last_batch": "fill"}, 'must be None, "keep", "drop", "pad" or "rollover", got \'fill\''),
         ({"last_batch": False}, "must be None"),
         ({"last_batch": "keep", "drop_last": True}, "drop_last=True means last_batch=\"drop\", but .*'keep'"),
         ({"last_batch": "pad", "drop_last": True}, "but last_batch='pad' was given too"),

@@ -35,10 +35,13 @@ def _end(lease: _Lease) -> None:
 class Leases:
     """The slabs that are lent now, and those that came back and were not yet taken note of."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[int] = deque()
-        _all.add(self)
+        if (
+            shared
+        ):  # memory that is not is copied by the system when a forked child, or its parent, writes to it
+            _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
         lease = _Lease(root, _end)

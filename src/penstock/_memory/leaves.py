@@ -30,6 +30,9 @@ Place = tuple[Make, tuple[int, ...], Any, int]
 STORES: dict[type, Callable[[Any, Writer], Place | None]] = {}
 """For a leaf of exactly this class: its place, its bytes being there afterwards; None where it must be pickled."""
 
+CASTS: dict[type, Callable[[Any, Any, Any], Any]] = {}
+"""For a leaf of exactly this class: the same as a field's dtype (`_work.cast.Field`), in memory of an `empty`."""
+
 _REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
 
 
@@ -37,9 +40,12 @@ def register(
     kind: type,
     store: Callable[[Any, Writer], Place | None],
     reduce: Callable[[Any], str | tuple[Any, ...]],
+    cast: Callable[[Any, Any, Any], Any] | None = None,
 ) -> None:
     """`reduce` is as `__reduce_ex__(5)`, for those inside of other objects: it may give PickleBuffers."""
     STORES[kind] = store
+    if cast is not None:
+        CASTS[kind] = cast
     _REDUCERS[kind] = reduce
 
 

@@ -8,9 +8,10 @@ that stay in C, and leave the copying to one `np.concatenate`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -24,10 +25,11 @@ from penstock._memory.tree import (
     is_namedtuple,
     remake,
 )
+from penstock._work.cast import Into
 from penstock.errors import CollateError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
-"""Hands out C-contiguous memory for one array: of the slab, or `np.empty`."""
+"""Hands out C-contiguous memory for one array: of the slab, or `np.empty`. An `Into` has its numbers converted."""
 
 Column = Sequence[Any]
 Array = np.ndarray[Any, Any]
@@ -99,7 +101,7 @@ def _column(values: Column, empty: Empty, depth: int) -> Any:
         if kind in _NUMBERS:
             return _numbers(values, kind, empty)
         if kind is str or kind is bytes:
-            return list(values)
+            return _text(values, empty)
         if depth == MAX_DEPTH:
             raise _Misfit(f"nested deeper than {MAX_DEPTH} levels, or it contains itself. Pass collate_fn=")
         if kind is dict:
@@ -109,22 +111,21 @@ def _column(values: Column, empty: Empty, depth: int) -> Any:
         if kind is list:
             return _sequences(values, empty, depth)
         if issubclass(kind, np.generic) and kind not in _NOT_BY_CLASS:
-            out = empty((len(values),), np.dtype(kind))
-            out[:] = values
-            return out
+            return _listed_numbers(values, np.dtype(kind), empty)
     return _unusual(values, empty, depth)
 
 
 # ---- containers -----------------------------------------------------------------------------------
 
 
-def _fields(columns: Sequence[Column], path: Callable[[int], str], empty: Empty, depth: int) -> list[Any]:
+def _fields(columns: Sequence[Column], keys: Sequence[Any], path: str, empty: Empty, depth: int) -> list[Any]:
     batch: list[Any] = []
+    each: Iterable[Empty] = empty.below(keys) if type(empty) is Into else repeat(empty)
     try:
-        for column in columns:
-            batch.append(_column(column, empty, depth + 1))  # noqa: PERF401  (its length tells which failed)
+        for column, its in zip(columns, each):  # noqa: B905  (the other may have no end)
+            batch.append(_column(column, its, depth + 1))
     except _Misfit as misfit:
-        misfit.path.append(path(len(batch)))
+        misfit.path.append(path.format(keys[len(batch)]))
         raise
     return batch
 
@@ -142,7 +143,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
             columns = list(zip(*map(itemgetter(*keys), values), strict=True)) if keys else []
     except KeyError:
         raise _wrong_keys(values) from None
-    return dict(zip(keys, _fields(columns, lambda at: f"[{keys[at]!r}]", empty, depth), strict=True))
+    return dict(zip(keys, _fields(columns, keys, "[{!r}]", empty, depth), strict=True))
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
@@ -163,12 +164,13 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
             "Pad them to one length, make them arrays of one shape, or pass collate_fn=",
             _odd(groups),
         )
-    return _fields(list(zip(*values, strict=True)), lambda at: f"[{at}]", empty, depth)
+    columns = list(zip(*values, strict=True))
+    return _fields(columns, range(len(columns)), "[{}]", empty, depth)
 
 
 def _named(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
     columns = list(zip(*values, strict=True))
-    return close_named(kind, None, _fields(columns, lambda at: f".{kind._fields[at]}", empty, depth))
+    return close_named(kind, None, _fields(columns, kind._fields, ".{}", empty, depth))
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
@@ -184,7 +186,13 @@ def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> 
         if not unset:  # a field without init that nobody set stays so
             names.append(field.name)
             columns.append(column)
-    return close_dataclass(kind, names, _fields(columns, lambda at: f".{names[at]}", empty, depth))
+    return close_dataclass(kind, names, _fields(columns, names, ".{}", empty, depth))
+
+
+def _text(values: Column, empty: Empty) -> list[Any]:
+    if type(empty) is Into:
+        empty.field.wanted("U", "text")
+    return list(values)
 
 
 # ---- arrays and numbers ---------------------------------------------------------------------------
@@ -207,25 +215,35 @@ def _rows(array: Array, empty: Empty) -> Array:
     if len(array) == 0:
         raise _Misfit(_NO_SAMPLES)
     _storable(array.dtype, range(len(array)))
+    return _copied(array, empty)
+
+
+def _copied(array: Array, empty: Empty) -> Array:
+    if type(empty) is Into:
+        return empty.put(array)
     out = empty(array.shape, array.dtype)
     out[...] = array
     return out
 
 
+def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array:
+    """Scalars that are of this dtype, as a 1-d array."""
+    if type(empty) is Into:
+        return empty.put(np.array(values, dtype))
+    out = empty((len(values),), dtype)
+    out[:] = values
+    return out
+
+
 def _numbers(values: Column, kind: type, empty: Empty) -> Array:
     """Python numbers of one class, as a 1-d array."""
-    size = len(values)
     if kind is not int:
-        out = empty((size,), _NUMBERS[kind])
-        out[:] = values
-        return out
+        return _listed_numbers(values, _NUMBERS[kind], empty)
     try:
-        array = np.fromiter(values, np.int64, size)
+        array = np.fromiter(values, np.int64, len(values))
     except OverflowError:
         array = _large(values)
-    out = empty((size,), array.dtype)
-    out[:] = array
-    return out
+    return _copied(array, empty)
 
 
 def _large(values: Sequence[int]) -> Array:
@@ -255,8 +273,10 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
         ragged = True
     if ragged:
         raise _wrong_shapes(values)
-    out = empty((size, *shape), dtype)
     try:
+        if type(empty) is Into:
+            return empty.stack(values, dtype)
+        out = empty((size, *shape), dtype)
         np.concatenate(values, out=out.reshape((size * shape[0], *shape[1:])))
     except ValueError:
         if len({value.shape for value in values}) == 1:
@@ -269,6 +289,8 @@ def _scalars(values: Sequence[Array], dtype: np.dtype[Any], empty: Empty) -> Arr
     """0-d arrays as one 1-d array."""
     if any(value.ndim for value in values):
         raise _wrong_shapes(values)
+    if type(empty) is Into:
+        return empty.put(np.array([value[()] for value in values], dtype))
     out = empty((len(values),), dtype)
     for row, value in enumerate(values):
         out[row] = value
@@ -379,7 +401,7 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
     """Subclasses, guests with `__array__`, mixed numbers; and what cannot be collated."""
     kinds = set(map(type, values))
     if all(issubclass(kind, (str, bytes)) for kind in kinds):
-        return list(values)
+        return _text(values, empty)
     if all(map(_is_arraylike, kinds)):
         return _arrays(_as_arrays(values, kinds), empty)
     if len(kinds) == 1:

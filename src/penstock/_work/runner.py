@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from penstock._memory.layout import Writer
-from penstock._work.collate import collate, convert
+from penstock._work.cast import Into
+from penstock._work.collate import Empty, collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import WorkerLost
+from penstock.errors import CastError, WorkerLost
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 
@@ -70,6 +71,9 @@ class Runner:
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
             self._gather = getattr(dataset, "__gather__", None)
+        # What becomes of the batch's numbers. Our own collate does it while it writes.
+        self._field = None if job.cast is None else job.cast.root()
+        self._finishes = custom is not None or self._gather is not None
         # A collate function that can write its arrays where they belong.
         self._into: Callable[[Any, Any], Any] | None = getattr(custom, "into", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
@@ -186,12 +190,28 @@ class Runner:
             self._at = "worker_init_fn, called before "
             self._init_error.__notes__ = list(self._init_notes)  # not those of the step before
             raise self._init_error
+        if self._field is None:
+            return self._batch(task, writer.empty)
+        into = Into(self._field, writer.empty)
+        batch = self._batch(task, into)
+        if not self.rows or (task.kind in BATCHED and not self._finishes):
+            return batch
+        try:
+            return into.finish(batch, self.rows)
+        except CastError as error:
+            self._name_rows(error, task)
+            raise
+
+    def _batch(self, task: Task, empty: Empty) -> object:
         custom = self._job.collate_fn
         if self._gather is not None and task.kind is Kind.KEYS:
             self.rows = len(task.keys)
             self._at, self._keys = "__gather__ of samples ", task.keys
             try:
-                return self._gather(np.asarray(task.keys), writer.empty)
+                return self._gather(np.asarray(task.keys), empty)
+            except CastError as error:
+                self._name_rows(error, task)
+                raise
             except BaseException as error:
                 if not self._mends or not isinstance(error, Exception):
                     self._name_sample()
@@ -208,11 +228,20 @@ class Runner:
         if custom is not None and self._into is None:
             return custom(samples)
         try:
-            return (self._into or collate)(samples, writer.empty)
+            return (self._into or collate)(samples, empty)
         except Exception as error:
-            if task.kind is Kind.KEYS:
-                _name_rows(error, task.keys if self.mended is None else self.mended.keys)
+            self._name_rows(error, task)
             raise
+
+    def _name_rows(self, error: Exception, task: Task) -> None:
+        """Which samples the rows are that an error speaks of (see CollateError), where they have keys."""
+        keys = task.keys if self.mended is None else self.mended.keys
+        rows = [row for row in getattr(error, "rows", ()) if task.kind is Kind.KEYS and row < len(keys)]
+        if task.kind is Kind.KEY:
+            error.add_note(f"It is sample {task.keys!s}.")
+        elif rows:
+            named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
+            error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
     def capture(self, error: BaseException, task: Task) -> bytes:
         """The error that just came out of `run`, as it travels to the caller."""
@@ -413,11 +442,3 @@ def _plain(keys: Any) -> Any:
 def _pulled(task: Task) -> tuple[int, bool, Mark | None]:
     """How many samples to take from the stream, and whether the run was resumed at this task, and from which mark."""
     return (task.keys[0], True, task.keys[1]) if isinstance(task.keys, tuple) else (task.keys, False, None)
-
-
-def _name_rows(error: Exception, keys: Any) -> None:
-    """Which samples do not fit, if the error says in which rows: see CollateError."""
-    rows = getattr(error, "rows", ())
-    if rows:
-        named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
-        error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock._work.cast import Cast
 from penstock._work.updates import Log
 from penstock.plan.order import Order
 
@@ -92,6 +93,7 @@ class Job:
     batch_size: int = 1  # samples in each step of a stream but the last
     on_error: str = "raise"
     order: Order | None = None  # where a replacement is taken from; None: from the step itself
+    cast: Cast | None = None  # what becomes of the numbers in a batch
     make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # tasks are for one worker each, and not for whoever is free
     log: Log = field(default_factory=Log)

@@ -57,13 +57,21 @@ class OrderPlan:
     as if all before had been of the new shape, so that numbers go on where the shape stays.)
 
     Where the order does not come out even, the last step of a rank is short or missing, or nobody has it
-    (`drop_last`), or everybody has it in full (`padded`), with keys from the order's beginning to fill it up.
+    (`drop_last`), or everybody has it in full (`padded`), with keys from the order's beginning to fill it up; or
+    its keys are the first of the next epoch (`rollover`).
 
     >>> plans = [OrderPlan(Sequential(5), 2, padded=True, rank=rank, world=2) for rank in (0, 1)]
     >>> [[keys.tolist() for keys in plan.draw(epoch=0)] for plan in plans]
     [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
     >>> [plan.pad(epoch=0, step=1) for plan in plans]
     [1, 2]
+
+    With `rollover` the epochs are one order after the other, cut into steps: how many keys an epoch has from those
+    before it is a function of its number. Only an order of one size for ever can be cut so, and from its beginning.
+
+    >>> plan = OrderPlan(Sequential(5), 2, rollover=True)
+    >>> [[keys.tolist() for keys in plan.draw(epoch)] for epoch in range(2)]
+    [[[0, 1], [2, 3]], [[4, 0], [1, 2], [3, 4]]]
     """
 
     order: Order
@@ -73,12 +81,21 @@ class OrderPlan:
     rank: int = 0
     world: int = 1
     start: int = 0
+    rollover: bool = False
 
     def __post_init__(self) -> None:
         _check_batching(self.batch_size, self.drop_last, self.world)
         _check_rank(self.rank, self.world)
-        if self.padded and self.drop_last:
-            raise ValueError("a last step is either padded or dropped: padded and drop_last are both True.")
+        if self.padded + self.drop_last + self.rollover > 1:
+            raise ValueError(
+                "a last step is either padded or dropped or rolled over: of padded, drop_last and rollover more "
+                "than one is True."
+            )
+        if self.rollover and self.start:
+            raise ValueError(
+                f"with rollover an order is dealt from its beginning, but start is {self.start}: what an epoch has "
+                "from those before it depends on the shape of all their steps."
+            )
         if self.start < 0:
             raise ValueError(f"an order begins at position 0, but start is {self.start}.")
 
@@ -92,6 +109,8 @@ class OrderPlan:
 
     def steps(self, epoch: int) -> int:
         left = max(0, self.order.size(epoch) - self.start)
+        if self.rollover:
+            return (self._carried(epoch) + left) // self._stride
         if self.drop_last:
             return self.first_step + left // self._stride
         if not self.padded:
@@ -107,12 +126,17 @@ class OrderPlan:
         return int(block[0]) if self.batch_size is None else block
 
     def pad(self, epoch: int, step: int) -> int:
-        beyond = self._position(step) + self._size - self.order.size(epoch)
+        beyond = self._position(step, epoch) + self._size - self.order.size(epoch)
         return min(max(0, beyond), self._size) if self.padded else 0
 
-    def consumed(self, epoch: int, step: int) -> int:
-        """How far the order is used up when every rank has done the steps before this one: the next `start`."""
-        return min(self._position(step) - self.rank * self._size, self.order.size(epoch))
+    def consumed(self, epoch: int, step: int) -> int | None:
+        """How far the order is used up when every rank has done the steps before this one: the next `start`.
+
+        None with `rollover`, where the epoch goes on in this shape only.
+        """
+        if self.rollover:
+            return None
+        return min(self._position(step, epoch) - self.rank * self._size, self.order.size(epoch))
 
     def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)
@@ -120,14 +144,23 @@ class OrderPlan:
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
         """The keys of the steps from first to before last; only the epoch's last step may be short."""
-        starts = np.arange(self._position(first), self._position(last), self._stride, dtype=np.int64)
+        begin, end = self._position(first, epoch), self._position(last, epoch)
+        starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + np.arange(self._size)).ravel()
         n = self.order.size(epoch)
         if positions.size and positions[-1] >= n:
             positions = positions % n if self.padded else positions[positions < n]
-        block = self.order.at(epoch, positions).view()
+        block = self._over_epochs(epoch, positions) if begin < 0 else self.order.at(epoch, positions).view()
         block.flags.writeable = False
         return block
+
+    def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The keys at positions of which some, below 0, are counted from the end of the epochs before."""
+        back, places = np.divmod(positions, self.order.size(epoch))
+        for epochs in np.unique(back).tolist():
+            there = back == epochs
+            places[there] = self.order.at(epoch + epochs, places[there])
+        return places
 
     @property
     def _size(self) -> int:
@@ -138,9 +171,14 @@ class OrderPlan:
         """From one step of a rank to its next."""
         return self._size * self.world
 
-    def _position(self, step: int) -> int:
+    def _carried(self, epoch: int) -> int:
+        """How many keys of the epochs before are left for this one."""
+        return epoch * self.order.size(epoch) % self._stride if self.rollover else 0
+
+    def _position(self, step: int, epoch: int) -> int:
         """Where in the order this rank's block of the step begins."""
-        return self.start + (step - self.first_step) * self._stride + self.rank * self._size
+        begin = self.start - self._carried(epoch)
+        return begin + (step - self.first_step) * self._stride + self.rank * self._size
 
 
 class Draw:

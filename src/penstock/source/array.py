@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._work.cast import Into
 from penstock.source.dataset import Dataset
 
 Array = NDArray[Any]
@@ -65,7 +66,16 @@ class ArrayDataset(Dataset[Any]):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
         checked = self._checked(keys)
+        if type(empty) is Into:
+            columns = zip(self._views, self._into(empty), strict=True)
+            return self._sample([_converted(view, checked, into) for view, into in columns])
         return self._sample([_gathered(view, checked, empty) for view in self._views])
+
+    def _into(self, batch: Into) -> Sequence[Into]:
+        """The batch's memory, for each column."""
+        if self.names is not None:
+            return batch.below(self.names)
+        return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))
 
     def _sample(self, parts: Sequence[Any]) -> Any:
         if self.names is not None:
@@ -158,3 +168,11 @@ def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
         # take would make a contiguous copy of the whole column first.
         out[...] = column[keys]
     return out
+
+
+def _converted(column: Array, keys: NDArray[np.int64], into: Into) -> Any:
+    if _is_text(column):
+        into.field.wanted("U", "text")
+    elif into.field.target(column.dtype) is not None:
+        return into.gather(column, keys)
+    return _gathered(column, keys, into)

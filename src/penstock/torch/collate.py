@@ -7,8 +7,9 @@ kind, or says None; then torch's own does it, and raises what it raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
@@ -22,6 +23,7 @@ from torch.utils.data import default_collate, default_convert
 # `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails when torch moves one.
 from torch.utils.data._utils import collate as theirs
 
+from penstock._work.cast import DTYPES, Into
 from penstock.torch.tensors import NATIVE, blank
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
@@ -56,16 +58,25 @@ def _collate(batch: Any, empty: Empty, rules: Rules) -> Any:
     if rule is not None:
         return _apply(rule, empty, rules, batch)
     if kind is dict:
-        return {key: _collate([sample[key] for sample in batch], empty, rules) for key in first}
+        each = zip(first, _below(empty, first), strict=False)
+        return {key: _collate([sample[key] for sample in batch], its, rules) for key, its in each}
     if kind is tuple or kind is list:
         if len(set(map(len, batch))) == 1:
-            return [_collate(column, empty, rules) for column in zip(*batch, strict=True)]
+            columns = zip(zip(*batch, strict=True), _below(empty, range(len(first))), strict=False)
+            return [_collate(column, its, rules) for column, its in columns]
     elif issubclass(kind, tuple) and hasattr(first, "_fields"):
-        return kind(*[_collate(column, empty, rules) for column in zip(*batch, strict=False)])
+        columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
+        return kind(*[_collate(column, its, rules) for column, its in columns])
+    if type(empty) is Into:
+        empty = empty.empty  # what they hold is converted afterwards
     # Other containers are torch's, with our rules in its table.
     return theirs.collate(
         batch, collate_fn_map={key: partial(_apply, rule, empty, rules) for key, rule in rules.items()}
     )
+
+
+def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
+    return empty.below(keys) if type(empty) is Into else repeat(empty)
 
 
 def _apply(
@@ -73,8 +84,35 @@ def _apply(
 ) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None
+    if type(empty) is Into:
+        made = None if ours is None else _converted(batch, empty)
+        if made is not None:
+            return made
+        empty = empty.empty  # it is converted afterwards, if it must be
     made = None if ours is None else ours(batch, empty, rules)
     return rule(batch, collate_fn_map=rules) if made is None else made
+
+
+def _converted(batch: Any, into: Into) -> torch.Tensor | None:
+    """The column as the field's dtype, converted while it is written; None where that is not certain to be right."""
+    first, kinds = batch[0], set(map(type, batch))
+    if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
+        if any(each.requires_grad or each.layout is not torch.strided for each in batch):
+            return None
+        if first.ndim > 3 and not first.is_contiguous():
+            return None
+        batch = [each.numpy() for each in batch]
+    elif not kinds <= _ARRAYS:
+        return None
+    dtype = batch[0].dtype
+    if set(map(attrgetter("dtype"), batch)) != {dtype} or dtype not in _DTYPES or not batch[0].ndim:
+        return None
+    name = into.field.wanted(dtype.kind, "a tensor of ", dtype)
+    if name not in DTYPES or name == dtype.name or len(set(map(attrgetter("shape"), batch))) > 1:
+        return None
+    if _refused(set(map(attrgetter("strides"), batch)), dtype):
+        return None
+    return torch.from_numpy(into.stack(batch, dtype))
 
 
 # ---- the rules: a tensor, or None where it is not certain that torch would make just this one ----------
@@ -107,9 +145,7 @@ def _arrays(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
     at_once = type(batch) is np.ndarray  # what a dataset's __getitems__ may give
     if dtype not in _DTYPES or not (at_once or _ARRAYS.issuperset(map(type, batch))):
         return None
-    # Steps that torch refuses: backwards, and over parts of an element.
-    every = {first.strides} if at_once else set(map(attrgetter("strides"), batch))
-    if any(step < 0 or step % dtype.itemsize for strides in every for step in strides):
+    if _refused({first.strides} if at_once else set(map(attrgetter("strides"), batch)), dtype):
         return None
     try:
         if at_once:
@@ -124,6 +160,11 @@ def _arrays(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
     except (TypeError, ValueError):
         return None
     return torch.from_numpy(out)
+
+
+def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
+    """Whether there are steps that torch refuses: backwards, and over parts of an element."""
+    return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
 def _numbers(kinds: dict[type, np.dtype[Any]], batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:

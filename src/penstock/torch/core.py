@@ -131,6 +131,7 @@ def settings_of(loader: Any, seed: int) -> dict[str, Any]:
         "seed": seed,
         "on_error": getattr(loader, "on_error", "raise"),
         "max_errors": getattr(loader, "max_errors", None),
+        "dtype": getattr(loader, "_cast", None),
         "shard": getattr(loader, "shard", None),
         "last_batch": getattr(loader, "last_batch", None),
         **_order(loader),

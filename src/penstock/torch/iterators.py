@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from penstock._engine import Engine
 from penstock._run import Run
 from penstock._schedule import Assigned
+from penstock._work.cast import Into
 from penstock._work.task import Job, Kind
 from penstock.backends.launch import choose_method
 from penstock.backends.processes import ProcessBackend
@@ -56,6 +58,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._sampler_iter = place.keys(self._sampler_iter)
         self._num_yielded = place.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
+        cast = getattr(loader, "_cast", None)
+        self._into = None if cast is None else Into(cast.root(), np.empty)
         _begun(loader, place)
 
     def _next_data(self) -> Any:
@@ -83,6 +87,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
             place.passed_inline()
             raise
         place.passed_inline()
+        if self._into is not None:
+            data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
         return private.pin(data, self._pin_memory_device) if self._pin_memory else data
 
 
@@ -262,6 +268,7 @@ def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
         num_workers=workers,
         seed=base_seed,
         drop_last=loader.drop_last,
+        cast=getattr(loader, "_cast", None),
         # What was posted to a worker whose stream has ended is void, and still on the board.
         slots=2 * window,
         make_runner=partial(Replica, marks=marks, resumed=resumed),

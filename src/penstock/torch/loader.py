@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._work.cast import DTYPES, Cast
 from penstock.torch import private, tensors
 from penstock.torch.core import core_of
 from penstock.torch.iterators import Seeded, new_iterator
@@ -32,6 +33,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     With `seed=` given, penstock's laws hold instead of torch's: order, augmentation and batches are a function of the
     seed, whatever the number of workers, a worker that dies is replaced, and a state resumes augmentations too;
     `penstock.rng()`, `on_error=`, `max_errors=`, `shard=` and `last_batch=` are as there.
+
+    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
+    a mapping from fields to these; `torch.bfloat16` is one of them.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: int | None = None,
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
+        dtype: Any = None,
+        casting: str = "checked",
         **kwargs: Any,
     ) -> None:
+        cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
             raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
         if seed is None and (on_error != "raise" or max_errors is not None):
@@ -64,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.seed = None if seed is None else operator.index(seed)
         self.snapshot_every_n_steps = every
         self.on_error, self.max_errors = on_error, max_errors
+        self.dtype, self.casting, self._cast = dtype, casting, cast
         self.shard, self.last_batch = shard, last_batch
         self._saved: Saved | None = None
         self._place: Place | None = None

@@ -21,6 +21,7 @@ from penstock._memory import leaves
 if TYPE_CHECKING:
     from penstock._memory.layout import Writer
     from penstock._memory.leaves import Make, Place
+    from penstock._work.cast import Field
 
 Shape = tuple[int, ...]
 
@@ -46,7 +47,7 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Callable[[Shape, np.dtype[Any
 
 def register() -> None:
     """From now on, in this process, tensors travel in slabs. May be called again."""
-    leaves.register(torch.Tensor, store, reduce)
+    leaves.register(torch.Tensor, store, reduce, cast)
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
@@ -113,6 +114,42 @@ def _loads_quietly(data: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return pickle.loads(data)
+
+
+def cast(tensor: torch.Tensor, field: Field, empty: Callable[[Shape, np.dtype[Any]], Any]) -> torch.Tensor:
+    """The tensor as the field's dtype, in memory of `empty` where it can; itself where nothing is converted."""
+    known = NATIVE.get(tensor.dtype)
+    kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
+    name = field.wanted(kind, "a tensor of ", tensor.dtype)
+    if name is None or tensor.layout is not torch.strided:
+        return tensor
+    dtype: torch.dtype = getattr(torch, name)
+    if dtype is tensor.dtype:
+        return tensor
+    shape, plain = tuple(tensor.shape), tensor.is_cpu and not tensor.requires_grad and not tensor.is_neg()
+    if plain and known is not None and dtype in NATIVE:
+        out = empty(shape, NATIVE[dtype])
+        field.write(out, tensor.numpy())
+        return torch.from_numpy(out)
+    made = blank(shape, dtype, empty).copy_(tensor) if plain else tensor.to(dtype)
+    if field.checked:
+        whole = not dtype.is_floating_point
+        lost = made.to(tensor.dtype) != tensor if whole else made.isinf() & tensor.isfinite()
+        if lost.any():
+            first = lost.nonzero()[0].tolist()
+            field.lose(tensor[tuple(first)].item(), name, first[0] if first else 0)
+    return made
+
+
+def pinning() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What copies a tensor into pinned memory, where an accelerator would read it."""
+    return _pinned if torch.accelerator.is_available() else None
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    # Not pin_memory(), which copies nothing where the source has pinned it. torch uses such memory again, too.
+    pinned = tensor.is_cpu and tensor.layout is torch.strided
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if pinned else tensor.clone()
 
 
 def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:

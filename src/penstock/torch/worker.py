@@ -13,11 +13,12 @@ import numpy.random  # 20 ms, which every worker that is forked from here is spa
 import torch
 
 from penstock._memory.layout import Writer
+from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import mark_of
 from penstock._work.runner import StreamEnded
-from penstock._work.task import PULLED, Job, Kind, Task, shorten
+from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
 from penstock.plan.reading import Mark, Reading, has_state
 from penstock.torch import private
@@ -46,6 +47,7 @@ class Replica:
         self._resumed: tuple[Mark | None, int] | None = None
         self._all_resumed = resumed
         self._at: Any = None
+        self._field = None if job.cast is None else job.cast.root()
         self.rows = 1
         self.mended = None
         self.mark: bytes | None = None  # set after a task, it travels with its reply: see Task
@@ -82,7 +84,11 @@ class Replica:
         job = self._job
         try:
             samples = self._samples(task)
-            return collate(samples, writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+            into = None if self._field is None else Into(self._field, writer.empty)
+            batch = (
+                collate(samples, into or writer.empty) if job.collate_fn is None else job.collate_fn(samples)
+            )
+            return batch if into is None else into.finish(batch, len(samples) if task.kind in BATCHED else 0)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
 

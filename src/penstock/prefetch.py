@@ -1,0 +1,472 @@
+"""prefetch: the same memory, and one thread, for any iterable of batches."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock._memory.arena import Arena
+from penstock._memory.layout import Writer
+from penstock._memory.lease import Leases
+from penstock._memory.leaves import CASTS, STORES
+from penstock._memory.pool import Pool
+from penstock._memory.tree import flatten, unflatten
+from penstock._work.cast import Cast, Field, Into
+from penstock._work.failure import annotate
+
+# Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. It cannot be
+# interrupted, and finishes that batch in the background.
+_GRACE = 1.0
+
+_LONGEST_WAIT = 1.0
+
+
+def prefetch(
+    source: Iterable[Any] | Callable[[], Iterable[Any]],
+    *,
+    depth: int = 16,
+    hold: int = 4,
+    dtype: Any = None,
+    casting: str = "checked",
+    pin_memory: bool = False,
+) -> Prefetcher:
+    """The batches of `source`, in their order, read ahead by a thread and copied into memory that is used again.
+
+    `source` is any iterable of batches: arrays and tensors in dicts, tuples, `Batch`es and so on; or a function that
+    returns one, so that a generator can begin anew. It is read by one thread, at most `depth` batches ahead, and
+    its arrays and tensors are copied, so that it may overwrite them at once. What is neither is handed on as it is.
+
+    A batch is yours for as long as anything looks into it. `hold` is how many of those that you have are expected:
+    for so many there is memory that was used before, and who keeps more gets new memory.
+
+    `dtype` and `casting` are as for `DataLoader`, and `pin_memory` puts tensors into pinned memory.
+
+        >>> import numpy as np, penstock
+        >>> def batches():
+        ...     buffer = np.empty(3)
+        ...     for step in range(2):
+        ...         buffer[:] = step
+        ...         yield buffer
+        >>> with penstock.prefetch(batches, dtype="int32") as ahead:
+        ...     [batch.tolist() for batch in ahead]
+        [[0, 0, 0], [1, 1, 1]]
+    """
+    return Prefetcher(source, depth=depth, hold=hold, dtype=dtype, casting=casting, pin_memory=pin_memory)
+
+
+class Prefetcher:
+    """What `prefetch` returns: an iterator, which `reset()`, or a new `iter()` after its end, begins anew.
+
+    Reading begins with the first `iter()`, `next()` or `reset()`.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        depth: int,
+        hold: int,
+        dtype: Any,
+        casting: str,
+        pin_memory: bool,
+    ) -> None:
+        for name, value in (("depth", depth), ("hold", hold)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+        cast = Cast.of(dtype, casting)
+        self._source = source
+        self._gate = _Gate()
+        self._feed = _Feed(source, int(depth + hold), cast, _pinning(pin_memory))
+        self._depth = int(depth)
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._state: Any = None
+        # Not by a method of ours: it would keep us alive.
+        self._finalizer = weakref.finalize(self, self._gate.stop)
+        self._finalizer.atexit = False  # _stop_all does that, and waits
+
+    # One epoch.
+
+    def __iter__(self) -> Prefetcher:
+        """Begins the next epoch if this one was read to its end, and else goes on."""
+        if not self._over or self._feed.can_restart:
+            self._begin(again=self._over)
+        return self
+
+    def __next__(self) -> Any:
+        if self._over and not self._closed:
+            raise StopIteration
+        self._begin(again=False)
+        while True:
+            made = self._gate.take()
+            if self._closed:
+                self._gate.made.put(made)  # others may wait
+                raise RuntimeError(_CLOSED)
+            if made.run == self._feed.wanted[0]:
+                break
+            self._gate.permits.put(True)  # it was read before a reset
+        if made.state is not None:
+            self._state = made.state
+        if made.is_end:
+            self._over = True
+            self._gate.made.put(made)  # for others who wait, and until the next reset
+            raise StopIteration
+        self._gate.permits.put(True)
+        if made.error is not None:
+            error = made.error
+            del made
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
+        return made.batch
+
+    def reset(self) -> None:
+        """Begins the source anew, wherever it was. Batches that were handed out stay as they are.
+
+        Where reading has not begun yet, it begins. A source that can be read only once cannot be reset.
+        """
+        self._begin(again=self._thread is not None)
+
+    def __len__(self) -> int:
+        """The number of batches, where the source has one."""
+        return len(self._source)
+
+    # Stopping and going on: only where the source can, as programs look for these methods.
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict") and self._feed.has_state:
+            return self._state_dict if name == "state_dict" else self._load_state_dict
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _state_dict(self) -> Any:
+        """What the source's `state_dict()` was after the batch that was handed out last."""
+        return self._source.state_dict() if self._thread is None else self._state
+
+    def _load_state_dict(self, state: Any) -> None:
+        """Gives the state to the source, which is begun anew with it."""
+        self._begin(again=True, state=state)
+
+    # The life of the thread.
+
+    def close(self) -> None:
+        """Ends the thread. Batches that were handed out stay valid."""
+        self._closed = True
+        self._finalizer()
+        thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid():
+            return
+        self._gate.drain()
+        self._gate.made.put(_Made(-1))  # for a thread that waits for a batch
+        if thread is not threading.current_thread():
+            thread.join(_GRACE)
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"prefetch({type(self._source).__name__}, depth={self._depth})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("What prefetch() returns cannot be pickled: it has a thread. Pickle the source.")
+
+    def _begin(self, again: bool, state: Any = None) -> None:
+        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "This prefetch() was made before this process was forked, and its thread is in the process that "
+                "made it. Call prefetch() after the fork."
+            )
+        gate, feed = self._gate, self._feed
+        if self._thread is None:
+            self._state = feed.state() if state is None else state
+            feed.wanted = 0, state
+            for _ in range(self._depth):
+                gate.permits.put(True)
+            # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
+            # us, ends it.
+            self._thread = threading.Thread(
+                target=_produce, args=(gate, weakref.ref(feed)), name="penstock-prefetch", daemon=True
+            )
+            _running[self._thread] = gate
+            self._thread.start()
+        elif again:
+            if not feed.can_restart and state is None:
+                raise TypeError(
+                    f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
+                    "prefetch() what makes it: the list, the loader, or the generator function."
+                )
+            self._state = self._state if state is None else state
+            feed.wanted = feed.wanted[0] + 1, state
+            for _ in range(gate.drain()):
+                gate.permits.put(True)
+            self._over = False
+
+
+_CLOSED = "This prefetch() was closed. Call prefetch() again."
+
+
+class _Made(NamedTuple):
+    """What the thread made of one `next()` of the source, in the run-th reading of it."""
+
+    run: int
+    batch: Any = None
+    error: BaseException | None = None
+    is_end: bool = False
+    state: Any = None
+
+
+class _Gate:
+    """All that the thread and its consumer have in common while both wait.
+
+    Neither queue takes a lock of Python's: a permit may be given inside the garbage collector.
+    """
+
+    __slots__ = ("made", "permits", "stopped")
+
+    def __init__(self) -> None:
+        self.permits: SimpleQueue[bool] = SimpleQueue()
+        self.made: SimpleQueue[_Made] = SimpleQueue()
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.permits.put(False)
+
+    def take(self) -> _Made:
+        while True:
+            # Not for ever: an interrupt that comes just before the wait does not end it, and is seen after it.
+            with suppress(Empty):
+                return self.made.get(timeout=_LONGEST_WAIT)
+
+    def drain(self) -> int:
+        """Drops what was made; how many that were."""
+        count = 0
+        with suppress(Empty):
+            while True:
+                self.made.get_nowait()
+                count += 1
+        return count
+
+
+def _produce(gate: _Gate, reference: weakref.ref[_Feed]) -> None:
+    """The thread: for each permit, one batch. It is in the line with what it made until that is taken."""
+    while gate.permits.get() and not gate.stopped:
+        feed = reference()
+        if feed is None:
+            return
+        gate.made.put(feed.make())
+        del feed
+    feed = reference()
+    if feed is not None:
+        feed.end()
+
+
+_running: weakref.WeakKeyDictionary[threading.Thread, _Gate] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """At the interpreter's exit: a thread must not be in the middle of numpy when that is taken down."""
+    threads = dict(_running)
+    for gate in threads.values():
+        gate.stop()
+    deadline = time.monotonic() + _GRACE
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Feed:
+    """The source, and the memory that its batches are copied into. All but `wanted` is the thread's."""
+
+    def __init__(self, source: Any, slabs: int, cast: Cast | None, pin: Callable[[Any], Any] | None) -> None:
+        kind = type(source)
+        self._source = source
+        self._call = callable(source) and not hasattr(kind, "__iter__")
+        if not (self._call or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")):
+            raise TypeError(
+                f"prefetch() takes an iterable of batches, or a function that returns one, got {kind.__name__}."
+            )
+        is_iterator = hasattr(kind, "__next__")
+        self._reset: Callable[[], object] | None = getattr(source, "reset", None) if is_iterator else None
+        self.can_restart = not is_iterator or self._reset is not None
+        self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        # Which reading of the source it is, and the state that it begins with: set by the consumer, both at once.
+        self.wanted: tuple[int, Any] = 0, None
+        self._reading = -1  # the one that the iterator is of
+        self._iterator: Iterator[Any] | None = None
+        self._count = 0
+        self._memory = _Memory(slabs)
+        self._field = None if cast is None else cast.root()
+        self._pin = pin
+
+    def make(self) -> _Made:
+        """The next batch of the source, or the error in its place, or its end."""
+        (run, state), number = self.wanted, 0
+        try:
+            if run != self._reading:
+                self._open(run, state)
+            number, self._count = self._count, self._count + 1
+            given = _END if self._iterator is None else next(self._iterator, _END)
+            if given is _END:
+                self._iterator = None
+                return _Made(run, is_end=True, state=self.state())
+            return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
+        except BaseException as error:  # SystemExit too: it is for the caller to end the program
+            return _Made(run, error=annotate(error, f"While batch {number} of the source was read ahead."))
+
+    def _open(self, run: int, state: Any) -> None:
+        again, self._reading, self._count = self._reading >= 0, run, 0
+        self.leave()
+        if state is not None:
+            self._source.load_state_dict(state)
+        elif again and self._reset is not None:
+            self._reset()
+        self._iterator = iter(self._source() if self._call else self._source)
+
+    def leave(self) -> None:
+        """Ends the iterator here and now, and not when it is forgotten."""
+        iterator, self._iterator = self._iterator, None
+        close = getattr(iterator, "close", None)
+        if iterator is not self._source and close is not None:
+            close()
+
+    def end(self) -> None:
+        del self._memory  # what is lent stays
+        self.leave()
+
+    def state(self) -> Any:
+        """The source's own, if it has one."""
+        return self._source.state_dict() if self.has_state else None
+
+
+_END = object()
+
+
+class _Memory:
+    """Slabs that batches are copied into: of those that are free again, so many are kept that there are `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool = Pool(Arena(None))
+        self._leases = Leases(shared=False)
+        self._warm: list[int] = []
+        self._cold: list[int] = []  # their pages went back to the system
+        self._lent = 0
+
+    def copy(self, tree: object, field: Field | None, pin: Callable[[Any], Any] | None) -> Any:
+        """The tree with its arrays in a slab that is lent."""
+        leaves, spec = flatten(tree)
+        fields = [None] * len(leaves) if field is None else field.of(spec)
+        slab, needed = self._take(), 0
+        try:
+            while True:
+                writer = Writer(self._pool.arena.root(self._pool.region(slab, needed)))
+                made = [_copied(*each, writer, pin) for each in zip(leaves, fields, strict=True)]
+                self._pool.learn(writer.used)
+                if not writer.overflow:
+                    break
+                needed = writer.used
+        except BaseException:
+            self._warm.append(slab)
+            raise
+        if writer.used:
+            self._leases.lend(slab, writer.root)
+            self._lent += 1
+        else:
+            self._warm.append(slab)
+        return unflatten(spec, made)
+
+    def _take(self) -> int:
+        for slab in self._leases.collect():
+            self._lent -= 1
+            if self._lent + len(self._warm) < self._most:
+                self._warm.append(slab)
+            else:
+                self._pool.cool(slab)
+                self._cold.append(slab)
+        free = self._warm or self._cold
+        return free.pop() if free else self._lent
+
+
+def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any], Any] | None) -> Any:
+    kind = type(leaf)
+    if kind is np.ndarray or kind is np.memmap:
+        if leaf.dtype.hasobject:
+            return leaf.copy()
+        if field is not None:
+            return Into(field, writer.empty).put(leaf)
+        out = writer.empty(leaf.shape, leaf.dtype)
+        np.copyto(out, leaf)
+        return out
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if not _is_tensor(kind):
+        if field is not None:
+            field.wanted("O", "a ", kind.__name__)
+        return leaf
+    if field is not None and kind in CASTS:
+        cast = CASTS[kind](leaf, field, writer.empty)
+        if cast is not leaf:
+            return cast if pin is None else pin(cast)
+    if pin is not None:
+        return pin(leaf)
+    place = STORES[kind](leaf, writer) if kind in STORES else None
+    if place is None:
+        return leaf.clone()
+    make, shape, how, start = place
+    return leaf if writer.overflow else make(shape, how, writer.root, start)
+
+
+_tensors: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_tensor(kind: type) -> bool:
+    """Whether it is torch's tensor, or derives from it. Then penstock.torch, which knows them, is imported."""
+    known = _tensors.get(kind)
+    if known is None:
+        known = any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
+        if known:
+            from penstock.torch import tensors
+
+            tensors.register()
+        _tensors[kind] = known
+    return known
+
+
+def _pinning(wanted: bool) -> Callable[[Any], Any] | None:
+    """What puts a tensor into pinned memory; None where that is not wanted, or has no effect."""
+    if not isinstance(wanted, (bool, np.bool_)):
+        raise ValueError(f"pin_memory must be True or False, got {wanted!r}.")
+    pin: Callable[[Any], Any] | None = None
+    if wanted:
+        with suppress(ImportError):
+            from penstock.torch import tensors
+
+            pin = tensors.pinning()
+        if pin is None:
+            warnings.warn(
+                "pin_memory=True has no effect here: it is for tensors that go to an accelerator, and there is none.",
+                stacklevel=4,
+            )
+    return pin
