@@ -1,7 +1,7 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint frameworks soak interop bench clean
+.PHONY: demo test test-engine test-faces lint frameworks soak interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -13,8 +13,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
+# In two halves side by side: most tests wait for processes.
 test: lint
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-engine test-faces
+
+test-engine: $(VENV)/.developed
+	$(BIN)/python -m pytest tests/conformance tests/model
+
+test-faces: $(VENV)/.developed
+	$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/model
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
