@@ -1,18 +1,25 @@
 """The limit: the same fetches in bare forked processes that write into a private array and tell nobody.
 
 No loader that fetches in Python can be faster than this; penstock's share of it is what its machinery leaves.
+
+`python -m bench.limit images FOLDER` shows what of that is the cache's: the same with several arrays for each process,
+written in turn. A loader that lends its memory cannot write the batch that its caller looks at, so it has several.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import statistics
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bench.workloads import Workload
+from bench.workloads import WORKLOADS, Workload
 
 
 def limit_rate(workload: Workload, folder: Path, seconds: float, lead: float) -> float:
@@ -76,3 +83,38 @@ def limit_first_batch(workload: Workload, folder: Path) -> float:
     os.close(receive)
     os.close(send)
     return took
+
+
+@dataclass
+class _InTurn:
+    """A workload whose processes have several arrays each."""
+
+    workload: Workload
+    arrays: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.workload, name)
+
+    def out(self) -> list[Any]:
+        return [self.workload.out() for _ in range(self.arrays)]
+
+    def fill(self, dataset: object, keys: np.ndarray, out: list[Any]) -> None:
+        out.append(out.pop(0))
+        self.workload.fill(dataset, keys, out[-1])
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    rates: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    for _ in range(7):
+        for arrays, found in rates.items():
+            in_turn: Any = _InTurn(WORKLOADS[name], arrays)
+            found.append(limit_rate(in_turn, Path(folder), 0.5, 0.3))
+    for arrays, found in rates.items():
+        print(
+            f"{arrays} for each process: {statistics.median(found):,.0f} batches/s ({min(found):,.0f}-{max(found):,.0f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
