@@ -2,8 +2,8 @@
 
 No loader that fetches in Python can be faster than this; penstock's share of it is what its machinery leaves.
 
-`python -m bench.limit images FOLDER` shows what of that is the cache's: the same with several arrays for each process,
-written in turn. A loader that lends its memory cannot write the batch that its caller looks at, so it has several.
+`python -m bench.limit images FOLDER` shows what of that is the cache's: the same with several arrays for each
+process, written in turn. A loader that lends cannot write over the batch that its caller looks at, so it has several.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ def main() -> None:
             in_turn: Any = _InTurn(WORKLOADS[name], arrays)
             found.append(limit_rate(in_turn, Path(folder), 0.5, 0.3))
     for arrays, found in rates.items():
-        print(
-            f"{arrays} for each process: {statistics.median(found):,.0f} batches/s ({min(found):,.0f}-{max(found):,.0f})"
-        )
+        middle = statistics.median(found)
+        print(f"{arrays} for each process: {middle:,.0f} batches/s ({min(found):,.0f}-{max(found):,.0f})")
 
 
 if __name__ == "__main__":
