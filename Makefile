@@ -1,6 +1,8 @@
 # Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
 # stamp files in it remember what was installed, so that a second run starts at once.
 .DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 .PHONY: demo test test-engine test-faces lint frameworks soak interop bench clean
 
 PYTHON ?= python3
@@ -15,13 +17,13 @@ demo: $(VENV)/.installed
 
 # In two halves side by side: most tests wait for processes.
 test: lint
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-engine test-faces
+	@$(MAKE) --no-print-directory --jobs 2 test-engine test-faces
 
 test-engine: $(VENV)/.developed
-	$(BIN)/python -m pytest tests/conformance tests/model
+	$(BIN)/python -m pytest tests/conformance tests/model | sed -u 's/^/engine  /'
 
 test-faces: $(VENV)/.developed
-	$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/model
+	$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/model | sed -u 's/^/faces   /'
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
