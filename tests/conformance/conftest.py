@@ -23,8 +23,11 @@ Make = Callable[..., DataLoader[Any]]
 
 # What these are about is decided before a worker is started, so not every way of starting one is tried, but
 # with PENSTOCK_WIDE set: a process takes longer to start than any of these tests to run.
-_NARROW = ("test_resume.py", "test_ranks.py", "test_update.py", "test_dtype.py")
-_LEFT_OUT = ("fork-1", "forkserver-2")
+_NARROW = {
+    f"test_{name}.py"
+    for name in ("bad_samples", "dtype", "images", "ranks", "records", "resume", "rng", "update")
+}
+_LEFT_OUT = ("fork-1", "spawn-2")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
