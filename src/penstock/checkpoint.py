@@ -7,7 +7,7 @@ of it is checked before any of it is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._work.marks import opened
@@ -125,6 +125,26 @@ class State:
                 f"The resume state was taken with world={world}, and here it is {about.get('world')}. {why} "
                 f"Go on with world={world}, or take the state at the end of an epoch."
             )
+
+    def dealt_anew(self, plan: Plan | None, world: int) -> State:
+        """The state, with its steps numbered as if all had been dealt to as many ranks as there are now.
+
+        `plan` is that of the whole epoch.
+        """
+        consumed = self.consumed
+        if consumed is None:
+            return self
+        steps = replace(plan, start=consumed).first_step if isinstance(plan, OrderPlan) else 0
+        found = [steps]
+        if isinstance(plan, OrderPlan) and consumed == plan.order.size(self.epoch):
+            # The last step is short: where those before were dealt in another shape, it is one more than that.
+            found.append(steps + 1)
+        if self.steps not in found and self.about.get("world") == world:
+            raise StateError(
+                f"The resume state is damaged: 'consumed' is {consumed}, which is {steps} steps and not the "
+                f"{self.steps} in 'steps'."
+            )
+        return replace(self, steps=steps)
 
 
 class Progress:

@@ -215,10 +215,11 @@ class DataLoader(Generic[T_co]):
         """
         parsed = State.parse(state)
         parsed.check(self._about())
+        plan = self._plan(seed=parsed.seed) if self._kind in BY_KEY else None
         given = self._options.seed
         if given is not None:
             replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
-        parsed = self._dealt_anew(parsed)
+        parsed = parsed.dealt_anew(plan, self._options.shard.world)
         if parsed.dataset is not None:
             if not self._keeps_state():
                 raise StateError(
@@ -235,18 +236,6 @@ class DataLoader(Generic[T_co]):
     def _keeps_state(self) -> bool:
         """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
         return self._kind in BY_KEY and has_state(self._dataset)
-
-    def _dealt_anew(self, state: State) -> State:
-        """The state, with its steps numbered as if all had been dealt to as many ranks as there are now."""
-        if state.consumed is None:
-            return state
-        steps = self._cut(Sequential(0), state.consumed).first_step
-        if steps != state.steps and state.about.get("world") == self._options.shard.world:
-            raise StateError(
-                f"The resume state is damaged: 'consumed' is {state.consumed}, which is {steps} steps and not the "
-                f"{state.steps} in 'steps'."
-            )
-        return replace(state, steps=steps)
 
     def _about(self) -> dict[str, Any]:
         """What must not change between a state and its loading.
@@ -450,12 +439,15 @@ class DataLoader(Generic[T_co]):
                 "pass sampler= or batch_sampler=."
             )
 
-    def _plan(self, start: int | None = 0) -> OrderPlan | SamplerPlan:
-        """Which keys each step has, for the dataset as long as it is now; from a position of the order on."""
+    def _plan(self, start: int | None = 0, seed: int | None = None) -> OrderPlan | SamplerPlan:
+        """Which keys each step has, for the dataset as long as it is now; from a position of the order on.
+
+        With another seed than the loader's: for a state that is not taken over yet.
+        """
         options = self._options
         sampler, batched = options.batch_sampler, True
         if sampler is None:
-            order = self._order()
+            order = self._order(self.seed if seed is None else seed)
             if order is not None:
                 return self._cut(order, start or 0)
             sampler, batched = options.sampler, False
@@ -467,12 +459,12 @@ class DataLoader(Generic[T_co]):
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
-    def _order(self) -> Order | None:
+    def _order(self, seed: int) -> Order | None:
         """The order, if it is a function; None where the sampler is not one of ours."""
         if self._options.sampler is not None:
-            return order_of(self._options.sampler, self.seed)
+            return order_of(self._options.sampler, seed)
         n = len(self._dataset)
-        return Shuffled(n, self.seed) if self._options.shuffle else Sequential(n)
+        return Shuffled(n, seed) if self._options.shuffle else Sequential(n)
 
     def _cut(self, order: Order, start: int = 0) -> OrderPlan:
         options = self._options

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock import (
@@ -104,6 +104,7 @@ ORDERS: dict[str, Any] = {
     last=st.tuples(st.integers(6, 7), st.integers(1, 4), st.sampled_from(["keep", "pad"])),
     epoch=st.integers(0, 2),
 )
+@example(10, "in sequence", [(5, 1, 1), (2, 2, 2)], (6, 1, "pad"), 0)  # in the last turn, of another shape
 def test_loaders_go_on_with_the_ranks_of_another_world(
     n: int,
     order: str,
@@ -139,6 +140,9 @@ def test_loaders_go_on_with_the_ranks_of_another_world(
         states = {json.dumps(rank.state_dict()) for rank in ranks}
         assert len(states) == 1, "any rank's state does"
         state = json.loads(states.pop())
+        for rank in loaders(world, size, "pad"):
+            rank.load_state_dict(state)  # also where it was taken in the last turn
+            assert rank.state_dict()["consumed"] == state["consumed"]
         if state["epoch"] != epoch:  # the loops have ended
             assert seen == whole[0]
             return
@@ -163,6 +167,20 @@ def test_loaders_go_on_with_the_ranks_of_another_world(
     for at in range(max(map(len, turns))):
         again += [row for batches in turns if at < len(batches) for row in real(batches[at])]
     assert again == whole[1]
+
+
+def test_a_state_of_the_last_turn_in_another_world_goes_on_to_the_next_epoch() -> None:
+    """Five of ten are left: the last two of four steps of two ranks, of which a whole epoch has three."""
+    alone = DataLoader(range(10), 5, seed=1)
+    batches = iter(alone)
+    next(batches)
+    loader = DataLoader(range(10), 2, seed=1, shard=(0, 2), last_batch="keep")
+    loader.load_state_dict(alone.state_dict())
+    states = [loader.state_dict() for _ in loader]
+    assert [(state["steps"], state["consumed"]) for state in states] == [(3, 9), (4, 10)]
+    loader.load_state_dict(states[-1])
+    assert list(loader) == []
+    assert [batch.tolist() for batch in loader] == [[0, 1], [4, 5], [8, 9]]
 
 
 def test_where_the_order_is_no_function_the_error_says_why() -> None:
