@@ -27,7 +27,8 @@ class State:
 
     `consumed` is how far all ranks have used up the order with these steps; None if it is not a function. `mark` is
     where a sampler or stream with a state was then, or earlier; `dataset` is the state of one that has keys.
-    `about` is what must be the same where the state is loaded: else the steps would be others.
+    `about` is what must be the same where the state is loaded: else the steps would be others. (A state that goes
+    on here has of it only what may change while an epoch runs, as it was at the epoch's beginning.)
     """
 
     epoch: int
@@ -38,6 +39,11 @@ class State:
     consumed: int | None = 0
     mark: Mark | None = None
     dataset: Any = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether any step of the epoch was handed out."""
+        return bool(self.steps or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -187,11 +193,13 @@ class Progress:
         return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
 
     def state(self) -> State:
-        consumed: int | None = 0
-        if self.steps or self._beyond:
-            plan = self._plan
-            consumed = plan.consumed(self.epoch, self.steps) if isinstance(plan, OrderPlan) else None
-        return State(self.epoch, self.steps, tuple(sorted(self._beyond)), consumed=consumed, mark=self.mark)
+        plan, consumed, about = self._plan, None, self._begin.about
+        if not self.steps and not self._beyond:
+            consumed = 0
+        elif isinstance(plan, OrderPlan):
+            consumed = plan.consumed(self.epoch, self.steps)
+        beyond = tuple(sorted(self._beyond))
+        return State(self.epoch, self.steps, beyond, about=about, consumed=consumed, mark=self.mark)
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:

@@ -205,7 +205,8 @@ class DataLoader(Generic[T_co]):
         else:
             state = progress.state()
         kept = self._dataset.state_dict() if self._keeps_state() else None
-        return replace(state, seed=self.seed, about=self._about(), dataset=kept).as_dict()
+        about = {**self._about(), **(state.about if state.begun else {})}
+        return replace(state, seed=self.seed, about=about, dataset=kept).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
@@ -231,7 +232,7 @@ class DataLoader(Generic[T_co]):
             self._crews.close()  # workers have the seed from the beginning
             self._seed = parsed.seed
         self.set_epoch(parsed.epoch)
-        self._resume = parsed
+        self._resume = replace(parsed, about={"length": parsed.about["length"]})
 
     def _keeps_state(self) -> bool:
         """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
@@ -248,10 +249,9 @@ class DataLoader(Generic[T_co]):
         name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
         if getattr(order, "generator", None) is not None:
             name += " with a generator"
-        sized = self._kind in BY_KEY and isinstance(self._dataset, Sized)
         return {
             "kind": self._kind.name.lower(),
-            "length": len(self._dataset) if sized else None,
+            "length": self._length_now(),
             "order": name if self._kind in BY_KEY else "stream",
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,
@@ -482,7 +482,10 @@ class DataLoader(Generic[T_co]):
         return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch, begin = self._next_epoch, self._begin()
+        epoch, begin, length = self._next_epoch, self._begin(), {"length": self._length_now()}
+        if begin.begun:
+            begin.check(length)  # it may have grown since the state was loaded
+        begin = replace(begin, about=length)
         plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
         engine = self._take_engine(plan)
         try:

@@ -586,6 +586,39 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     assert same(list(batches), whole[1:])
 
 
+def test_a_dataset_that_grows_in_mid_epoch_leaves_the_length_of_the_epoch_in_its_state() -> None:
+    loader = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    batches = iter(loader)
+    next(batches)
+    loader.update(n=16)
+    state = loader.state_dict()
+    assert state["about"]["length"] == 12
+    with pytest.raises(StateError, match=r"length was 12 .* and is 16"):
+        DataLoader(Noisy(16), 3, shuffle=True, seed=1).load_state_dict(state)
+    again = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert same(list(again), list(batches))
+
+
+def test_a_dataset_that_grows_before_a_state_goes_on_is_refused() -> None:
+    loader = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    loader.update(n=16)
+    with pytest.raises(StateError, match=r"length was 12 .* and is 16"):
+        iter(loader)
+
+
+def test_between_two_epochs_a_dataset_may_grow() -> None:
+    loader = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    list(loader)
+    loader.load_state_dict(loader.state_dict())
+    loader.update(n=16)
+    assert loader.state_dict()["about"]["length"] == 16
+    assert len(list(loader)) == 6
+
+
 class Stubborn(KeptSampler):
     """Its state stays in force: once at its end, it gives nothing more."""
 
