@@ -56,6 +56,7 @@ class Options:
     @classmethod
     def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
         """The options for what the caller gave, or an error that says what is allowed."""
+        given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         _check_workers(given)
         _check_values(given)
         given["shard"] = _shard(given["shard"])
@@ -73,8 +74,6 @@ class Options:
         given["shuffle"] = bool(given["shuffle"])
         given["persistent_workers"] = given["num_workers"] > 0 and given["persistent_workers"] is not False
         given["backend"] = (given["backend"] or "process") if given["num_workers"] else "inline"
-        if given["seed"] is not None:
-            given["seed"] = int(given["seed"])
         _check_platform(given["backend"])
         _warn(given)
         return cls(batch_sampler=batch_sampler, **given)
@@ -155,8 +154,8 @@ def _check_values(given: dict[str, Any]) -> None:
             raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
     check_generator(given["generator"])
     seed = given["seed"]
-    if seed is not None and (not _is_int(seed) or seed < 0):
-        raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}.")
+    if seed is not None and (not _is_int(seed) or not 0 <= seed < 1 << 64):
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
 
 
 def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:

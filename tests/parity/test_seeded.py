@@ -148,7 +148,7 @@ def test_an_epoch_may_be_repeated() -> None:
     assert difference(list(loader), first) is None
 
 
-@pytest.mark.parametrize("seed", [True, -1, "1", 1.5])
+@pytest.mark.parametrize("seed", [True, -1, "1", 1.5, 1 << 64])
 def test_a_seed_is_a_number(seed: Any) -> None:
     with pytest.raises(ValueError, match="seed must be an int"):
         DataLoader(Noisy(), seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import pickle
 from typing import Any
@@ -54,8 +55,9 @@ class Stream(IterableDataset[Any]):
         ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
         ({"worker_init_fn": 3, "num_workers": 1}, TypeError, "worker_init_fn must be callable"),
         ({"generator": 3}, TypeError, "numpy.random.Generator"),
-        ({"seed": -1}, ValueError, "non-negative integer"),
-        ({"seed": "x"}, ValueError, "non-negative integer"),
+        ({"seed": -1}, ValueError, "seed must be an integer from 0 to"),
+        ({"seed": "x"}, ValueError, "seed must be an integer from 0 to"),
+        ({"seed": 1 << 64}, ValueError, "seed must be an integer from 0 to"),
         ({"on_error": "ignore"}, ValueError, '"raise", "skip" or "replace"'),
         ({"max_errors": -1, "on_error": "skip"}, ValueError, "max_errors must be an integer of at least 0"),
         ({"max_errors": 3}, ValueError, 'max_errors=3 needs on_error="skip" or "replace"'),
@@ -212,8 +214,12 @@ def test_a_loader_can_be_pickled_and_an_iterator_cannot() -> None:
         pickle.dumps(iter(DataLoader([1])))
 
 
-def test_a_seed_may_be_a_numpy_integer() -> None:
-    assert DataLoader([1], seed=np.int64(3)).seed == 3
+def test_numpy_integers_become_integers() -> None:
+    """A state has them, and is plain data for JSON."""
+    loader = DataLoader([1], np.int64(4), seed=np.uint64((1 << 64) - 1), shard=(np.int8(0), np.int8(1)))
+    state = loader.state_dict()
+    assert (state["seed"], state["about"]["batch_size"]) == ((1 << 64) - 1, 4)
+    loader.load_state_dict(json.loads(json.dumps(state)))
 
 
 def test_the_loader_is_generic() -> None:

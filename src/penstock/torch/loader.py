@@ -52,8 +52,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         **kwargs: Any,
     ) -> None:
         cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or seed < 0):
-            raise ValueError(f"seed must be an int from 0 on, or None for torch's semantics, got {seed!r}.")
+        number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
+        if seed is not None and not (number and 0 <= seed < 1 << 64):
+            raise ValueError(
+                f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
+            )
         if seed is None and (on_error != "raise" or max_errors is not None):
             raise ValueError(
                 f"on_error={on_error!r}, max_errors={max_errors!r} need seed=: without it, a sample that fails is an "
