@@ -17,6 +17,9 @@ from penstock.plan.reading import Mark
 
 VERSION = 1
 
+# More steps than can come early: no loader is so far ahead.
+_MOST_BEYOND = 10**6
+
 # What may be another where another number of ranks goes on with an order.
 _SHAPE = ("world", "batch_size", "last_batch")
 
@@ -89,8 +92,8 @@ class State:
                 "were handed out."
             )
         return cls(
-            _number(value, "epoch"),
-            _number(value, "steps"),
+            _number(value, "epoch", 1 << 62),
+            _number(value, "steps", 1 << 62),
             _from_ranges(value["beyond"], value["steps"]),
             _number_or_none(value, "seed"),
             dict(about),
@@ -135,19 +138,32 @@ class State:
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
         """The state, with its steps numbered as if all had been dealt to as many ranks as there are now.
 
-        `plan` is that of the whole epoch.
+        `plan` is that of the whole epoch. Steps that it does not have are a StateError.
         """
-        consumed = self.consumed
-        if consumed is None:
-            return self
-        steps = replace(plan, start=consumed).first_step if isinstance(plan, OrderPlan) else 0
-        found = [steps]
-        if isinstance(plan, OrderPlan) and consumed == plan.order.size(self.epoch):
-            # The last step is short: where those before were dealt in another shape, it is one more than that.
-            found.append(steps + 1)
-        if self.steps not in found and self.about.get("world") == world:
+        consumed, steps, sound = self.consumed, self.steps, [self.steps]
+        if isinstance(plan, OrderPlan):
+            size = plan.order.size(self.epoch)
+            if consumed is not None:
+                if consumed > (0 if plan.rollover else size):
+                    raise StateError(
+                        f"The resume state is damaged: 'consumed' is {consumed}, of an order of {size} samples"
+                        f"{', which is dealt from its beginning' if plan.rollover else ''}."
+                    )
+                plan = replace(plan, start=consumed)
+                steps = plan.first_step
+                # The last step may be short: where those before were of another shape, it is then one more.
+                sound = [steps, steps + 1] if consumed == size else [steps]
+            most = replace(plan, rank=0).steps(self.epoch)
+            last = self.beyond[-1] + 1 if self.beyond else steps
+            if last > most:
+                raise StateError(
+                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}."
+                )
+        elif consumed is not None:
+            sound = [0]  # nothing else is written where there is no order
+        if self.steps not in sound and (not consumed or self.about.get("world") == world):
             raise StateError(
-                f"The resume state is damaged: 'consumed' is {consumed}, which is {steps} steps and not the "
+                f"The resume state is damaged: 'consumed' is {consumed}, which is {sound[0]} steps and not the "
                 f"{self.steps} in 'steps'."
             )
         return replace(self, steps=steps)
@@ -215,21 +231,25 @@ def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
 
 def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
     try:
+        if sum(max(0, last - first + 1) for first, last in value) > _MOST_BEYOND:  # type: ignore[attr-defined]
+            raise ValueError
         found = [step for first, last in value for step in range(first, last + 1)]  # type: ignore[attr-defined]
         if found != sorted(set(found)) or (found and found[0] <= steps):
             raise ValueError
     except (TypeError, ValueError):
         raise StateError(
-            f"The resume state is damaged: 'beyond' is {value!r}, not growing pairs of steps after {steps}."
+            f"The resume state is damaged: 'beyond' is {value!r}, not growing pairs of at most {_MOST_BEYOND} steps "
+            f"after {steps}."
         ) from None
     return tuple(found)
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
+def _number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
     number = value[name]
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 64:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
         raise StateError(
-            f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 on."
+            f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 to 2**"
+            f"{end.bit_length() - 1} - 1."
         )
     return number
 

@@ -549,6 +549,15 @@ BROKEN: dict[str, tuple[Any, str]] = {
         {**GOOD, "consumed": 9},
         "'consumed' is 9, which is 3 steps and not",
     ),
+    "more consumed than there is": (
+        {**GOOD, "steps": 6, "consumed": 24},
+        "'consumed' is 24, of an order of 23",
+    ),
+    "a step of the end too much": ({**GOOD, "steps": 8, "consumed": 23}, "which is 6 steps and not the 8"),
+    "an epoch that cannot be": ({**GOOD, "epoch": 1 << 62}, "'epoch' is 4611686018427387904"),
+    "steps that cannot be": ({**GOOD, "steps": 1 << 62}, "'steps' is 4611686018427387904"),
+    "more steps beyond than can be": ({**GOOD, "beyond": [[1, 10**10]]}, "at most 1000000 steps after 0"),
+    "steps beyond the end": ({**GOOD, "beyond": [[2, 6]]}, "it is of 7 steps, and epoch 0 has 6"),
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
     "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
@@ -617,6 +626,30 @@ def test_between_two_epochs_a_dataset_may_grow() -> None:
     loader.update(n=16)
     assert loader.state_dict()["about"]["length"] == 16
     assert len(list(loader)) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"consumed": 4}, "'consumed' is 4, .* dealt from its beginning"),
+        ({"consumed": None, "steps": 6}, "it is of 6 steps, and epoch 0 has 5"),
+    ],
+)
+def test_with_rollover_too_a_damaged_state_says_so(change: dict[str, Any], why: str) -> None:
+    loader = DataLoader(Noisy(), 4, seed=3, last_batch="rollover")
+    state = loader.state_dict()
+    with pytest.raises(StateError, match=why):
+        loader.load_state_dict({**state, **change})
+    assert loader.state_dict() == state
+
+
+def test_a_damaged_state_leaves_the_dataset_as_it_is() -> None:
+    loader = DataLoader(KeptKeys(), 4, seed=3)
+    state = loader.state_dict()
+    assert state["dataset"] is not None
+    with pytest.raises(StateError, match="'epoch' is"):
+        loader.load_state_dict({**state, "epoch": 1 << 63, "dataset": "nothing that it could take"})
+    assert loader.state_dict() == state
 
 
 class Stubborn(KeptSampler):
