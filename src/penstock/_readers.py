@@ -115,7 +115,8 @@ class IndexedBatches(Reader):
         if mended is None:
             return Batch(delivery.data, index, task.epoch, task.step, pad)
         if pad:
-            pad = sum(row >= len(task.keys) - pad for row in mended.rows)
+            rows = len(task.keys) if task.kind is Kind.KEYS else 1
+            pad = sum(row >= rows - pad for row in mended.rows)
         return Batch(delivery.data, index, task.epoch, task.step, pad, skipped=mended.errors)
 
 

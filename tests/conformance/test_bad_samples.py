@@ -287,6 +287,14 @@ def test_rows_that_fill_a_batch_up_are_counted_among_those_that_are_there(make: 
     assert found == [([0, *range(2, 11)], 0), ([11, 12, 13, 14, 15, 16, 18, 19, 0], 1)]
 
 
+def test_a_row_that_fills_up_is_one_also_where_it_is_replaced_and_alone() -> None:
+    # 21 rows for 20 samples: the last of the third rank is 0 again.
+    shard = {"shard": (2, 3), "last_batch": "pad", "seed": 1}
+    loader = DataLoader(failing(bad=(0,)), batch_size=None, on_error="replace", **shard)
+    found = [(len(batch.skipped), batch.pad) for batch in loader.batches()]
+    assert found == [(0, 0)] * 6 + [(1, 1)]
+
+
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_an_epoch_with_bad_samples_is_resumed(make: Any, on_error: str) -> None:
     settings = {"batch_size": 3, "shuffle": True, "seed": 4, "on_error": on_error}
