@@ -7,13 +7,17 @@ of it is checked before any of it is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from hashlib import blake2b
 from typing import Any
+
+import numpy as np
 
 from penstock._work.marks import opened
 from penstock.errors import StateError
-from penstock.plan import OrderPlan, Plan
-from penstock.plan.reading import Mark
+from penstock.plan import OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
+from penstock.plan.reading import Mark, has_state
 
 VERSION = 1
 
@@ -179,6 +183,7 @@ class Progress:
         self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)
         self._plan = plan
         self._begin = begin
+        self._about = begin.about
         self._mark: bytes | None = None  # the last that came
 
     def passed(self, step: int, mark: bytes | None) -> None:
@@ -209,13 +214,50 @@ class Progress:
         return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
 
     def state(self) -> State:
-        plan, consumed, about = self._plan, None, self._begin.about
+        plan, consumed = self._plan, None
         if not self.steps and not self._beyond:
             consumed = 0
-        elif isinstance(plan, OrderPlan):
+        elif "sampler" not in self._about:  # once in an epoch: it may have many keys
+            self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
+        if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, self.steps)
         beyond = tuple(sorted(self._beyond))
-        return State(self.epoch, self.steps, beyond, about=about, consumed=consumed, mark=self.mark)
+        return State(self.epoch, self.steps, beyond, about=self._about, consumed=consumed, mark=self.mark)
+
+
+def content(plan: Plan | None, length: int | None) -> str | None:
+    """What an epoch's sampler has in it, in short: else other steps would pass for those that were handed out.
+
+    None where the length of the dataset says it all, where the sampler knows itself where it is, or nobody can tell.
+    """
+    if isinstance(plan, OrderPlan):
+        order: Any = plan.order
+        if order in (Sequential(length or 0), Shuffled(length or 0, getattr(order, "seed", 0))):
+            return None
+        digest = blake2b(digest_size=8)
+        _feed(digest, order)
+        return f"{order.size(0)} keys, {digest.hexdigest()}"
+    if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
+        return None
+    number = None
+    with suppress(Exception):  # the user's code, and no reason to have no state
+        number = len(plan.sampler)  # type: ignore[arg-type]
+    size = getattr(plan.sampler, "batch_size", None) if plan.batched else None
+    known = [f"{number} {'batches' if plan.batched else 'keys'}"] if number is not None else []
+    return " ".join(known + ([f"of {size}"] if isinstance(size, int) else [])) or None
+
+
+def _feed(digest: blake2b, value: Any) -> None:
+    """All that an order is made of, but for the seed: that has its own field."""
+    if is_dataclass(value):
+        digest.update(type(value).__name__.encode())
+        for part in fields(value):
+            if part.name != "seed":
+                _feed(digest, getattr(value, part.name))
+    elif isinstance(value, np.ndarray):
+        digest.update(np.ascontiguousarray(value).data)
+    else:
+        digest.update(f" {value} ".encode())
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:

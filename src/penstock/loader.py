@@ -27,7 +27,7 @@ from penstock._work.collate import convert, default_collate
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
 from penstock._work.updates import Restoring, Setting
 from penstock.batch import Batch
-from penstock.checkpoint import Progress, State
+from penstock.checkpoint import Progress, State, content
 from penstock.errors import StateError
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
@@ -215,8 +215,10 @@ class DataLoader(Generic[T_co]):
         A state that does not fit raises a StateError that says what differs, and nothing is changed.
         """
         parsed = State.parse(state)
-        parsed.check(self._about())
-        plan = self._plan(seed=parsed.seed) if self._kind in BY_KEY else None
+        plan, about = self._plan(seed=parsed.seed) if self._kind in BY_KEY else None, self._about()
+        if parsed.begun:
+            about["sampler"] = content(plan, about["length"])
+        parsed.check(about)
         given = self._options.seed
         if given is not None:
             replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
@@ -232,7 +234,7 @@ class DataLoader(Generic[T_co]):
             self._crews.close()  # workers have the seed from the beginning
             self._seed = parsed.seed
         self.set_epoch(parsed.epoch)
-        self._resume = replace(parsed, about={"length": parsed.about["length"]})
+        self._resume = replace(parsed, about={name: about.get(name) for name in ("length", "sampler")})
 
     def _keeps_state(self) -> bool:
         """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
@@ -482,11 +484,12 @@ class DataLoader(Generic[T_co]):
         return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch, begin, length = self._next_epoch, self._begin(), {"length": self._length_now()}
-        if begin.begun:
-            begin.check(length)  # it may have grown since the state was loaded
-        begin = replace(begin, about=length)
+        epoch, begin, length = self._next_epoch, self._begin(), self._length_now()
         plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
+        if begin.begun:  # dataset and sampler may have changed since the state was loaded
+            begin.check({"length": length, "sampler": content(plan, length)})
+        else:
+            begin = replace(begin, about={"length": length})
         engine = self._take_engine(plan)
         try:
             ahead = engine.ahead

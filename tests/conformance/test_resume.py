@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, StateError, rng
+from penstock import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    StateError,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    rng,
+)
 
 N = 23
 
@@ -593,6 +603,82 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
         loader.load_state_dict(state)
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
+
+
+class Unsized(list[int]):
+    """A sampler of which nothing can be told before it is read."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "batch size": (
+        {"batch_sampler": BatchSampler(range(12), 4, False)},
+        {"batch_sampler": BatchSampler(range(12), 3, False)},
+        "sampler was '3 batches of 4' .* and is '4 batches of 3'",
+    ),
+    "keys of a subset": (
+        {"sampler": SubsetRandomSampler(range(6))},
+        {"sampler": SubsetRandomSampler(range(6, 12))},
+        "sampler was '6 keys, .* and is '6 keys, ",
+    ),
+    "number": (
+        {"sampler": RandomSampler(range(12), num_samples=6)},
+        {"sampler": RandomSampler(range(12), num_samples=9)},
+        "sampler was '6 keys, .* and is '9 keys, ",
+    ),
+    "replacement": (
+        {"sampler": RandomSampler(range(12), True)},
+        {"sampler": RandomSampler(range(12), False)},
+        "sampler was '12 keys, .* and is None",
+    ),
+    "weights": (
+        {"sampler": WeightedRandomSampler([1] * 12, 12)},
+        {"sampler": WeightedRandomSampler([1] + [0] * 11, 12)},
+        "sampler was '12 keys, .* and is '12 keys, ",
+    ),
+    "length of a sampler of the user's": (
+        {"sampler": list(range(8))},
+        {"sampler": list(range(9))},
+        "sampler was '8 keys' .* and is '9 keys'",
+    ),
+    "length that is not known": ({"sampler": Unsized([1, 2])}, {"sampler": [1, 2]}, "order was 'Unsized'"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_in_mid_epoch_a_sampler_with_another_content_is_refused(name: str) -> None:
+    first, other, why = OTHERS[name]
+    loader = DataLoader(range(12), seed=1, **first)
+    batches = iter(loader)
+    next(batches)
+    state = through_a_file(loader.state_dict())
+    assert len(json.dumps(state)) < 1000
+    with pytest.raises(StateError, match=why):
+        DataLoader(range(12), seed=1, **other).load_state_dict(state)
+    again = DataLoader(range(12), seed=1, **first)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert same(list(again), list(batches))
+
+
+def test_between_two_epochs_a_sampler_may_have_another_content() -> None:
+    loader = DataLoader(range(12), seed=1, sampler=SubsetRandomSampler(range(6)))
+    list(loader)
+    other = DataLoader(range(12), seed=1, sampler=SubsetRandomSampler(range(6, 12)))
+    other.load_state_dict(loader.state_dict())
+    assert sorted(int(key) for (key,) in other) == list(range(6, 12))
+
+
+def test_a_sampler_that_changes_before_a_state_goes_on_is_refused() -> None:
+    sampler = SubsetRandomSampler(list(range(6)))
+    loader = DataLoader(range(12), seed=1, sampler=sampler)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    sampler.indices = list(range(6, 12))
+    with pytest.raises(StateError, match="sampler was '6 keys, "):
+        iter(loader)
 
 
 def test_a_dataset_that_grows_in_mid_epoch_leaves_the_length_of_the_epoch_in_its_state() -> None:
