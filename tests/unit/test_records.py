@@ -155,13 +155,9 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
 
 
 def test_a_million_records_in_an_index_are_read_in_seconds(tmp_path: Path) -> None:
-    """All of them the same record's, but for the offsets: what the index says is not looked up in the file."""
     count = 1_000_000
     path = tmp_path / "many.rec"
-    with open(path, "wb") as file:
-        file.truncate(count * 32 - 32)
-        file.seek(0, os.SEEK_END)
-        file.write(M + struct.pack("<I", 24) + bytes(24))
+    path.write_bytes((M + struct.pack("<I", 24) + bytes(24)) * count)
     lines = "".join(f"{key}\t{32 * key}\n" for key in range(count))
     path.with_suffix(".idx").write_text(lines)
     file_ = RecordFile(path)
@@ -257,21 +253,36 @@ def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: 
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("index", "said"),
     [
-        "10\t0\n7\t40\n3\t72\n5\t112\n",
-        "10\t0\n3\t72\n5\t112\n",  # two records of one part where one should be
-        "10\t0\n7\t36\n5\t112\n",  # one of one part, and one of two
+        ("10\t0\n3\t72\n5\t112\n", "it lacks the record at byte 36"),
+        ("10\t0\n7\t36\n5\t112\n", "it lacks the record at byte 72"),
+        ("10\t0\n5\t112\n", "it lacks the record at byte 36"),
+        ("10\t0\n7\t40\n3\t72\n5\t112\n", "it has a record at byte 40, where none begins"),
+        ("10\t0\n9\t16\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 16, where none begins"),
+        ("10\t0\n7\t36\n3\t72\n9\t104\n5\t112\n", "it has a record at byte 104, where none begins"),
+        ("10\t0\n9\t18\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 18, and records begin at mul"),
     ],
 )
-def test_a_wrong_line_in_the_middle_of_an_index_is_noticed_when_its_record_is_read(
-    path: Path, index: str
+def test_an_index_that_would_move_the_numbers_of_records_is_refused(
+    path: Path, index: str, said: str
 ) -> None:
     path.with_suffix(".idx").write_text(index)
-    file = RecordFile(path)
-    with pytest.raises(RecordError, match="byte "):
-        list(file)
-    assert file.by_id(5) == FOUR[3]
+    with pytest.raises(RecordError, match=rf"four\.idx is not the index of .*: {said}.*idx=False"):
+        RecordFile(path)
+
+
+def test_the_error_of_a_record_that_was_found_by_an_index_names_the_index(path: Path) -> None:
+    spoil(path, 36, b"?")
+    with pytest.raises(RecordError, match=r"byte 36: .*four\.idx is not its index: pass idx=False"):
+        RecordFile(path)[1]
+
+
+def test_zeros_behind_the_last_record_are_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.rec", FOUR[:1])
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(RecordError, match="the file ends at byte 37, and records end at multiples of 4"):
+        RecordFile(path)
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_not_the_end(path: Path) -> None:

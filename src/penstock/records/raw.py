@@ -19,6 +19,7 @@ class RawFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.hint = ""  # at what else damage may come from
         self._open()
         self.size, self._time = self._stat()
 
@@ -48,7 +49,7 @@ class RawFile:
     def damaged(self, offset: int, what: str) -> NoReturn:
         raise RecordError(
             f"{self.path}, byte {offset:,}: {what}. The file is damaged, or of another kind than its name says: "
-            "it has to be copied or made again."
+            f"it has to be copied or made again.{self.hint}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
