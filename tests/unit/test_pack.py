@@ -164,6 +164,8 @@ def test_a_file_is_replaced_only_by_force(folder: Path, capsys: pytest.CaptureFi
         (["pack", "none", "out.rec"], "there is no folder or list 'none'"),
         (["pack", ".", "out.lmdb"], "must end in .rec, but it is out.lmdb"),
         (["pack", ".", "none/out.rec"], "there is no folder none to write to"),
+        (["pack", ".", "folder.rec", "--force"], "folder.rec is a folder"),
+        (["pack", ".", "index.rec", "--force"], "index.idx is a folder"),
         (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed as they are"),
     ],
 )
@@ -175,6 +177,8 @@ def test_what_cannot_be_done_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("folder.rec", "index.idx"):
+        (tmp_path / name).mkdir()
     assert cli.main(arguments) == 1
     assert said in capsys.readouterr().err
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +370,56 @@ def test_an_error_leaves_what_was_there(path: Path, tmp_path: Path) -> None:
         stop_midway()
     assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
     assert list(RecordFile(path)) == FOUR
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_no_part(tmp_path: Path) -> None:
+    """As much as fits into the buffer is written when the file is closed, which then fails once more."""
+    code = f"""if True:
+        import resource, signal
+        from penstock.records import RecordWriter
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        for count in (40, 5):
+            try:
+                with RecordWriter("{tmp_path}/one.rec") as writer:
+                    for number in range(count):
+                        writer.write(bytes(50_000))
+            except OSError as error:
+                print(error.errno)
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EFBIG)] * 2
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records.writer.write_index"])
+def test_a_failing_end_leaves_no_part(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, no_room)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "one.rec", FOUR)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_in_the_place_of_the_file_leaves_no_part(tmp_path: Path) -> None:
+    (tmp_path / "one.rec").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "one.rec", FOUR)
+    assert os.listdir(tmp_path) == ["one.rec"]
+
+
+def test_two_writers_of_one_file_do_not_write_into_each_others(tmp_path: Path) -> None:
+    first, second = RecordWriter(tmp_path / "one.rec"), RecordWriter(tmp_path / "one.rec")
+    first.write(b"first")
+    second.write(b"the second")
+    first.close()
+    assert [record.data for record in RecordFile(tmp_path / "one.rec")] == [b"first"]
+    second.close()
+    assert [record.data for record in RecordFile(tmp_path / "one.rec")] == [b"the second"]
+    assert sorted(os.listdir(tmp_path)) == ["one.idx", "one.rec"]
 
 
 def test_a_file_is_replaced_together_with_its_index(path: Path) -> None:

@@ -67,6 +67,9 @@ def _check(options: argparse.Namespace) -> None:
     folder = os.path.dirname(options.out)
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder} to write to.")
+    for path in (options.out, idx_path(options.out)):
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{path} is a folder, and not a file to write.")
     there = [path for path in (options.out, idx_path(options.out)) if os.path.lexists(path)]
     if there and not options.force:
         raise FileExistsError(f"{' and '.join(there)} would be replaced. Pass --force if they should be.")
