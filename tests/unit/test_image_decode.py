@@ -152,9 +152,10 @@ def test_transparency_is_left_out() -> None:
     assert (pixels(encoded(gray, "PNG"), "gray") == picture()[:, :, 0]).all()
 
 
-def test_of_16_bits_the_upper_8_are_taken() -> None:
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_of_16_bits_the_upper_8_are_taken(kind: str) -> None:
     values = np.arange(0, 65536, 13, dtype=np.uint16)[:5000].reshape(50, 100)
-    data = encoded(Image.fromarray(values), "PNG")
+    data = encoded(Image.fromarray(values), kind)
     assert (pixels(data, "gray") == values >> 8).all()
     assert (pixels(data) == (values >> 8)[:, :, None]).all()
 

@@ -160,7 +160,7 @@ def _orientation_of_tiff(tiff: bytes) -> int:
 def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=_formats()) as image:
-            return _from_pillow(ImageOps.exif_transpose(image), color, name)
+            return _from_pillow(ImageOps.exif_transpose(image), image.format, color, name)
     except (ImageError, MemoryError):
         raise
     except Exception as error:
@@ -178,9 +178,10 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in wanted if name in Image.OPEN)
 
 
-def _from_pillow(image: Image.Image, color: Color, name: str) -> Pixels:
+def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: str) -> Pixels:
     mode = image.mode
-    if mode.startswith("I;16"):
+    # A PNG or PGM has at most 16 bits; Pillow's mode for some of them is that of 32.
+    if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
         # The upper 8 bits, as of colour images with 16 bits. Pillow would cut everything above 255.
         return _from_array((np.asarray(image) >> 8).astype(np.uint8), color, name)
     if mode in ("I", "F"):
