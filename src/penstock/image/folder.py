@@ -31,6 +31,7 @@ SUFFIXES = frozenset(
         ".avif",
     }
 )
+LOOKED_AT = 8  # of the files of a list, before any is wanted
 
 
 class ImageFolder(Images):
@@ -71,7 +72,7 @@ class ImageFolder(Images):
         self.paths: PackedList[str] = PackedList(paths)
         self.targets: NDArray[Any] = np.array(targets)
         if listing is not None:
-            self._check_first(os.fspath(listing))
+            self._check_root(os.fspath(listing))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -103,12 +104,14 @@ class ImageFolder(Images):
             targets += [label] * (len(paths) - before)
         return paths, targets
 
-    def _check_first(self, listing: str) -> None:
-        first = os.path.join(self.root, self.paths[0])
-        if not os.path.isfile(first):
+    def _check_root(self, listing: str) -> None:
+        """A wrong folder is noticed at once. A file that is missing is an error of its sample."""
+        first = [os.path.join(self.root, path) for path in self.paths[:LOOKED_AT]]
+        if not any(map(os.path.isfile, first)):
             raise FileNotFoundError(
-                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first!r}. Paths of a "
-                "list begin at root, or at the list's own folder where the list is given as root."
+                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, and "
+                f"none of the first {len(first)}. Paths of a list begin at root, or at the list's own folder where "
+                "the list is given as root."
             )
 
     def __repr__(self) -> str:
