@@ -213,6 +213,13 @@ def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("content", [b"", np.empty((3, 0, 4), np.uint8)])
+def test_what_is_empty_is_refused(tmp_path: Path, content: Any) -> None:
+    with pytest.raises(ValueError, match="item 1 is empty"):
+        write_caffe_lmdb(tmp_path / "lmdb", [(RAW, 0), (content, 0)])
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_is_there_is_not_written_to(path: Path) -> None:
     with pytest.raises(FileExistsError, match="is there already"):
         write_caffe_lmdb(path, [])

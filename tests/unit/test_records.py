@@ -99,7 +99,7 @@ def test_a_record_is_found_by_its_id(path: Path, idx: Any) -> None:
 
 @pytest.mark.parametrize("id", [4, -1, 2**64])
 def test_an_id_that_no_record_has_is_a_key_error(path: Path, id: int) -> None:
-    with pytest.raises(KeyError, match=f"id {id} is that of 0 records"):
+    with pytest.raises(KeyError, match=f"no record of .* has the id {id}"):
         RecordFile(path).by_id(id)
 
 
@@ -451,6 +451,10 @@ def test_a_kill_between_the_two_names_leaves_a_file_that_can_be_read(
         ((b"", "cat"), TypeError, "a label is a number or a vector"),
         ((b"", [[1]]), TypeError, "a label is a number or a vector"),
         ((b"", 2**24 + 1), ValueError, "float32, which cannot tell 16777217"),
+        ((b"", 1e300), ValueError, "float32, which has no room for 1e[+]300"),
+        ((b"", [0, -1e39]), ValueError, "float32, which has no room for"),
+        (("text",), TypeError, "the data of a record is bytes, but it is a str"),
+        ((b"", 0, 1.5), TypeError, "the id of a record is an integer, but it is 1.5"),
         ((b"", 0, -1), ValueError, "0 to 2"),
         ((b"", 0, 2**64), ValueError, "0 to 2"),
     ],

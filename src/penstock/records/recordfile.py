@@ -61,7 +61,9 @@ class RecordFile(Samples):
     def by_id(self, id: int) -> Any:
         """The sample with this key in the index or, where there is no index, with this id in its head."""
         hits = self._stored.positions(id)
-        if len(hits) != 1:
+        if not hits:
+            raise KeyError(f"no record of {self.path} has the id {id}.")
+        if len(hits) > 1:
             raise KeyError(
                 f"id {id} is that of {len(hits)} records of {self.path}, {hits[:5]}, and not of one."
             )

@@ -6,6 +6,7 @@ import os
 import secrets
 from array import array
 from contextlib import suppress
+from operator import index as as_int
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,10 +50,15 @@ class RecordWriter:
 
     def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
         """Writes a record. `label` is a number or a vector of them; `id` is by default the record's number."""
-        id = len(self) if id is None else id
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"the data of a record is bytes, but it is a {type(data).__name__}.")
+        try:
+            id = len(self) if id is None else as_int(id)
+        except TypeError:
+            raise TypeError(f"the id of a record is an integer, but it is {id!r}.") from None
         if not 0 <= id < 1 << 64:
             raise ValueError(f"the id of a record is 0 to 2**64 - 1, but it is {id}.")
-        content = _head(label, id) + data
+        content = _head(label, id) + bytes(data)
         if len(content) > framing.LONGEST:
             raise ValueError(
                 f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,}."
@@ -110,7 +116,10 @@ def _head(label: Any, id: int) -> bytes:
     values = np.asarray(label)
     if values.ndim > 1 or values.dtype.kind not in "biuf":
         raise TypeError(f"a label is a number or a vector of numbers, but it is {label!r}.")
-    stored = values.astype("<f4")
+    with np.errstate(over="ignore"):
+        stored = values.astype("<f4")
+    if (np.isfinite(values) & ~np.isfinite(stored)).any():
+        raise ValueError(f"labels are stored as float32, which has no room for {label!r}.")
     if values.dtype.kind in "iu" and (stored.astype(np.float64) != values).any():
         raise ValueError(f"labels are stored as float32, which cannot tell {label!r} from its neighbours.")
     if values.ndim == 0:
