@@ -40,7 +40,8 @@ class ImageFolder(Images):
     Classes are numbered in the order of their names, which `classes` has; `targets` has every image's label, and
     `paths` its path from `root`. With `labels=False` samples are images alone, wherever they are below the folder.
 
-    `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`. Paths
+    `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`; or in
+    MXNet's, a number, which is not used, a label and a path, with tabs between. Paths
     begin at the folder; where `root` itself is such a file, at the folder that it is in. Labels are ints, or floats
     if one of them is. Images are opened when they are asked for: one that is missing is an error of its sample.
     """
@@ -142,8 +143,12 @@ def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not (line := line.strip()):
             continue
-        *before, word = line.rsplit(maxsplit=1)
-        path = "".join(before)
+        fields = line.split("\t")
+        if len(fields) == 3 and _number(fields[0]) is not None and _number(fields[1]) is not None:
+            path, word = fields[2], fields[1]  # MXNet's
+        else:
+            *before, word = line.rsplit(maxsplit=1)
+            path = "".join(before)
         label = _number(word)
         if label is None or not path:
             if labels:
