@@ -85,7 +85,7 @@ def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
     if file.size % 4:
         return f"the file ends at byte {file.size:,}, and records end at multiples of 4"
     read = file.read
-    heads = np.frombuffer(b"".join([read(at, 8) for at in starts.tolist()]), _WORD).reshape(-1, 2)
+    heads = np.frombuffer(file.read_each(starts.tolist(), 8), _WORD).reshape(-1, 2)
     marked, flags = heads[:, 0] == _MARK_WORD, heads[:, 1] >> 29
     ends = starts + 8 + (heads[:, 1].astype(np.int64) & LONGEST) + 3 & ~3
     single = marked & (flags == _ALONE)

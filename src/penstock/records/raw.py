@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from penstock.errors import RecordError
 
+_AHEAD = 1000  # places that the system is told of before they are read
+
 
 class RawFile:
     """A file that is read by position and must not change.
@@ -44,6 +46,17 @@ class RawFile:
             self.damaged(
                 start, f"{size:,} bytes were expected, and the file ends after {len(found):,} of them"
             )
+        return found
+
+    def read_each(self, starts: list[int], size: int) -> bytearray:
+        """So many bytes from each of these places, behind each other."""
+        found = bytearray()
+        for first in range(0, len(starts), _AHEAD):
+            some = starts[first : first + _AHEAD]
+            for start in some:  # a disk reads many at once in less time than one after the other
+                os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
+            for start in some:
+                found += self.read(start, size)
         return found
 
     def damaged(self, offset: int, what: str) -> NoReturn:
