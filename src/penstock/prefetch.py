@@ -19,10 +19,10 @@ import numpy as np
 from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.lease import Leases
-from penstock._memory.leaves import CASTS, STORES
+from penstock._memory.leaves import STORES
 from penstock._memory.pool import Pool
 from penstock._memory.tree import flatten, unflatten
-from penstock._work.cast import Cast, Field, Into
+from penstock._work.cast import Cast, Field, converted, is_tensor
 from penstock._work.failure import annotate
 
 # Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. It cannot be
@@ -411,24 +411,18 @@ class _Memory:
 
 def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any], Any] | None) -> Any:
     kind = type(leaf)
-    if kind is np.ndarray or kind is np.memmap:
-        if leaf.dtype.hasobject:
-            return leaf.copy()
-        if field is not None:
-            return Into(field, writer.empty).put(leaf)
+    if field is not None:
+        made = converted(leaf, field, writer.empty)
+        if made is not leaf:
+            return pin(made) if pin is not None and is_tensor(kind) else made
+    if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
         out = writer.empty(leaf.shape, leaf.dtype)
         np.copyto(out, leaf)
         return out
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
-    if not _is_tensor(kind):
-        if field is not None:
-            field.wanted("O", "a ", kind.__name__)
+    if not is_tensor(kind):
         return leaf
-    if field is not None and kind in CASTS:
-        cast = CASTS[kind](leaf, field, writer.empty)
-        if cast is not leaf:
-            return cast if pin is None else pin(cast)
     if pin is not None:
         return pin(leaf)
     place = STORES[kind](leaf, writer) if kind in STORES else None
@@ -436,22 +430,6 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any],
         return leaf.clone()
     make, shape, how, start = place
     return leaf if writer.overflow else make(shape, how, writer.root, start)
-
-
-_tensors: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
-
-def _is_tensor(kind: type) -> bool:
-    """Whether it is torch's tensor, or derives from it. Then penstock.torch, which knows them, is imported."""
-    known = _tensors.get(kind)
-    if known is None:
-        known = any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
-        if known:
-            from penstock.torch import tensors
-
-            tensors.register()
-        _tensors[kind] = known
-    return known
 
 
 def _pinning(wanted: bool) -> Callable[[Any], Any] | None:

@@ -218,6 +218,19 @@ def test_tensors_are_converted_too() -> None:
             next(ahead)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "what"),
+    [(np.ma.zeros(3), "a MaskedArray"), (np.array([1, None]), "an array of object")],
+    ids=["masked", "object"],
+)
+def test_what_is_not_converted_may_not_be_named(leaf: Any, what: str) -> None:
+    with prefetch([{"a": leaf}], dtype="float16") as ahead:
+        assert same(list(ahead), [{"a": leaf}])
+    ahead = prefetch([{"a": leaf}], dtype={"a": "float16"})
+    with ahead, pytest.raises(CastError, match=f"names the field 'a', which is {what}"):
+        next(ahead)
+
+
 def test_pinning_has_no_effect_without_an_accelerator() -> None:
     torch = pytest.importorskip("torch")
     if torch.accelerator.is_available():
