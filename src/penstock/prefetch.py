@@ -115,16 +115,15 @@ class Prefetcher:
             if self._closed:
                 self._gate.made.put(made)  # others may wait
                 raise RuntimeError(_CLOSED)
-            if made.run == self._feed.wanted[0]:
-                break
-            self._gate.permits.put(True)  # it was read before a reset
+            if made.run is self._feed.wanted:
+                break  # others were read before a reset, and their permits have ended with them
         if made.state is not None:
             self._state = made.state
         if made.is_end:
             self._over = True
             self._gate.made.put(made)  # for others who wait, and until the next reset
             raise StopIteration
-        self._gate.permits.put(True)
+        self._gate.permits.put(made.run)
         if made.error is not None:
             error = made.error
             del made
@@ -139,7 +138,7 @@ class Prefetcher:
 
         Where reading has not begun yet, it begins. A source that can be read only once cannot be reset.
         """
-        self._begin(again=self._thread is not None)
+        self._begin(again=True)
 
     def __len__(self) -> int:
         """The number of batches, where the source has one."""
@@ -170,7 +169,7 @@ class Prefetcher:
         if thread is None or self._pid != os.getpid():
             return
         self._gate.drain()
-        self._gate.made.put(_Made(-1))  # for a thread that waits for a batch
+        self._gate.made.put(_Made(None))  # for a thread that waits for a batch
         if thread is not threading.current_thread():
             thread.join(_GRACE)
 
@@ -199,10 +198,7 @@ class Prefetcher:
             )
         gate, feed = self._gate, self._feed
         if self._thread is None:
-            self._state = feed.state() if state is None else state
-            feed.wanted = 0, state
-            for _ in range(self._depth):
-                gate.permits.put(True)
+            self._state = feed.state()
             # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
             # us, ends it.
             self._thread = threading.Thread(
@@ -210,26 +206,41 @@ class Prefetcher:
             )
             _running[self._thread] = gate
             self._thread.start()
-        elif again:
-            if not feed.can_restart and state is None:
-                raise TypeError(
-                    f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
-                    "prefetch() what makes it: the list, the loader, or the generator function."
-                )
-            self._state = self._state if state is None else state
-            feed.wanted = feed.wanted[0] + 1, state
-            for _ in range(gate.drain()):
-                gate.permits.put(True)
-            self._over = False
+        elif not again:
+            return
+        elif not feed.can_restart and state is None:
+            raise TypeError(
+                f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
+                "prefetch() what makes it: the list, the loader, or the generator function."
+            )
+        self._state = self._state if state is None else state
+        # For the memory. Not once the new run is wanted: there may be batches of it then.
+        gate.drain()
+        run = feed.wanted = _Run(state)
+        for _ in range(self._depth):
+            gate.permits.put(run)
+        self._over = False
 
 
 _CLOSED = "This prefetch() was closed. Call prefetch() again."
 
 
-class _Made(NamedTuple):
-    """What the thread made of one `next()` of the source, in the run-th reading of it."""
+class _Run:
+    """One reading of the source, which begins with this state of it, if there is one.
 
-    run: int
+    It is what a permit is for, and what a batch is of: those of another run than the wanted one are passed over.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Made(NamedTuple):
+    """What the thread made of one `next()` of the source."""
+
+    run: _Run | None
     batch: Any = None
     error: BaseException | None = None
     is_end: bool = False
@@ -245,13 +256,13 @@ class _Gate:
     __slots__ = ("made", "permits", "stopped")
 
     def __init__(self) -> None:
-        self.permits: SimpleQueue[bool] = SimpleQueue()
+        self.permits: SimpleQueue[_Run | None] = SimpleQueue()
         self.made: SimpleQueue[_Made] = SimpleQueue()
         self.stopped = False
 
     def stop(self) -> None:
         self.stopped = True
-        self.permits.put(False)
+        self.permits.put(None)
 
     def take(self) -> _Made:
         while True:
@@ -259,23 +270,21 @@ class _Gate:
             with suppress(Empty):
                 return self.made.get(timeout=_LONGEST_WAIT)
 
-    def drain(self) -> int:
-        """Drops what was made; how many that were."""
-        count = 0
+    def drain(self) -> None:
+        """Drops what was made."""
         with suppress(Empty):
             while True:
                 self.made.get_nowait()
-                count += 1
-        return count
 
 
 def _produce(gate: _Gate, reference: weakref.ref[_Feed]) -> None:
     """The thread: for each permit, one batch. It is in the line with what it made until that is taken."""
-    while gate.permits.get() and not gate.stopped:
+    while (run := gate.permits.get()) is not None and not gate.stopped:
         feed = reference()
         if feed is None:
             return
-        gate.made.put(feed.make())
+        if feed.wanted is run:
+            gate.made.put(feed.make(run))
         del feed
     feed = reference()
     if feed is not None:
@@ -311,21 +320,20 @@ class _Feed:
         self._reset: Callable[[], object] | None = getattr(source, "reset", None) if is_iterator else None
         self.can_restart = not is_iterator or self._reset is not None
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        # Which reading of the source it is, and the state that it begins with: set by the consumer, both at once.
-        self.wanted: tuple[int, Any] = 0, None
-        self._reading = -1  # the one that the iterator is of
+        self.wanted: _Run | None = None  # set by the consumer
+        self._reading: _Run | None = None  # the one that the iterator is of
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._memory = _Memory(slabs)
         self._field = None if cast is None else cast.root()
         self._pin = pin
 
-    def make(self) -> _Made:
+    def make(self, run: _Run) -> _Made:
         """The next batch of the source, or the error in its place, or its end."""
-        (run, state), number = self.wanted, 0
+        number = 0
         try:
-            if run != self._reading:
-                self._open(run, state)
+            if run is not self._reading:
+                self._open(run)
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
@@ -335,11 +343,11 @@ class _Feed:
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
             return _Made(run, error=annotate(error, f"While batch {number} of the source was read ahead."))
 
-    def _open(self, run: int, state: Any) -> None:
-        again, self._reading, self._count = self._reading >= 0, run, 0
+    def _open(self, run: _Run) -> None:
+        again, self._reading, self._count = self._reading is not None, run, 0
         self.leave()
-        if state is not None:
-            self._source.load_state_dict(state)
+        if run.state is not None:
+            self._source.load_state_dict(run.state)
         elif again and self._reset is not None:
             self._reset()
         self._iterator = iter(self._source() if self._call else self._source)

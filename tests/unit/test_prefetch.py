@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -322,6 +323,42 @@ def test_a_reset_does_not_wait_for_the_source() -> None:
         source.may.release(10)
 
 
+def test_batches_that_are_made_while_a_reset_is_under_way_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Gated()
+    with prefetch(source, depth=2) as ahead:
+        iter(ahead)
+        source.asked.acquire()
+        before, gate = ahead._feed.wanted, ahead._gate
+        drain = type(gate).drain
+
+        def drain_late(self: Any) -> Any:
+            if ahead._feed.wanted is not before:  # then the thread may be quicker
+                source.may.release(2)  # for the batch of before, and the first of the new run
+                while self.made.qsize() < 2:
+                    time.sleep(0.001)
+            return drain(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(gate), "drain", drain_late)
+            ahead.reset()
+        source.may.release(100)
+        assert [int(next(ahead)[0]) for _ in range(3)] == [0, 1, 2]
+
+
+def test_resets_without_a_batch_between_keep_no_more_than_before() -> None:
+    source = Gated()
+    source.may.release(1000)
+    with prefetch(source, depth=3) as ahead:
+        for _ in range(20):
+            ahead.reset()
+            while ahead._gate.made.qsize() < 3:
+                time.sleep(0.001)
+            assert ahead._gate.made.qsize() <= 2 * 3
+        assert int(next(ahead)[0]) == 0
+
+
 def test_a_generator_function_begins_anew_and_a_generator_cannot() -> None:
     def batches() -> Iterator[Any]:
         yield from map(np.array, range(3))
@@ -531,7 +568,7 @@ def test_one_that_is_forgotten_ends_its_thread(taken: int) -> None:
     del ahead
     assert gone() is None
     thread.join(20)
-    assert not thread.is_alive() and source.closed == 1
+    assert not thread.is_alive() and source.closed == source.opened
 
 
 def test_one_that_is_forgotten_while_the_source_is_at_a_batch_ends_after_it() -> None:
