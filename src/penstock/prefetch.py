@@ -91,6 +91,7 @@ class Prefetcher:
         self._depth = int(depth)
         self._thread: threading.Thread | None = None
         self._over = False
+        self._ended_by: str | None = None
         self._closed = False
         self._pid = os.getpid()
         self._state: Any = None
@@ -101,20 +102,45 @@ class Prefetcher:
     # One epoch.
 
     def __iter__(self) -> Prefetcher:
-        """Begins the next epoch if this one was read to its end, and else goes on."""
-        if not self._over or self._feed.can_restart:
-            self._begin(again=self._over)
+        """Begins the next epoch if this one was read to its end, or was interrupted, and else goes on."""
+        again = self._over or self._ended_by is not None
+        if not again or self._feed.can_restart:
+            self._begin(again)
         return self
 
     def __next__(self) -> Any:
         if self._over and not self._closed:
             raise StopIteration
         self._begin(again=False)
+        try:
+            made = self._take()
+            if made is not None and made.error is None and not made.is_end:
+                return made.batch
+        except BaseException as interrupt:
+            # Ctrl-C comes anywhere: a batch, and its permit, may be lost.
+            self._ended_by = type(interrupt).__name__
+            self._gate.made.put(_Made(None))  # for others who wait
+            raise
+        if made is None:
+            raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
+        error = made.error
+        del made
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which must not hold it in turn
+
+    def _take(self) -> _Made | None:
+        """What comes next, and a permit for another; None where it was closed, or ended."""
+        if self._ended_by is not None:
+            return None
         while True:
             made = self._gate.take()
-            if self._closed:
+            if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # others may wait
-                raise RuntimeError(_CLOSED)
+                return None
             if made.run is self._feed.wanted:
                 break  # others were read before a reset, and their permits have ended with them
         if made.state is not None:
@@ -122,16 +148,9 @@ class Prefetcher:
         if made.is_end:
             self._over = True
             self._gate.made.put(made)  # for others who wait, and until the next reset
-            raise StopIteration
-        self._gate.permits.put(made.run)
-        if made.error is not None:
-            error = made.error
-            del made
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
-        return made.batch
+        else:
+            self._gate.permits.put(made.run)
+        return made
 
     def reset(self) -> None:
         """Begins the source anew, wherever it was. Batches that were handed out stay as they are.
@@ -214,15 +233,20 @@ class Prefetcher:
                 "prefetch() what makes it: the list, the loader, or the generator function."
             )
         self._state = self._state if state is None else state
+        self._ended_by = "an interrupted reset()"  # until all is as it should be
         # For the memory. Not once the new run is wanted: there may be batches of it then.
         gate.drain()
         run = feed.wanted = _Run(state)
         for _ in range(self._depth):
             gate.permits.put(run)
-        self._over = False
+        self._over, self._ended_by = False, None
 
 
 _CLOSED = "This prefetch() was closed. Call prefetch() again."
+_ENDED = (
+    "This prefetch() was ended by {}, and a batch may be lost. reset() or a new iter() begins the source anew, if it "
+    "can be read again."
+)
 
 
 class _Run:

@@ -642,7 +642,7 @@ def test_two_threads_may_take_from_one() -> None:
     assert sorted(got[0] + got[1]) == list(range(500))
 
 
-def test_ctrl_c_leaves_it_usable() -> None:
+def test_ctrl_c_while_it_waits_ends_it_until_it_begins_anew() -> None:
     source = Gated()
 
     def interrupt() -> None:
@@ -656,7 +656,83 @@ def test_ctrl_c_leaves_it_usable() -> None:
             next(ahead)
         helper.join()
         source.may.release(10)
-        assert int(next(ahead)[0]) == 0
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or a new iter"
+            ):
+                next(ahead)
+        assert int(next(iter(ahead))[0]) == 0
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A `next()` that Ctrl-C reaches when it has just taken a batch."""
+
+    def run(ahead: Any) -> None:
+        take = type(ahead._gate).take
+
+        def torn(self: Any) -> Any:
+            take(self)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(ahead._gate), "take", torn)
+            with pytest.raises(KeyboardInterrupt):
+                next(ahead)
+
+    return run
+
+
+@pytest.mark.parametrize("begin", [iter, lambda ahead: ahead.reset()], ids=["iter", "reset"])
+def test_ctrl_c_loses_neither_batches_unseen_nor_the_right_to_read_ahead(
+    begin: Any, interrupted: Any
+) -> None:
+    with prefetch(Source(6), depth=2) as ahead:
+        for _ in range(3):  # more often than depth
+            assert int(next(ahead)[0]) == 0
+            interrupted(ahead)
+            with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+                next(ahead)
+            begin(ahead)
+        assert values(ahead) == list(range(6))
+
+
+def test_ctrl_c_ends_other_threads_that_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, errors = threading.Event(), []
+    with prefetch(Gated(), depth=1) as ahead:
+        take = type(ahead._gate).take
+
+        def consume() -> None:
+            try:
+                next(ahead)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        def torn(self: Any) -> Any:
+            if threading.current_thread() in others:
+                waits.set()
+                return take(self)
+            raise KeyboardInterrupt
+
+        others = [threading.Thread(target=consume) for _ in range(2)]
+        monkeypatch.setattr(type(ahead._gate), "take", torn)
+        for other in others:
+            other.start()
+            waits.wait()
+            waits.clear()
+        with pytest.raises(KeyboardInterrupt):
+            next(ahead)
+        for other in others:
+            other.join(20)
+        assert ["was ended by KeyboardInterrupt" in error for error in errors] == [True, True]
+        ahead._source.may.release(10)
+
+
+def test_an_iterator_that_ctrl_c_has_ended_stays_so(interrupted: Any) -> None:
+    with prefetch(iter([np.array(1), np.array(2)])) as ahead:
+        interrupted(ahead)
+        with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+            list(ahead)
 
 
 def test_a_forked_child_has_the_batches_and_not_the_thread() -> None:
