@@ -94,7 +94,7 @@ class Prefetcher:
         self._ended_by: str | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._state: Any = None
+        self._state: tuple[_Run | None, Any] = None, None  # the source's, and in which run
         # Not by a method of ours: it would keep us alive.
         self._finalizer = weakref.finalize(self, self._gate.stop)
         self._finalizer.atexit = False  # _stop_all does that, and waits
@@ -144,7 +144,7 @@ class Prefetcher:
             if made.run is self._feed.wanted:
                 break  # others were read before a reset, and their permits have ended with them
         if made.state is not None:
-            self._state = made.state
+            self._state = made.run, made.state
         if made.is_end:
             self._over = True
             self._gate.made.put(made)  # for others who wait, and until the next reset
@@ -171,8 +171,18 @@ class Prefetcher:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _state_dict(self) -> Any:
-        """What the source's `state_dict()` was after the batch that was handed out last."""
-        return self._source.state_dict() if self._thread is None else self._state
+        """What the source's `state_dict()` was after the batch that was handed out last.
+
+        After a reset, that is when it has begun anew: this waits for that.
+        """
+        run = self._feed.wanted
+        if run is None:
+            return self._source.state_dict()
+        if self._state[0] is run:
+            return self._state[1]
+        while not run.opened.wait(_LONGEST_WAIT):
+            self._check()
+        return run.first
 
     def _load_state_dict(self, state: Any) -> None:
         """Gives the state to the source, which is begun anew with it."""
@@ -206,8 +216,7 @@ class Prefetcher:
     def __reduce__(self) -> Any:
         raise TypeError("What prefetch() returns cannot be pickled: it has a thread. Pickle the source.")
 
-    def _begin(self, again: bool, state: Any = None) -> None:
-        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+    def _check(self) -> None:
         if self._closed:
             raise RuntimeError(_CLOSED)
         if self._pid != os.getpid():
@@ -215,9 +224,13 @@ class Prefetcher:
                 "This prefetch() was made before this process was forked, and its thread is in the process that "
                 "made it. Call prefetch() after the fork."
             )
-        gate, feed = self._gate, self._feed
+
+    def _begin(self, again: bool, state: Any = None) -> None:
+        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+        self._check()
+        gate, feed, first = self._gate, self._feed, state
         if self._thread is None:
-            self._state = feed.state()
+            first = feed.state() if state is None else state
             # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
             # us, ends it.
             self._thread = threading.Thread(
@@ -232,11 +245,10 @@ class Prefetcher:
                 f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
                 "prefetch() what makes it: the list, the loader, or the generator function."
             )
-        self._state = self._state if state is None else state
         self._ended_by = "an interrupted reset()"  # until all is as it should be
         # For the memory. Not once the new run is wanted: there may be batches of it then.
         gate.drain()
-        run = feed.wanted = _Run(state)
+        run = feed.wanted = _Run(state, first)
         for _ in range(self._depth):
             gate.permits.put(run)
         self._over, self._ended_by = False, None
@@ -255,10 +267,14 @@ class _Run:
     It is what a permit is for, and what a batch is of: those of another run than the wanted one are passed over.
     """
 
-    __slots__ = ("state",)
+    __slots__ = ("first", "opened", "state")
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, first: Any) -> None:
         self.state = state
+        self.first = first  # the source's, before the first batch: there when it is `opened`
+        self.opened = threading.Event()
+        if first is not None:
+            self.opened.set()
 
 
 class _Made(NamedTuple):
@@ -357,7 +373,12 @@ class _Feed:
         number = 0
         try:
             if run is not self._reading:
-                self._open(run)
+                try:
+                    self._open(run)
+                finally:
+                    if not run.opened.is_set():
+                        run.first = self._state_if_any()
+                        run.opened.set()
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
@@ -365,7 +386,8 @@ class _Feed:
                 return _Made(run, is_end=True, state=self.state())
             return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
-            return _Made(run, error=annotate(error, f"While batch {number} of the source was read ahead."))
+            annotate(error, f"While batch {number} of the source was read ahead.")
+            return _Made(run, error=error, state=self._state_if_any())
 
     def _open(self, run: _Run) -> None:
         again, self._reading, self._count = self._reading is not None, run, 0
@@ -390,6 +412,12 @@ class _Feed:
     def state(self) -> Any:
         """The source's own, if it has one."""
         return self._source.state_dict() if self.has_state else None
+
+    def _state_if_any(self) -> Any:
+        """Where an error is on its way already."""
+        with suppress(Exception):
+            return self.state()
+        return None
 
 
 _END = object()

@@ -798,6 +798,42 @@ def test_the_state_is_that_of_the_batch_that_was_handed_out_last(taken: int) -> 
     assert seen + rest == whole
 
 
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(np.arange(40), 8, shuffle=True, seed=3)
+
+
+@pytest.mark.parametrize("begin", [iter, lambda ahead: ahead.reset()], ids=["iter", "reset"])
+@pytest.mark.parametrize("taken", [0, 2, 6])
+def test_the_state_after_a_new_beginning_is_that_of_the_new_epoch(begin: Any, taken: int) -> None:
+    with prefetch(shuffled()) as ahead:
+        for _ in range(taken):
+            next(ahead, None)
+        begin(ahead)
+        state = ahead.state_dict()
+        rest = [batch.tolist() for batch in ahead]
+    with prefetch(shuffled()) as after:
+        after.load_state_dict(state)
+        assert [batch.tolist() for batch in after] == rest
+
+
+def test_the_state_after_an_error_is_behind_it() -> None:
+    with prefetch(DataLoader([1, 2, 3, "x", 5, 6], 2, collate_fn=sum, seed=0)) as ahead:
+        assert next(ahead) == 3
+        with pytest.raises(TypeError):
+            next(ahead)
+        state = ahead.state_dict()
+    with prefetch(DataLoader([1, 2, 3, "x", 5, 6], 2, collate_fn=sum, seed=0)) as after:
+        after.load_state_dict(state)
+        assert list(after) == [11]
+
+
+def test_the_state_after_close_is_that_of_the_batch_that_was_handed_out_last() -> None:
+    with prefetch(shuffled()) as ahead:
+        next(ahead)
+        state = ahead.state_dict()
+    assert ahead.state_dict() == state
+
+
 def test_a_state_is_loaded_whatever_was_asked_before() -> None:
     class Counter:
         """An iterator that can be sent anywhere."""
