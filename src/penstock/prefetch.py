@@ -88,7 +88,13 @@ class Prefetcher:
         self._source = source
         self._gate = _Gate()
         self._feed = _Feed(source, int(depth + hold), cast, _pinning(pin_memory))
-        self._depth = int(depth)
+        self._options = {
+            "depth": int(depth),
+            "hold": int(hold),
+            "dtype": dtype,
+            "casting": casting,
+            "pin_memory": bool(pin_memory),
+        }
         self._thread: threading.Thread | None = None
         self._over = False
         self._ended_by: str | None = None
@@ -98,6 +104,14 @@ class Prefetcher:
         # Not by a method of ours: it would keep us alive.
         self._finalizer = weakref.finalize(self, self._gate.stop)
         self._finalizer.atexit = False  # _stop_all does that, and waits
+
+    depth = property(lambda self: self._options["depth"], doc="How many batches the source is ahead at most.")
+    hold = property(
+        lambda self: self._options["hold"], doc="How many batches you are expected to have at a time."
+    )
+    dtype = property(lambda self: self._options["dtype"], doc="As it was given.")
+    casting = property(lambda self: self._options["casting"], doc='"checked" or "unsafe".')
+    pin_memory = property(lambda self: self._options["pin_memory"])
 
     # One epoch.
 
@@ -163,6 +177,9 @@ class Prefetcher:
         """The number of batches, where the source has one."""
         return len(self._source)
 
+    def __bool__(self) -> bool:
+        return True  # and not what len() says, which many sources do not have
+
     # Stopping and going on: only where the source can, as programs look for these methods.
 
     def __getattr__(self, name: str) -> Any:
@@ -211,7 +228,7 @@ class Prefetcher:
         self.close()
 
     def __repr__(self) -> str:
-        return f"prefetch({type(self._source).__name__}, depth={self._depth})"
+        return f"prefetch({type(self._source).__name__}, depth={self.depth})"
 
     def __reduce__(self) -> Any:
         raise TypeError("What prefetch() returns cannot be pickled: it has a thread. Pickle the source.")
@@ -249,7 +266,7 @@ class Prefetcher:
         # For the memory. Not once the new run is wanted: there may be batches of it then.
         gate.drain()
         run = feed.wanted = _Run(state, first)
-        for _ in range(self._depth):
+        for _ in range(self.depth):
             gate.permits.put(run)
         self._over, self._ended_by = False, None
 

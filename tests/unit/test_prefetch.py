@@ -378,6 +378,18 @@ def test_len_is_that_of_the_source() -> None:
         len(prefetch(iter([])))
 
 
+def test_it_is_true_whether_its_source_has_a_length_or_not() -> None:
+    assert prefetch([]) and prefetch(iter([])) and prefetch(Gated().__iter__)
+
+
+def test_what_it_was_given_can_be_read_and_not_changed() -> None:
+    given = {"depth": 3, "hold": 2, "dtype": {"a": "int8"}, "casting": "unsafe", "pin_memory": False}
+    ahead = prefetch([], **given)  # type: ignore[arg-type]
+    assert {name: getattr(ahead, name) for name in given} == given
+    with pytest.raises(AttributeError):
+        ahead.depth = 4
+
+
 @pytest.mark.parametrize("depth", [1, 2, 16])
 def test_the_source_is_at_most_depth_batches_ahead(depth: int) -> None:
     source = Gated()
