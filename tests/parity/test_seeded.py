@@ -198,7 +198,8 @@ def test_a_rank_pads_its_last_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "instead"), [({"shard": (0, 2)}, "DistributedSampler"), ({"last_batch": "drop"}, "drop_last")]
+    ("settings", "instead"),
+    [({"shard": (0, 2)}, "DistributedSampler"), ({"last_batch": "drop"}, "drop_last")],
 )
 def test_without_a_seed_ranks_are_torchs_business(settings: dict[str, Any], instead: str) -> None:
     with pytest.raises(ValueError, match=instead):
