@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _pack(options) if options.command == "pack" else _demo()
     except KeyboardInterrupt:
+        if options.command == "pack":
+            print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
         return 128 + signal.SIGINT
 
 

@@ -19,10 +19,10 @@ import numpy as np
 from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.lease import Leases
-from penstock._memory.leaves import CASTS, STORES
+from penstock._memory.leaves import STORES
 from penstock._memory.pool import Pool
 from penstock._memory.tree import flatten, unflatten
-from penstock._work.cast import Cast, Field, Into
+from penstock._work.cast import Cast, Field, converted, is_tensor
 from penstock._work.failure import annotate
 
 # Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. It cannot be
@@ -88,62 +88,97 @@ class Prefetcher:
         self._source = source
         self._gate = _Gate()
         self._feed = _Feed(source, int(depth + hold), cast, _pinning(pin_memory))
-        self._depth = int(depth)
+        self._options = {
+            "depth": int(depth),
+            "hold": int(hold),
+            "dtype": dtype,
+            "casting": casting,
+            "pin_memory": bool(pin_memory),
+        }
         self._thread: threading.Thread | None = None
         self._over = False
+        self._ended_by: str | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._state: Any = None
+        self._state: tuple[_Run | None, Any] = None, None  # the source's, and in which run
         # Not by a method of ours: it would keep us alive.
         self._finalizer = weakref.finalize(self, self._gate.stop)
         self._finalizer.atexit = False  # _stop_all does that, and waits
 
+    depth = property(lambda self: self._options["depth"], doc="How many batches the source is ahead at most.")
+    hold = property(
+        lambda self: self._options["hold"], doc="How many batches you are expected to have at a time."
+    )
+    dtype = property(lambda self: self._options["dtype"], doc="As it was given.")
+    casting = property(lambda self: self._options["casting"], doc='"checked" or "unsafe".')
+    pin_memory = property(lambda self: self._options["pin_memory"])
+
     # One epoch.
 
     def __iter__(self) -> Prefetcher:
-        """Begins the next epoch if this one was read to its end, and else goes on."""
-        if not self._over or self._feed.can_restart:
-            self._begin(again=self._over)
+        """Begins the next epoch if this one was read to its end, or was interrupted, and else goes on."""
+        again = self._over or self._ended_by is not None
+        if not again or self._feed.can_restart:
+            self._begin(again)
         return self
 
     def __next__(self) -> Any:
         if self._over and not self._closed:
             raise StopIteration
         self._begin(again=False)
+        try:
+            made = self._take()
+            if made is not None and made.error is None and not made.is_end:
+                return made.batch
+        except BaseException as interrupt:
+            # Ctrl-C comes anywhere: a batch, and its permit, may be lost.
+            self._ended_by = type(interrupt).__name__
+            self._gate.made.put(_Made(None))  # for others who wait
+            raise
+        if made is None:
+            raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
+        error = made.error
+        del made
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which must not hold it in turn
+
+    def _take(self) -> _Made | None:
+        """What comes next, and a permit for another; None where it was closed, or ended."""
+        if self._ended_by is not None:
+            return None
         while True:
             made = self._gate.take()
-            if self._closed:
+            if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # others may wait
-                raise RuntimeError(_CLOSED)
-            if made.run == self._feed.wanted[0]:
-                break
-            self._gate.permits.put(True)  # it was read before a reset
+                return None
+            if made.run is self._feed.wanted:
+                break  # others were read before a reset, and their permits have ended with them
         if made.state is not None:
-            self._state = made.state
+            self._state = made.run, made.state
         if made.is_end:
             self._over = True
             self._gate.made.put(made)  # for others who wait, and until the next reset
-            raise StopIteration
-        self._gate.permits.put(True)
-        if made.error is not None:
-            error = made.error
-            del made
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
-        return made.batch
+        else:
+            self._gate.permits.put(made.run)
+        return made
 
     def reset(self) -> None:
         """Begins the source anew, wherever it was. Batches that were handed out stay as they are.
 
         Where reading has not begun yet, it begins. A source that can be read only once cannot be reset.
         """
-        self._begin(again=self._thread is not None)
+        self._begin(again=True)
 
     def __len__(self) -> int:
         """The number of batches, where the source has one."""
         return len(self._source)
+
+    def __bool__(self) -> bool:
+        return True  # and not what len() says, which many sources do not have
 
     # Stopping and going on: only where the source can, as programs look for these methods.
 
@@ -153,8 +188,18 @@ class Prefetcher:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _state_dict(self) -> Any:
-        """What the source's `state_dict()` was after the batch that was handed out last."""
-        return self._source.state_dict() if self._thread is None else self._state
+        """What the source's `state_dict()` was after the batch that was handed out last.
+
+        After a reset, that is when it has begun anew: this waits for that.
+        """
+        run = self._feed.wanted
+        if run is None:
+            return self._source.state_dict()
+        if self._state[0] is run:
+            return self._state[1]
+        while not run.opened.wait(_LONGEST_WAIT):
+            self._check()
+        return run.first
 
     def _load_state_dict(self, state: Any) -> None:
         """Gives the state to the source, which is begun anew with it."""
@@ -170,7 +215,7 @@ class Prefetcher:
         if thread is None or self._pid != os.getpid():
             return
         self._gate.drain()
-        self._gate.made.put(_Made(-1))  # for a thread that waits for a batch
+        self._gate.made.put(_Made(None))  # for a thread that waits for a batch
         if thread is not threading.current_thread():
             thread.join(_GRACE)
 
@@ -183,13 +228,12 @@ class Prefetcher:
         self.close()
 
     def __repr__(self) -> str:
-        return f"prefetch({type(self._source).__name__}, depth={self._depth})"
+        return f"prefetch({type(self._source).__name__}, depth={self.depth})"
 
     def __reduce__(self) -> Any:
         raise TypeError("What prefetch() returns cannot be pickled: it has a thread. Pickle the source.")
 
-    def _begin(self, again: bool, state: Any = None) -> None:
-        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+    def _check(self) -> None:
         if self._closed:
             raise RuntimeError(_CLOSED)
         if self._pid != os.getpid():
@@ -197,12 +241,13 @@ class Prefetcher:
                 "This prefetch() was made before this process was forked, and its thread is in the process that "
                 "made it. Call prefetch() after the fork."
             )
-        gate, feed = self._gate, self._feed
+
+    def _begin(self, again: bool, state: Any = None) -> None:
+        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+        self._check()
+        gate, feed, first = self._gate, self._feed, state
         if self._thread is None:
-            self._state = feed.state() if state is None else state
-            feed.wanted = 0, state
-            for _ in range(self._depth):
-                gate.permits.put(True)
+            first = feed.state() if state is None else state
             # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
             # us, ends it.
             self._thread = threading.Thread(
@@ -210,26 +255,49 @@ class Prefetcher:
             )
             _running[self._thread] = gate
             self._thread.start()
-        elif again:
-            if not feed.can_restart and state is None:
-                raise TypeError(
-                    f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
-                    "prefetch() what makes it: the list, the loader, or the generator function."
-                )
-            self._state = self._state if state is None else state
-            feed.wanted = feed.wanted[0] + 1, state
-            for _ in range(gate.drain()):
-                gate.permits.put(True)
-            self._over = False
+        elif not again:
+            return
+        elif not feed.can_restart and state is None:
+            raise TypeError(
+                f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
+                "prefetch() what makes it: the list, the loader, or the generator function."
+            )
+        self._ended_by = "an interrupted reset()"  # until all is as it should be
+        # For the memory. Not once the new run is wanted: there may be batches of it then.
+        gate.drain()
+        run = feed.wanted = _Run(state, first)
+        for _ in range(self.depth):
+            gate.permits.put(run)
+        self._over, self._ended_by = False, None
 
 
 _CLOSED = "This prefetch() was closed. Call prefetch() again."
+_ENDED = (
+    "This prefetch() was ended by {}, and a batch may be lost. reset() or a new iter() begins the source anew, if it "
+    "can be read again."
+)
+
+
+class _Run:
+    """One reading of the source, which begins with this state of it, if there is one.
+
+    It is what a permit is for, and what a batch is of: those of another run than the wanted one are passed over.
+    """
+
+    __slots__ = ("first", "opened", "state")
+
+    def __init__(self, state: Any, first: Any) -> None:
+        self.state = state
+        self.first = first  # the source's, before the first batch: there when it is `opened`
+        self.opened = threading.Event()
+        if first is not None:
+            self.opened.set()
 
 
 class _Made(NamedTuple):
-    """What the thread made of one `next()` of the source, in the run-th reading of it."""
+    """What the thread made of one `next()` of the source."""
 
-    run: int
+    run: _Run | None
     batch: Any = None
     error: BaseException | None = None
     is_end: bool = False
@@ -245,13 +313,13 @@ class _Gate:
     __slots__ = ("made", "permits", "stopped")
 
     def __init__(self) -> None:
-        self.permits: SimpleQueue[bool] = SimpleQueue()
+        self.permits: SimpleQueue[_Run | None] = SimpleQueue()
         self.made: SimpleQueue[_Made] = SimpleQueue()
         self.stopped = False
 
     def stop(self) -> None:
         self.stopped = True
-        self.permits.put(False)
+        self.permits.put(None)
 
     def take(self) -> _Made:
         while True:
@@ -259,23 +327,21 @@ class _Gate:
             with suppress(Empty):
                 return self.made.get(timeout=_LONGEST_WAIT)
 
-    def drain(self) -> int:
-        """Drops what was made; how many that were."""
-        count = 0
+    def drain(self) -> None:
+        """Drops what was made."""
         with suppress(Empty):
             while True:
                 self.made.get_nowait()
-                count += 1
-        return count
 
 
 def _produce(gate: _Gate, reference: weakref.ref[_Feed]) -> None:
     """The thread: for each permit, one batch. It is in the line with what it made until that is taken."""
-    while gate.permits.get() and not gate.stopped:
+    while (run := gate.permits.get()) is not None and not gate.stopped:
         feed = reference()
         if feed is None:
             return
-        gate.made.put(feed.make())
+        if feed.wanted is run:
+            gate.made.put(feed.make(run))
         del feed
     feed = reference()
     if feed is not None:
@@ -311,21 +377,25 @@ class _Feed:
         self._reset: Callable[[], object] | None = getattr(source, "reset", None) if is_iterator else None
         self.can_restart = not is_iterator or self._reset is not None
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        # Which reading of the source it is, and the state that it begins with: set by the consumer, both at once.
-        self.wanted: tuple[int, Any] = 0, None
-        self._reading = -1  # the one that the iterator is of
+        self.wanted: _Run | None = None  # set by the consumer
+        self._reading: _Run | None = None  # the one that the iterator is of
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._memory = _Memory(slabs)
         self._field = None if cast is None else cast.root()
         self._pin = pin
 
-    def make(self) -> _Made:
+    def make(self, run: _Run) -> _Made:
         """The next batch of the source, or the error in its place, or its end."""
-        (run, state), number = self.wanted, 0
+        number = 0
         try:
-            if run != self._reading:
-                self._open(run, state)
+            if run is not self._reading:
+                try:
+                    self._open(run)
+                finally:
+                    if not run.opened.is_set():
+                        run.first = self._state_if_any()
+                        run.opened.set()
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
@@ -333,13 +403,14 @@ class _Feed:
                 return _Made(run, is_end=True, state=self.state())
             return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
-            return _Made(run, error=annotate(error, f"While batch {number} of the source was read ahead."))
+            annotate(error, f"While batch {number} of the source was read ahead.")
+            return _Made(run, error=error, state=self._state_if_any())
 
-    def _open(self, run: int, state: Any) -> None:
-        again, self._reading, self._count = self._reading >= 0, run, 0
+    def _open(self, run: _Run) -> None:
+        again, self._reading, self._count = self._reading is not None, run, 0
         self.leave()
-        if state is not None:
-            self._source.load_state_dict(state)
+        if run.state is not None:
+            self._source.load_state_dict(run.state)
         elif again and self._reset is not None:
             self._reset()
         self._iterator = iter(self._source() if self._call else self._source)
@@ -358,6 +429,12 @@ class _Feed:
     def state(self) -> Any:
         """The source's own, if it has one."""
         return self._source.state_dict() if self.has_state else None
+
+    def _state_if_any(self) -> Any:
+        """Where an error is on its way already."""
+        with suppress(Exception):
+            return self.state()
+        return None
 
 
 _END = object()
@@ -411,24 +488,18 @@ class _Memory:
 
 def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any], Any] | None) -> Any:
     kind = type(leaf)
-    if kind is np.ndarray or kind is np.memmap:
-        if leaf.dtype.hasobject:
-            return leaf.copy()
-        if field is not None:
-            return Into(field, writer.empty).put(leaf)
+    if field is not None:
+        made = converted(leaf, field, writer.empty)
+        if made is not leaf:
+            return pin(made) if pin is not None and is_tensor(kind) else made
+    if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
         out = writer.empty(leaf.shape, leaf.dtype)
         np.copyto(out, leaf)
         return out
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
-    if not _is_tensor(kind):
-        if field is not None:
-            field.wanted("O", "a ", kind.__name__)
+    if not is_tensor(kind):
         return leaf
-    if field is not None and kind in CASTS:
-        cast = CASTS[kind](leaf, field, writer.empty)
-        if cast is not leaf:
-            return cast if pin is None else pin(cast)
     if pin is not None:
         return pin(leaf)
     place = STORES[kind](leaf, writer) if kind in STORES else None
@@ -436,22 +507,6 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Callable[[Any],
         return leaf.clone()
     make, shape, how, start = place
     return leaf if writer.overflow else make(shape, how, writer.root, start)
-
-
-_tensors: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
-
-def _is_tensor(kind: type) -> bool:
-    """Whether it is torch's tensor, or derives from it. Then penstock.torch, which knows them, is imported."""
-    known = _tensors.get(kind)
-    if known is None:
-        known = any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
-        if known:
-            from penstock.torch import tensors
-
-            tensors.register()
-        _tensors[kind] = known
-    return known
 
 
 def _pinning(wanted: bool) -> Callable[[Any], Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from same import same
 
 from conformance import sources
 from penstock import ArrayDataset, CastError, DataLoader, Dataset, StateError, Subset
+from penstock._memory import leaves
+from penstock._work import cast
 
 TABLE = ArrayDataset(
     x=np.arange(60.0).reshape(20, 3), y=np.arange(20), name=np.array([f"n{i}" for i in range(20)])
@@ -164,6 +167,30 @@ def test_a_state_of_another_dtype_is_refused() -> None:
 def test_a_dtype_that_no_batch_can_have_is_refused(dtype: Any) -> None:
     with pytest.raises(ValueError, match="None, one of float16, float32, float64, int8, uint8, int32, int64"):
         DataLoader(range(5), dtype=dtype)
+
+
+def tensor_of(samples: Any) -> Any:
+    import torch
+
+    return {"t": torch.tensor(samples), "a": np.array(samples)}
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=["inline", "spawn"]
+)
+def test_tensors_are_converted_in_a_process_that_has_not_imported_penstock_torch(
+    workers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(cast, "CASTS", {})  # as they were before anybody did
+    monkeypatch.setattr(leaves, "CASTS", cast.CASTS)
+    monkeypatch.setattr(cast, "_tensors", weakref.WeakKeyDictionary())
+    with DataLoader([1, 300], 2, collate_fn=tensor_of, dtype="float16", **workers) as loader:
+        (batch,) = loader
+    assert (batch["t"].dtype, batch["a"].dtype) == (torch.float16, np.float16)
+    loader = DataLoader([1, 300], 2, collate_fn=tensor_of, dtype={"t": "uint8"}, **workers)
+    with loader, pytest.raises(CastError, match="300 in the field 't'"):
+        list(loader)
 
 
 def test_numbers_are_converted_into_the_slab_and_nowhere_else(make_processes: Any) -> None:

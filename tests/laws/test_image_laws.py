@@ -74,12 +74,11 @@ def test_a_smaller_decoded_window_has_all_pixels_that_are_wanted(
     window = crop_box(image, crop, data.draw(shares), data.draw(shares))
     times = shrinking(window, to)
     decoded = -(-image[0] // times), -(-image[1] // times)
-    small = shrunk(window, image, decoded)
+    small, extent = shrunk(window, times)
     assert is_inside(small, decoded)
-    assert times == 1 or (small.height >= to[0] and small.width >= to[1])
-    # It covers the same part of the image, to less than a pixel of what was decoded.
-    for begin, length, whole, part in (
-        (window.top, small.top, image[0], decoded[0]),
-        (window.left, small.left, image[1], decoded[1]),
-    ):
-        assert 0 <= begin * part - length * whole < whole
+    assert small.height >= extent[0] == window.height / times
+    assert small.width >= extent[1] == window.width / times
+    assert times == 1 or (extent[0] >= to[0] and extent[1] >= to[1])
+    # It begins less than a decoded pixel before, and where the image does if the window does.
+    assert 0 <= window.top - small.top * times < times
+    assert 0 <= window.left - small.left * times < times

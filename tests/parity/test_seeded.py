@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import weakref
 from pathlib import Path
@@ -196,9 +197,12 @@ def test_a_rank_pads_its_last_batch() -> None:
     assert loader.shard == (1, 2) and loader.last_batch is None
 
 
-@pytest.mark.parametrize("settings", [{"shard": (0, 2)}, {"last_batch": "drop"}])
-def test_without_a_seed_ranks_are_torchs_business(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="DistributedSampler"):
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [({"shard": (0, 2)}, "DistributedSampler"), ({"last_batch": "drop"}, "drop_last")],
+)
+def test_without_a_seed_ranks_are_torchs_business(settings: dict[str, Any], instead: str) -> None:
+    with pytest.raises(ValueError, match=instead):
         DataLoader(Noisy(), **settings)
 
 
@@ -328,10 +332,13 @@ def test_bad_samples_are_replaced_until_there_are_too_many(workers: int) -> None
         epochs(Drawing((3, 9)), num_workers=workers, max_errors=1, **settings)
 
 
-@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"max_errors": 3}])
-def test_bad_samples_are_torchs_business_without_a_seed(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="need seed="):
-        DataLoader(Drawing(), **settings)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("on_error", "skip"), ("max_errors", 3), ("shard", (0, 2)), ("last_batch", "rollover")],
+)
+def test_without_a_seed_what_needs_one_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(value))} needs seed=: without it"):
+        DataLoader(Drawing(), **{name: value})
 
 
 def test_a_way_with_bad_samples_that_there_is_not_is_refused_at_once() -> None:

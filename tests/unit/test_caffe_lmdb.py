@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 
 from penstock import DataLoader
 from penstock.image import ImageError, Transform
-from penstock.records import CaffeLMDB, RecordError, write_caffe_lmdb
+from penstock.records import CaffeLMDB, RecordError, read_caffe_mean, write_caffe_lmdb
 from penstock.records.datum import DatumError, dump, parse
 
 RAW = np.arange(36, dtype=np.uint8).reshape(3, 3, 4)
@@ -213,6 +214,13 @@ def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("content", [b"", np.empty((3, 0, 4), np.uint8)])
+def test_what_is_empty_is_refused(tmp_path: Path, content: Any) -> None:
+    with pytest.raises(ValueError, match="item 1 is empty"):
+        write_caffe_lmdb(tmp_path / "lmdb", [(RAW, 0), (content, 0)])
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_is_there_is_not_written_to(path: Path) -> None:
     with pytest.raises(FileExistsError, match="is there already"):
         write_caffe_lmdb(path, [])
@@ -233,3 +241,34 @@ def test_reading_what_is_stored_needs_no_library(path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "[]\n", ran.stderr
+
+
+MEAN = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+PACKED = b"\x2a\x60" + MEAN.tobytes()  # field 5, 96 bytes
+OLD = bytes([0x08, 1, 0x10, 3, 0x18, 2, 0x20, 4])  # num, channels, height, width
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        OLD + PACKED,
+        PACKED + b"\x3a\x06\x0a\x04\x01\x03\x02\x04",  # with a shape, packed
+        PACKED + b"\x3a\x06\x08\x03\x08\x02\x08\x04",  # of three axes, one by one
+        OLD + b"".join(b"\x2d" + struct.pack("<f", value) for value in MEAN.flat),
+    ],
+)
+def test_the_mean_image_of_caffe_is_read(tmp_path: Path, message: bytes) -> None:
+    (tmp_path / "mean.binaryproto").write_bytes(message)
+    mean = read_caffe_mean(tmp_path / "mean.binaryproto")
+    assert mean.dtype == np.float32
+    assert np.array_equal(mean, MEAN)
+    Transform(mean=mean, resize=(2, 4), color="bgr")
+
+
+@pytest.mark.parametrize(
+    "message", [b"", PACKED, OLD, OLD + PACKED[:-1], b"\x0a\x00", b"plain text", OLD + b"\x2d\0"]
+)
+def test_what_is_no_mean_image_is_named(tmp_path: Path, message: bytes) -> None:
+    (tmp_path / "mean.binaryproto").write_bytes(message)
+    with pytest.raises(RecordError, match=r"mean\.binaryproto: .* are not a mean image of Caffe's: "):
+        read_caffe_mean(tmp_path / "mean.binaryproto")

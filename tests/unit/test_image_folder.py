@@ -177,3 +177,10 @@ def test_other_transforms_are_refused_with_what_to_do() -> None:
 def test_it_is_sent_as_two_arrays(zoo: Path) -> None:
     images = pickle.loads(pickle.dumps(ImageFolder(zoo, SMALL)))
     assert images[1][1] == 0 and len(images) == 4
+
+
+def test_a_list_of_mxnet_has_a_number_a_label_and_a_path(zoo: Path) -> None:
+    (zoo / "train.lst").write_text("7\t2.000000\tdogs/b.png\n3\t5\tdogs/b.png\n")
+    images = ImageFolder(zoo / "train.lst", SMALL)
+    assert list(images.paths) == ["dogs/b.png"] * 2
+    assert images.targets.tolist() == [2, 5]

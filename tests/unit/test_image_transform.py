@@ -14,6 +14,7 @@ from pictures import decoded, encoded, oriented, picture
 
 from penstock._work.rng import StepSource, working_at
 from penstock.image import ImageError, Transform
+from penstock.image.decode import decode
 
 
 def drawn(transform: Transform, image: Any, number: int = 0) -> Any:
@@ -158,6 +159,25 @@ def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same() -> None:
     small = hwc(resize=100, crop=100)(encoded(image, subsampling=2))
     exact = cv2.resize(image, (125, 100), interpolation=cv2.INTER_AREA)[:, 12:112]
     assert np.abs(small.astype(int) - exact).max() <= 6
+
+
+@pytest.mark.parametrize("tag", [1, 3, 6])
+@pytest.mark.parametrize(("side", "to"), [(777, 64), (1793, 224), (1030, 130), (449, 224), (2253, 60)])
+def test_what_is_decoded_smaller_stays_where_it_is(side: int, to: int, tag: int) -> None:
+    """Sides that are no multiple of the factor: the last pixels that are decoded are mostly padding."""
+    image = np.zeros((side, side, 3), np.uint8)
+    begin, end = side * 95 // 100, side * 97 // 100
+    image[begin:end] = image[:, begin:end] = 255
+    data = oriented(image, tag)
+    small = hwc(resize=(to, to), color="gray")(data)[..., 0].astype(float)
+    true = hwc(resize=(to, to), color="gray")(decode(data))[..., 0].astype(float)
+    assert np.abs(_centre(small.mean(0)) - _centre(true.mean(0))) < 0.15
+    assert np.abs(_centre(small.mean(1)) - _centre(true.mean(1))) < 0.15
+
+
+def _centre(profile: Any) -> Any:
+    weight = np.where(profile > profile.min() + 10, profile - profile.min(), 0)
+    return (weight * np.arange(len(weight))).sum() / weight.sum()
 
 
 @pytest.mark.parametrize("size", [(50, 50), (50, 400), (400, 50), (50, 600), (133, 90)])

@@ -100,6 +100,49 @@ def test_a_list_names_images_and_labels(folder: Path) -> None:
     assert [record.label for record in RecordFile(out)] == [2.5, 7]
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_file_of_a_list_is_left_out_wherever_it_is(
+    folder: Path, missing: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["dog/1.jpg 1"]
+    lines.insert(missing, "dog/gone.jpg 0")
+    (folder / "list.txt").write_text("\n".join(lines))
+    assert pack(folder, "--list", str(folder / "list.txt"))[0] == 1
+    assert "dog/gone.jpg" in capsys.readouterr().err
+    code, out = pack(folder, "--list", str(folder / "list.txt"), "--skip-bad")
+    assert code == 0
+    assert [record.label for record in RecordFile(out)] == [1]
+
+
+def test_a_list_of_another_folder_is_an_error_also_where_bad_files_are_skipped(folder: Path) -> None:
+    (folder / "list.txt").write_text("gone.jpg 1\nlost.jpg 1\n")
+    assert pack(folder, "--list", str(folder / "list.txt"), "--skip-bad")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"a.jpg": ""},
+            "has no folders, which would be the classes. For a list of paths and labels pass --list.",
+        ),
+        ({"cat/a.txt": ""}, "or name the images in a list and pass --list."),
+        ({"list.txt": "a.jpg"}, "with a space between, but it is 'a.jpg'."),
+    ],
+)
+def test_advice_is_for_the_command_line(
+    files: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    listing = ["--list", str(tmp_path / "list.txt")] if "list.txt" in files else []
+    assert cli.main(["pack", str(tmp_path), str(tmp_path / "out.rec"), *listing]) == 1
+    errors = capsys.readouterr().err
+    assert errors.strip().endswith(said)
+    assert "ImageFolder" not in errors
+
+
 def spoil(folder: Path) -> list[Path]:
     bad = [folder / "cat" / "half.jpg", folder / "dog" / "text.png"]
     bad[0].write_bytes((folder / "cat" / "2.jpg").read_bytes()[:1200])
@@ -164,6 +207,8 @@ def test_a_file_is_replaced_only_by_force(folder: Path, capsys: pytest.CaptureFi
         (["pack", "none", "out.rec"], "there is no folder or list 'none'"),
         (["pack", ".", "out.lmdb"], "must end in .rec, but it is out.lmdb"),
         (["pack", ".", "none/out.rec"], "there is no folder none to write to"),
+        (["pack", ".", "folder.rec", "--force"], "folder.rec is a folder"),
+        (["pack", ".", "index.rec", "--force"], "index.idx is a folder"),
         (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed as they are"),
     ],
 )
@@ -175,6 +220,8 @@ def test_what_cannot_be_done_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("folder.rec", "index.idx"):
+        (tmp_path / name).mkdir()
     assert cli.main(arguments) == 1
     assert said in capsys.readouterr().err
 
@@ -204,7 +251,7 @@ def test_a_kill_leaves_no_half_file_under_the_final_name(folder: Path) -> None:
     assert not out.with_suffix(".idx").exists()
 
 
-def test_ctrl_c_is_quiet_and_leaves_nothing(folder: Path) -> None:
+def test_ctrl_c_says_that_nothing_was_written_and_leaves_nothing(folder: Path) -> None:
     os.mkfifo(folder / "dog" / "z.jpg")
     out = folder.parent / "out.rec"
     process = subprocess.Popen(
@@ -216,7 +263,10 @@ def test_ctrl_c_is_quiet_and_leaves_nothing(folder: Path) -> None:
             _, errors = process.communicate(timeout=20)
     finally:
         process.kill()
-    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
+    assert (process.returncode, errors) == (
+        128 + signal.SIGINT,
+        "penstock pack: stopped. Nothing was written.\n",
+    )
     assert os.listdir(folder.parent) == ["pictures"]
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -218,6 +219,19 @@ def test_tensors_are_converted_too() -> None:
             next(ahead)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "what"),
+    [(np.ma.zeros(3), "a MaskedArray"), (np.array([1, None]), "an array of object")],
+    ids=["masked", "object"],
+)
+def test_what_is_not_converted_may_not_be_named(leaf: Any, what: str) -> None:
+    with prefetch([{"a": leaf}], dtype="float16") as ahead:
+        assert same(list(ahead), [{"a": leaf}])
+    ahead = prefetch([{"a": leaf}], dtype={"a": "float16"})
+    with ahead, pytest.raises(CastError, match=f"names the field 'a', which is {what}"):
+        next(ahead)
+
+
 def test_pinning_has_no_effect_without_an_accelerator() -> None:
     torch = pytest.importorskip("torch")
     if torch.accelerator.is_available():
@@ -309,6 +323,42 @@ def test_a_reset_does_not_wait_for_the_source() -> None:
         source.may.release(10)
 
 
+def test_batches_that_are_made_while_a_reset_is_under_way_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Gated()
+    with prefetch(source, depth=2) as ahead:
+        iter(ahead)
+        source.asked.acquire()
+        before, gate = ahead._feed.wanted, ahead._gate
+        drain = type(gate).drain
+
+        def drain_late(self: Any) -> Any:
+            if ahead._feed.wanted is not before:  # then the thread may be quicker
+                source.may.release(2)  # for the batch of before, and the first of the new run
+                while self.made.qsize() < 2:
+                    time.sleep(0.001)
+            return drain(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(gate), "drain", drain_late)
+            ahead.reset()
+        source.may.release(100)
+        assert [int(next(ahead)[0]) for _ in range(3)] == [0, 1, 2]
+
+
+def test_resets_without_a_batch_between_keep_no_more_than_before() -> None:
+    source = Gated()
+    source.may.release(1000)
+    with prefetch(source, depth=3) as ahead:
+        for _ in range(20):
+            ahead.reset()
+            while ahead._gate.made.qsize() < 3:
+                time.sleep(0.001)
+            assert ahead._gate.made.qsize() <= 2 * 3
+        assert int(next(ahead)[0]) == 0
+
+
 def test_a_generator_function_begins_anew_and_a_generator_cannot() -> None:
     def batches() -> Iterator[Any]:
         yield from map(np.array, range(3))
@@ -326,6 +376,18 @@ def test_len_is_that_of_the_source() -> None:
     assert len(prefetch(Source(7))) == 7
     with pytest.raises(TypeError, match="has no len"):
         len(prefetch(iter([])))
+
+
+def test_it_is_true_whether_its_source_has_a_length_or_not() -> None:
+    assert prefetch([]) and prefetch(iter([])) and prefetch(Gated().__iter__)
+
+
+def test_what_it_was_given_can_be_read_and_not_changed() -> None:
+    given = {"depth": 3, "hold": 2, "dtype": {"a": "int8"}, "casting": "unsafe", "pin_memory": False}
+    ahead = prefetch([], **given)  # type: ignore[arg-type]
+    assert {name: getattr(ahead, name) for name in given} == given
+    with pytest.raises(AttributeError):
+        ahead.depth = 4
 
 
 @pytest.mark.parametrize("depth", [1, 2, 16])
@@ -518,7 +580,7 @@ def test_one_that_is_forgotten_ends_its_thread(taken: int) -> None:
     del ahead
     assert gone() is None
     thread.join(20)
-    assert not thread.is_alive() and source.closed == 1
+    assert not thread.is_alive() and source.closed == source.opened
 
 
 def test_one_that_is_forgotten_while_the_source_is_at_a_batch_ends_after_it() -> None:
@@ -592,7 +654,7 @@ def test_two_threads_may_take_from_one() -> None:
     assert sorted(got[0] + got[1]) == list(range(500))
 
 
-def test_ctrl_c_leaves_it_usable() -> None:
+def test_ctrl_c_while_it_waits_ends_it_until_it_begins_anew() -> None:
     source = Gated()
 
     def interrupt() -> None:
@@ -606,7 +668,83 @@ def test_ctrl_c_leaves_it_usable() -> None:
             next(ahead)
         helper.join()
         source.may.release(10)
-        assert int(next(ahead)[0]) == 0
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or a new iter"
+            ):
+                next(ahead)
+        assert int(next(iter(ahead))[0]) == 0
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A `next()` that Ctrl-C reaches when it has just taken a batch."""
+
+    def run(ahead: Any) -> None:
+        take = type(ahead._gate).take
+
+        def torn(self: Any) -> Any:
+            take(self)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(ahead._gate), "take", torn)
+            with pytest.raises(KeyboardInterrupt):
+                next(ahead)
+
+    return run
+
+
+@pytest.mark.parametrize("begin", [iter, lambda ahead: ahead.reset()], ids=["iter", "reset"])
+def test_ctrl_c_loses_neither_batches_unseen_nor_the_right_to_read_ahead(
+    begin: Any, interrupted: Any
+) -> None:
+    with prefetch(Source(6), depth=2) as ahead:
+        for _ in range(3):  # more often than depth
+            assert int(next(ahead)[0]) == 0
+            interrupted(ahead)
+            with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+                next(ahead)
+            begin(ahead)
+        assert values(ahead) == list(range(6))
+
+
+def test_ctrl_c_ends_other_threads_that_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, errors = threading.Event(), []
+    with prefetch(Gated(), depth=1) as ahead:
+        take = type(ahead._gate).take
+
+        def consume() -> None:
+            try:
+                next(ahead)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        def torn(self: Any) -> Any:
+            if threading.current_thread() in others:
+                waits.set()
+                return take(self)
+            raise KeyboardInterrupt
+
+        others = [threading.Thread(target=consume) for _ in range(2)]
+        monkeypatch.setattr(type(ahead._gate), "take", torn)
+        for other in others:
+            other.start()
+            waits.wait()
+            waits.clear()
+        with pytest.raises(KeyboardInterrupt):
+            next(ahead)
+        for other in others:
+            other.join(20)
+        assert ["was ended by KeyboardInterrupt" in error for error in errors] == [True, True]
+        ahead._source.may.release(10)
+
+
+def test_an_iterator_that_ctrl_c_has_ended_stays_so(interrupted: Any) -> None:
+    with prefetch(iter([np.array(1), np.array(2)])) as ahead:
+        interrupted(ahead)
+        with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+            list(ahead)
 
 
 def test_a_forked_child_has_the_batches_and_not_the_thread() -> None:
@@ -670,6 +808,42 @@ def test_the_state_is_that_of_the_batch_that_was_handed_out_last(taken: int) -> 
         after.load_state_dict(state)
         rest = [batch.tolist() for batch in after]
     assert seen + rest == whole
+
+
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(np.arange(40), 8, shuffle=True, seed=3)
+
+
+@pytest.mark.parametrize("begin", [iter, lambda ahead: ahead.reset()], ids=["iter", "reset"])
+@pytest.mark.parametrize("taken", [0, 2, 6])
+def test_the_state_after_a_new_beginning_is_that_of_the_new_epoch(begin: Any, taken: int) -> None:
+    with prefetch(shuffled()) as ahead:
+        for _ in range(taken):
+            next(ahead, None)
+        begin(ahead)
+        state = ahead.state_dict()
+        rest = [batch.tolist() for batch in ahead]
+    with prefetch(shuffled()) as after:
+        after.load_state_dict(state)
+        assert [batch.tolist() for batch in after] == rest
+
+
+def test_the_state_after_an_error_is_behind_it() -> None:
+    with prefetch(DataLoader([1, 2, 3, "x", 5, 6], 2, collate_fn=sum, seed=0)) as ahead:
+        assert next(ahead) == 3
+        with pytest.raises(TypeError):
+            next(ahead)
+        state = ahead.state_dict()
+    with prefetch(DataLoader([1, 2, 3, "x", 5, 6], 2, collate_fn=sum, seed=0)) as after:
+        after.load_state_dict(state)
+        assert list(after) == [11]
+
+
+def test_the_state_after_close_is_that_of_the_batch_that_was_handed_out_last() -> None:
+    with prefetch(shuffled()) as ahead:
+        next(ahead)
+        state = ahead.state_dict()
+    assert ahead.state_dict() == state
 
 
 def test_a_state_is_loaded_whatever_was_asked_before() -> None:

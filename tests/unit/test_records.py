@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +99,7 @@ def test_a_record_is_found_by_its_id(path: Path, idx: Any) -> None:
 
 @pytest.mark.parametrize("id", [4, -1, 2**64])
 def test_an_id_that_no_record_has_is_a_key_error(path: Path, id: int) -> None:
-    with pytest.raises(KeyError, match=f"id {id} is that of 0 records"):
+    with pytest.raises(KeyError, match=f"no record of .* has the id {id}"):
         RecordFile(path).by_id(id)
 
 
@@ -155,13 +158,9 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
 
 
 def test_a_million_records_in_an_index_are_read_in_seconds(tmp_path: Path) -> None:
-    """All of them the same record's, but for the offsets: what the index says is not looked up in the file."""
     count = 1_000_000
     path = tmp_path / "many.rec"
-    with open(path, "wb") as file:
-        file.truncate(count * 32 - 32)
-        file.seek(0, os.SEEK_END)
-        file.write(M + struct.pack("<I", 24) + bytes(24))
+    path.write_bytes((M + struct.pack("<I", 24) + bytes(24)) * count)
     lines = "".join(f"{key}\t{32 * key}\n" for key in range(count))
     path.with_suffix(".idx").write_text(lines)
     file_ = RecordFile(path)
@@ -257,21 +256,36 @@ def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: 
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("index", "said"),
     [
-        "10\t0\n7\t40\n3\t72\n5\t112\n",
-        "10\t0\n3\t72\n5\t112\n",  # two records of one part where one should be
-        "10\t0\n7\t36\n5\t112\n",  # one of one part, and one of two
+        ("10\t0\n3\t72\n5\t112\n", "it lacks the record at byte 36"),
+        ("10\t0\n7\t36\n5\t112\n", "it lacks the record at byte 72"),
+        ("10\t0\n5\t112\n", "it lacks the record at byte 36"),
+        ("10\t0\n7\t40\n3\t72\n5\t112\n", "it has a record at byte 40, where none begins"),
+        ("10\t0\n9\t16\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 16, where none begins"),
+        ("10\t0\n7\t36\n3\t72\n9\t104\n5\t112\n", "it has a record at byte 104, where none begins"),
+        ("10\t0\n9\t18\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 18, and records begin at mul"),
     ],
 )
-def test_a_wrong_line_in_the_middle_of_an_index_is_noticed_when_its_record_is_read(
-    path: Path, index: str
+def test_an_index_that_would_move_the_numbers_of_records_is_refused(
+    path: Path, index: str, said: str
 ) -> None:
     path.with_suffix(".idx").write_text(index)
-    file = RecordFile(path)
-    with pytest.raises(RecordError, match="byte "):
-        list(file)
-    assert file.by_id(5) == FOUR[3]
+    with pytest.raises(RecordError, match=rf"four\.idx is not the index of .*: {said}.*idx=False"):
+        RecordFile(path)
+
+
+def test_the_error_of_a_record_that_was_found_by_an_index_names_the_index(path: Path) -> None:
+    spoil(path, 36, b"?")
+    with pytest.raises(RecordError, match=r"byte 36: .*four\.idx is not its index: pass idx=False"):
+        RecordFile(path)[1]
+
+
+def test_zeros_behind_the_last_record_are_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.rec", FOUR[:1])
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(RecordError, match="the file ends at byte 37, and records end at multiples of 4"):
+        RecordFile(path)
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_not_the_end(path: Path) -> None:
@@ -358,6 +372,56 @@ def test_an_error_leaves_what_was_there(path: Path, tmp_path: Path) -> None:
     assert list(RecordFile(path)) == FOUR
 
 
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_no_part(tmp_path: Path) -> None:
+    """As much as fits into the buffer is written when the file is closed, which then fails once more."""
+    code = f"""if True:
+        import resource, signal
+        from penstock.records import RecordWriter
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        for count in (40, 5):
+            try:
+                with RecordWriter("{tmp_path}/one.rec") as writer:
+                    for number in range(count):
+                        writer.write(bytes(50_000))
+            except OSError as error:
+                print(error.errno)
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EFBIG)] * 2
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records.writer.write_index"])
+def test_a_failing_end_leaves_no_part(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, no_room)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "one.rec", FOUR)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_in_the_place_of_the_file_leaves_no_part(tmp_path: Path) -> None:
+    (tmp_path / "one.rec").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "one.rec", FOUR)
+    assert os.listdir(tmp_path) == ["one.rec"]
+
+
+def test_two_writers_of_one_file_do_not_write_into_each_others(tmp_path: Path) -> None:
+    first, second = RecordWriter(tmp_path / "one.rec"), RecordWriter(tmp_path / "one.rec")
+    first.write(b"first")
+    second.write(b"the second")
+    first.close()
+    assert [record.data for record in RecordFile(tmp_path / "one.rec")] == [b"first"]
+    second.close()
+    assert [record.data for record in RecordFile(tmp_path / "one.rec")] == [b"the second"]
+    assert sorted(os.listdir(tmp_path)) == ["one.idx", "one.rec"]
+
+
 def test_a_file_is_replaced_together_with_its_index(path: Path) -> None:
     write(path, FOUR[:1])
     assert list(RecordFile(path)) == FOUR[:1]
@@ -387,6 +451,10 @@ def test_a_kill_between_the_two_names_leaves_a_file_that_can_be_read(
         ((b"", "cat"), TypeError, "a label is a number or a vector"),
         ((b"", [[1]]), TypeError, "a label is a number or a vector"),
         ((b"", 2**24 + 1), ValueError, "float32, which cannot tell 16777217"),
+        ((b"", 1e300), ValueError, "float32, which has no room for 1e[+]300"),
+        ((b"", [0, -1e39]), ValueError, "float32, which has no room for"),
+        (("text",), TypeError, "the data of a record is bytes, but it is a str"),
+        ((b"", 0, 1.5), TypeError, "the id of a record is an integer, but it is 1.5"),
         ((b"", 0, -1), ValueError, "0 to 2"),
         ((b"", 0, 2**64), ValueError, "0 to 2"),
     ],

@@ -6,6 +6,7 @@ is what it means for one place of a batch; an `Into` is a field and the memory t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -303,22 +304,39 @@ class Into:
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):
             try:
-                made.append(self._finished(leaf, field))
+                made.append(converted(leaf, field, self.empty))
             except CastError as error:
                 if tuple(getattr(leaf, "shape", ())[:1]) != (rows,):
                     error.rows = ()  # its first axis is not that of the samples
                 raise
         return tree if all(map(is_, made, leaves)) else unflatten(spec, made)
 
-    def _finished(self, leaf: Any, field: Field) -> Any:
-        if type(leaf) is np.ndarray or type(leaf) is np.memmap:
-            goal = field.target(leaf.dtype)
-            return leaf if goal is None else Into(field, self.empty).put(leaf)
-        convert = CASTS.get(type(leaf))
-        if convert is not None:
-            return convert(leaf, field, self.empty)
-        field.wanted("O", "a ", type(leaf).__name__)
-        return leaf
+
+def converted(leaf: Any, field: Field, empty: Empty) -> Any:
+    """The leaf as the field's dtype, in memory of `empty`; itself where nothing is converted."""
+    kind = type(leaf)
+    if kind is np.ndarray or kind is np.memmap:
+        return leaf if field.target(leaf.dtype) is None else Into(field, empty).put(leaf)
+    if is_tensor(kind) and kind in CASTS:
+        return CASTS[kind](leaf, field, empty)
+    field.wanted("O", "a ", kind.__name__)
+    return leaf
+
+
+_tensors: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def is_tensor(kind: type) -> bool:
+    """Whether it is torch's tensor, or derives from it. Then penstock.torch, which knows them, is imported."""
+    known = _tensors.get(kind)
+    if known is None:
+        known = any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
+        if known:
+            from penstock.torch import tensors
+
+            tensors.register()
+        _tensors[kind] = known
+    return known
 
 
 def _keys(spec: Spec, size: int) -> Sequence[Any]:

@@ -84,11 +84,12 @@ def shrinking(window: Box, to: Size) -> int:
     return 1
 
 
-def shrunk(window: Box, image: Size, decoded: Size) -> Box:
-    """The same window of an image that was decoded to another size: all pixels that it touches."""
-    edges = []
-    for begin, length, whole, part in zip(window[:2], window[2:], image, decoded, strict=True):
-        first, end = begin * part // whole, -(-(begin + length) * part // whole)
-        edges.append((first, end - first))
-    (top, height), (left, width) = edges
-    return Box(top, left, height, width)
+def shrunk(window: Box, times: int) -> tuple[Box, tuple[float, float]]:
+    """The same window of an image that was decoded so many times smaller: a box of whole pixels, and how much of it
+    the window has, from its upper left corner on. What is beyond may be padding: no side need be a multiple.
+
+    A window that begins inside of a decoded pixel begins with it: it was drawn, and is as good there.
+    """
+    top, left, height, width = window
+    box = Box(top // times, left // times, -(-height // times), -(-width // times))
+    return box, (height / times, width / times)

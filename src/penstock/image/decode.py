@@ -32,10 +32,11 @@ class Picture(Protocol):
     height: int
     width: int
 
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
-        """At least the first `rows` of its rows, and the size of that part of the image.
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
+        """At least the first `rows` of its rows, and how many times fewer pixels there are along each axis.
 
-        With shrink 2, 4 or 8 there may be so many times fewer pixels along each axis. `scratch(n)` lends n bytes.
+        That is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding. `scratch(n)` lends n
+        bytes.
         """
         ...
 
@@ -65,8 +66,8 @@ class Decoded:
         self._pixels = pixels
         self.height, self.width = pixels.shape[:2]
 
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
-        return self._pixels, (self.height, self.width)
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
+        return self._pixels, 1
 
 
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
@@ -88,7 +89,7 @@ class Jpeg:
         self._size: Size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, Size]:
+    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
         data: bytes | bytearray = self._data
         height, width = self._size
         # Without its last bytes it was cut off. With them, Pillow and OpenCV take what can be decoded, and so do we.
@@ -99,6 +100,8 @@ class Jpeg:
             # Rows that the header does not tell of are not decoded: what is left of each scan is skipped.
             data, height = bytearray(data), enough
             data[self._frame + 1 : self._frame + 3] = height.to_bytes(2, "big")
+        while self._orientation > 1 and (height % shrink or width % shrink):
+            shrink //= 2  # the padding might come first when it is turned
         channels = 1 if self._color == "gray" else 3
         # Decoding a half, a quarter or an eighth takes less time than the whole; other parts take more.
         tall, wide = -(-height // shrink), -(-width // shrink)
@@ -108,10 +111,9 @@ class Jpeg:
                 data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not whole
             )
         except ValueError:
-            return _by_pillow(self._data, self._color, self._name), (self.height, self.width)
+            return _by_pillow(self._data, self._color, self._name), 1
         upright = turned(decoded, self._orientation)
-        covered = (self.height, self.width) if self._orientation > 1 else (height, width)
-        return upright[:, :, 0] if channels == 1 else upright, covered
+        return upright[:, :, 0] if channels == 1 else upright, shrink
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
@@ -158,7 +160,7 @@ def _orientation_of_tiff(tiff: bytes) -> int:
 def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=_formats()) as image:
-            return _from_pillow(ImageOps.exif_transpose(image), color, name)
+            return _from_pillow(ImageOps.exif_transpose(image), image.format, color, name)
     except (ImageError, MemoryError):
         raise
     except Exception as error:
@@ -176,9 +178,10 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in wanted if name in Image.OPEN)
 
 
-def _from_pillow(image: Image.Image, color: Color, name: str) -> Pixels:
+def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: str) -> Pixels:
     mode = image.mode
-    if mode.startswith("I;16"):
+    # A PNG or PGM has at most 16 bits; Pillow's mode for some of them is that of 32.
+    if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
         # The upper 8 bits, as of colour images with 16 bits. Pillow would cut everything above 255.
         return _from_array((np.asarray(image) >> 8).astype(np.uint8), color, name)
     if mode in ("I", "F"):

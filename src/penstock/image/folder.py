@@ -31,6 +31,7 @@ SUFFIXES = frozenset(
         ".avif",
     }
 )
+LOOKED_AT = 8  # of the files of a list, before any is wanted
 
 
 class ImageFolder(Images):
@@ -39,7 +40,8 @@ class ImageFolder(Images):
     Classes are numbered in the order of their names, which `classes` has; `targets` has every image's label, and
     `paths` its path from `root`. With `labels=False` samples are images alone, wherever they are below the folder.
 
-    `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`. Paths
+    `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`; or in
+    MXNet's, a number, which is not used, a label and a path, with tabs between. Paths
     begin at the folder; where `root` itself is such a file, at the folder that it is in. Labels are ints, or floats
     if one of them is. Images are opened when they are asked for: one that is missing is an error of its sample.
     """
@@ -71,7 +73,7 @@ class ImageFolder(Images):
         self.paths: PackedList[str] = PackedList(paths)
         self.targets: NDArray[Any] = np.array(targets)
         if listing is not None:
-            self._check_first(os.fspath(listing))
+            self._check_root(os.fspath(listing))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -103,12 +105,14 @@ class ImageFolder(Images):
             targets += [label] * (len(paths) - before)
         return paths, targets
 
-    def _check_first(self, listing: str) -> None:
-        first = os.path.join(self.root, self.paths[0])
-        if not os.path.isfile(first):
+    def _check_root(self, listing: str) -> None:
+        """A wrong folder is noticed at once. A file that is missing is an error of its sample."""
+        first = [os.path.join(self.root, path) for path in self.paths[:LOOKED_AT]]
+        if not any(map(os.path.isfile, first)):
             raise FileNotFoundError(
-                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first!r}. Paths of a "
-                "list begin at root, or at the list's own folder where the list is given as root."
+                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, and "
+                f"none of the first {len(first)}. Paths of a list begin at root, or at the list's own folder where "
+                "the list is given as root."
             )
 
     def __repr__(self) -> str:
@@ -139,8 +143,12 @@ def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not (line := line.strip()):
             continue
-        *before, word = line.rsplit(maxsplit=1)
-        path = "".join(before)
+        fields = line.split("\t")
+        if len(fields) == 3 and _number(fields[0]) is not None and _number(fields[1]) is not None:
+            path, word = fields[2], fields[1]  # MXNet's
+        else:
+            *before, word = line.rsplit(maxsplit=1)
+            path = "".join(before)
         label = _number(word)
         if label is None or not path:
             if labels:

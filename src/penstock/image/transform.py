@@ -119,11 +119,9 @@ class Transform:
         cut, mirror = self._cut(size, name)
         window, to, inside = cut.window, cut.to, cut.inside
         mean = None if self._finish.mean_image is None else self._finish.mean_of(cut.before, cut.crop, name)
-        pixels, covered = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
-        decoded: Any = pixels.shape[:2]
-        if decoded != covered:
-            window = shrunk(window, covered, decoded)
-        pixels = _part(_resized(_part(pixels, window), to), inside)
+        pixels, times = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
+        box, extent = shrunk(window, times)
+        pixels = _part(_resized(_part(pixels, box), extent, to), inside)
         shape = self._finish.shape((inside.height, inside.width))
         if out is None:
             out = np.empty(shape, self._finish.dtype)
@@ -188,16 +186,29 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def _resized(pixels: Pixels, to: Size) -> Pixels:
-    """Bilinear, which takes 4 pixels for one: an axis that shrinks to less than half is averaged before."""
-    height, width = pixels.shape[:2]
-    tall, wide = to[0] if height > 2 * to[0] else height, to[1] if width > 2 * to[1] else width
-    result: Any = pixels
-    if (tall, wide) != (height, width):
-        result = cv2.resize(result, (wide, tall), interpolation=cv2.INTER_AREA)
-    if (tall, wide) != to:
-        result = cv2.resize(result, (to[1], to[0]), interpolation=cv2.INTER_LINEAR)
-    return result  # type: ignore[no-any-return]
+def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
+    """As much of the pixels as the extent says becomes at least the first so many: all, if it is all of them.
+
+    Bilinear, which takes 4 pixels for one: an axis that shrinks to less than half is averaged before.
+    """
+    height, width = extent
+    down, right = to[0] / height, to[1] / width
+    if down < 0.5 or right < 0.5:
+        first = down if down < 0.5 else 1.0, right if right < 0.5 else 1.0
+        pixels = _scaled(pixels, extent, first, cv2.INTER_AREA)
+        down, right = down / first[0], right / first[1]
+        extent = height * first[0], width * first[1]
+    return _scaled(pixels, extent, (down, right), cv2.INTER_LINEAR)
+
+
+def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float], how: int) -> Pixels:
+    if by == (1.0, 1.0):
+        return pixels
+    if pixels.shape[:2] == extent:
+        size = round(extent[0] * by[0]), round(extent[1] * by[1])
+        return cv2.resize(pixels, size[::-1], interpolation=how)  # type: ignore[return-value]
+    # Told factors and no size, OpenCV keeps to them, and rounds the size.
+    return cv2.resize(pixels, None, fx=by[1], fy=by[0], interpolation=how)  # type: ignore[return-value]
 
 
 def _finish(transform: Transform) -> Finish:

@@ -2,6 +2,7 @@
 
 from penstock.errors import RecordError
 from penstock.records.caffe import CaffeLMDB
+from penstock.records.caffemean import read_caffe_mean
 from penstock.records.caffewriter import write_caffe_lmdb
 from penstock.records.recordfile import Record, RecordFile, RecordStream
 from penstock.records.writer import RecordWriter
@@ -13,5 +14,6 @@ __all__ = [
     "RecordFile",
     "RecordStream",
     "RecordWriter",
+    "read_caffe_mean",
     "write_caffe_lmdb",
 ]

@@ -54,6 +54,8 @@ def write_caffe_lmdb(
 def _check(number: int, content: Any, label: SupportsIndex) -> None:
     if not -(1 << 31) <= as_int(label) < 1 << 31:
         raise ValueError(f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}.")
+    if (isinstance(content, bytes) and not content) or (isinstance(content, np.ndarray) and not content.size):
+        raise ValueError(f"item {number} is empty, which Caffe cannot read.")
     if isinstance(content, bytes):
         return
     if (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_VARINT, _BYTES, _FOUR = 0, 2, 5
+VARINT, BYTES, FOUR = 0, 2, 5
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
 _NO_FLOATS = np.empty(0, np.float32)
@@ -43,16 +43,16 @@ def parse(message: memoryview) -> Datum:
     floats: list[NDArray[np.float32]] = []
     at, end = 0, len(message)
     while at < end:
-        tag, at = _integer(message, at)
+        tag, at = integer(message, at)
         field, form = tag >> 3, tag & 7
-        if field in _NUMBERS and form == _VARINT and field not in numbers:
-            numbers[field], at = _integer(message, at)
-        elif field == _DATA and form == _BYTES and data is None:
-            data, at = _bytes(message, at)
-        elif field == _FLOATS and form == _BYTES:
-            packed, at = _bytes(message, at)
-            floats.append(_floats(packed))
-        elif field == _FLOATS and form == _FOUR:
+        if field in _NUMBERS and form == VARINT and field not in numbers:
+            numbers[field], at = integer(message, at)
+        elif field == _DATA and form == BYTES and data is None:
+            data, at = block(message, at)
+        elif field == _FLOATS and form == BYTES:
+            packed, at = block(message, at)
+            floats.append(floats_of(packed))
+        elif field == _FLOATS and form == FOUR:
             run, at = _run_of_floats(message, at)
             floats.append(run)
         else:
@@ -73,7 +73,7 @@ def _datum(numbers: dict[int, int], data: memoryview, floats: NDArray[np.float32
     return Datum(shape, data, floats, label - (label >> 63 << 64), encoded)
 
 
-def _integer(message: memoryview, at: int) -> tuple[int, int]:
+def integer(message: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at + shift // 7 >= len(message):
@@ -85,14 +85,14 @@ def _integer(message: memoryview, at: int) -> tuple[int, int]:
     raise DatumError(f"an integer at byte {at:,} has no end")
 
 
-def _bytes(message: memoryview, at: int) -> tuple[memoryview, int]:
-    size, at = _integer(message, at)
+def block(message: memoryview, at: int) -> tuple[memoryview, int]:
+    size, at = integer(message, at)
     if size > len(message) - at:
         raise DatumError(f"{size:,} bytes at byte {at:,} go on after its end, at {len(message):,}")
     return message[at : at + size], at + size
 
 
-def _floats(packed: memoryview) -> NDArray[np.float32]:
+def floats_of(packed: memoryview) -> NDArray[np.float32]:
     if len(packed) % 4:
         raise DatumError(f"{len(packed):,} bytes are not a number of float32")
     return np.frombuffer(packed, "<f4").astype(np.float32, copy=False)
@@ -102,34 +102,34 @@ def _run_of_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
     """The floats from here on that stand one by one, each behind its tag. The first tag is read already."""
     rows = np.frombuffer(message[at - 1 :], np.uint8)
     rows = rows[: len(rows) // 5 * 5].reshape(-1, 5)
-    others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | _FOUR)
+    others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | FOUR)
     count = int(others[0]) if len(others) else len(rows)
     if count == 0:
         raise DatumError(f"a float at byte {at:,} goes on after the end")
-    return _floats(memoryview(rows[:count, 1:].tobytes())), at - 1 + 5 * count
+    return floats_of(memoryview(rows[:count, 1:].tobytes())), at - 1 + 5 * count
 
 
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
     """The Datum of an array, channels first, or of the bytes of an encoded image; as Caffe writes it."""
     if isinstance(content, bytes):
-        return b"".join((_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
+        return b"".join((_dump_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [
         _number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)
     ]
     if content.dtype == np.uint8:
-        return b"".join((*shape, _block(_DATA, content.tobytes()), _number(_LABEL, label)))
+        return b"".join((*shape, _dump_block(_DATA, content.tobytes()), _number(_LABEL, label)))
     floats = np.empty((content.size, 5), np.uint8)
-    floats[:, 0] = _FLOATS << 3 | _FOUR
+    floats[:, 0] = _FLOATS << 3 | FOUR
     floats[:, 1:] = np.frombuffer(content.astype("<f4").tobytes(), np.uint8).reshape(-1, 4)
     return b"".join((*shape, _number(_LABEL, label), floats.tobytes()))
 
 
 def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3 | _VARINT) + _varint(value & (1 << 64) - 1)
+    return _varint(field << 3 | VARINT) + _varint(value & (1 << 64) - 1)
 
 
-def _block(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | _BYTES) + _varint(len(content)) + content
+def _dump_block(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | BYTES) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:

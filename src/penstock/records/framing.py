@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.records.raw import RawFile
 
@@ -72,6 +73,47 @@ def beginning(raw: bytes) -> bytes | None:
     """As much of a record's content as these, its first bytes, have; None where it has several parts."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
+
+
+def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
+    """How these places, in order, cannot be those of all records; empty where they can.
+
+    Only what damage to a single record does not explain: that is an error of the record, when it is read.
+    """
+    if len(odd := starts[starts % 4 != 0]):
+        return f"it has a record at byte {odd[0]:,}, and records begin at multiples of 4"
+    if file.size % 4:
+        return f"the file ends at byte {file.size:,}, and records end at multiples of 4"
+    read = file.read
+    heads = np.frombuffer(file.read_each(starts.tolist(), 8), _WORD).reshape(-1, 2)
+    marked, flags = heads[:, 0] == _MARK_WORD, heads[:, 1] >> 29
+    ends = starts + 8 + (heads[:, 1].astype(np.int64) & LONGEST) + 3 & ~3
+    single = marked & (flags == _ALONE)
+    meets = single[:-1] & (ends[:-1] == starts[1:])
+    for at in (~meets).nonzero()[0].tolist():
+        begin, following = int(starts[at]), int(starts[at + 1])
+        end = int(ends[at]) if single[at] else _end(file, begin)
+        if end == following:
+            continue
+        if not marked[at + 1] or flags[at + 1] not in _MAY_FOLLOW[_LAST]:
+            return f"it has a record at byte {following:,}, where none begins"
+        if end <= following - 8 and read(end, 4) == _MARK:
+            return f"it lacks the record at byte {end:,}"
+    return ""
+
+
+def _end(file: RawFile, at: int) -> int:
+    """Where the record that begins here ends, if it is whole; otherwise any place where no record begins."""
+    flag = _LAST
+    while at <= file.size - 8:
+        mark, word = _HEAD.unpack(file.read(at, 8))
+        before, flag = flag, word >> 29
+        if mark != MARK or flag not in _MAY_FOLLOW[before]:
+            break
+        at += 8 + _padded(word & LONGEST)
+        if flag in _ENDS:
+            return at
+    return file.size
 
 
 def records(file: RawFile) -> Iterator[tuple[int, int]]:

@@ -37,11 +37,12 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
             f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged, or of another version. "
             "Pass idx=False to find the records without it; save_idx() writes it anew."
         )
+    file.hint = f" Or {path} is not its index: pass idx=False to find the records without it."
     return starts, keys
 
 
 def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
-    """What tells at once that the index is of another file. The rest is noticed when a record is read."""
+    """What tells that the index is of another file, or lacks lines: both move the numbers of records."""
     if len(starts) == 0:
         return f"it has no line, and the file {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:
@@ -54,7 +55,7 @@ def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
         framing.record(file, int(starts[-1]), file.size)
     except RecordError:
         return f"its last record, at byte {starts[-1]:,}, does not end where the file does"
-    return ""
+    return framing.disagreement(file, starts)
 
 
 def write_index(path: str, starts: Iterable[int], keys: Iterable[int]) -> None:

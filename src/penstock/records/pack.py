@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check(options)
-        images = ImageFolder(options.folder, listing=options.list)
+        images = _images(options)
         skipped, size, seconds = _pack(images, options)
     except (OSError, ValueError) as error:
         errors.print(f"penstock pack: {error}")
@@ -67,9 +67,31 @@ def _check(options: argparse.Namespace) -> None:
     folder = os.path.dirname(options.out)
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder} to write to.")
+    for path in (options.out, idx_path(options.out)):
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{path} is a folder, and not a file to write.")
     there = [path for path in (options.out, idx_path(options.out)) if os.path.lexists(path)]
     if there and not options.force:
         raise FileExistsError(f"{' and '.join(there)} would be replaced. Pass --force if they should be.")
+
+
+# What ImageFolder advises, for those who have a command line.
+ADVICE = (
+    ("ImageFolder: ", ""),
+    ("For images without labels pass labels=False; for", "For"),
+    (" Without labels pass labels=False.", ""),
+    ("pass listing=", "pass --list"),
+)
+
+
+def _images(options: argparse.Namespace) -> ImageFolder:
+    try:
+        return ImageFolder(options.folder, listing=options.list)
+    except (OSError, ValueError) as error:
+        said = str(error)
+        for ours, theirs in ADVICE:
+            said = said.replace(ours, theirs)
+        raise ValueError(said) from error
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:

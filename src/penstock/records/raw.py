@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from penstock.errors import RecordError
 
+_AHEAD = 1000  # places that the system is told of before they are read
+
 
 class RawFile:
     """A file that is read by position and must not change.
@@ -19,6 +21,7 @@ class RawFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.hint = ""  # at what else damage may come from
         self._open()
         self.size, self._time = self._stat()
 
@@ -45,10 +48,21 @@ class RawFile:
             )
         return found
 
+    def read_each(self, starts: list[int], size: int) -> bytearray:
+        """So many bytes from each of these places, behind each other."""
+        found = bytearray()
+        for first in range(0, len(starts), _AHEAD):
+            some = starts[first : first + _AHEAD]
+            for start in some:  # a disk reads many at once in less time than one after the other
+                os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
+            for start in some:
+                found += self.read(start, size)
+        return found
+
     def damaged(self, offset: int, what: str) -> NoReturn:
         raise RecordError(
             f"{self.path}, byte {offset:,}: {what}. The file is damaged, or of another kind than its name says: "
-            "it has to be copied or made again."
+            f"it has to be copied or made again.{self.hint}"
         )
 
     def __getstate__(self) -> dict[str, Any]:

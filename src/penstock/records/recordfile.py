@@ -38,7 +38,8 @@ class RecordFile(Samples):
     With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
 
     The index is the `.idx` beside the file, or what `idx` names. Where there is none, or with `idx=False`, they are
-    found by going from one head to the next: about 2 s for a million, if the system has the file in memory.
+    found by going from one head to the next. Either looks at each head: about 2 s for a million, if the system has
+    the file in memory.
     `save_idx()` writes the index for the next time. Any number of threads and processes may read at once.
 
     RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage is a
@@ -60,7 +61,9 @@ class RecordFile(Samples):
     def by_id(self, id: int) -> Any:
         """The sample with this key in the index or, where there is no index, with this id in its head."""
         hits = self._stored.positions(id)
-        if len(hits) != 1:
+        if not hits:
+            raise KeyError(f"no record of {self.path} has the id {id}.")
+        if len(hits) > 1:
             raise KeyError(
                 f"id {id} is that of {len(hits)} records of {self.path}, {hits[:5]}, and not of one."
             )

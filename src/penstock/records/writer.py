@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from array import array
+from contextlib import suppress
+from operator import index as as_int
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +22,7 @@ class RecordWriter:
     """Writes a `.rec` file and, beside it, its `.idx`, which appear under their names when all is written.
 
     Use it in a `with` statement: an exception inside leaves whatever was there before. Until the end it writes to
-    names that end in `.part`.
+    names that end in `.part`; one that a kill left behind may be deleted.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/two.rec"
@@ -34,9 +37,10 @@ class RecordWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        # The number of the process, so that two that write the same file do not write into each other's.
-        self._part = f"{self.path}.{os.getpid()}.part"
-        self._file = open(self._part, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by close() and discard()
+        # Two that write the same file must not write into each other's, in one process or on two machines.
+        mine = f".{secrets.token_hex(4)}.part"
+        self._part, self._index_part = self.path + mine, idx_path(self.path) + mine
+        self._file = open(self._part, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by close() and discard()
         self._starts, self._ids = array("q"), array("Q")
         self._size = 0
 
@@ -46,10 +50,15 @@ class RecordWriter:
 
     def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
         """Writes a record. `label` is a number or a vector of them; `id` is by default the record's number."""
-        id = len(self) if id is None else id
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"the data of a record is bytes, but it is a {type(data).__name__}.")
+        try:
+            id = len(self) if id is None else as_int(id)
+        except TypeError:
+            raise TypeError(f"the id of a record is an integer, but it is {id!r}.") from None
         if not 0 <= id < 1 << 64:
             raise ValueError(f"the id of a record is 0 to 2**64 - 1, but it is {id}.")
-        content = _head(label, id) + data
+        content = _head(label, id) + bytes(data)
         if len(content) > framing.LONGEST:
             raise ValueError(
                 f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,}."
@@ -61,24 +70,35 @@ class RecordWriter:
         self._size += sum(map(len, pieces))
 
     def close(self) -> None:
-        """Gives the files their names. No second call does anything."""
+        """Gives the files their names; where that fails, nothing is left. No second call does anything."""
         if self._file.closed:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        index, part = idx_path(self.path), f"{idx_path(self.path)}.{os.getpid()}.part"
-        write_index(part, self._starts, self._ids)
-        # An old index must at no moment stand beside the new file. Without one the file can be read.
-        Path(index).unlink(missing_ok=True)
-        os.replace(self._part, self.path)
-        os.replace(part, index)
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            write_index(self._index_part, self._starts, self._ids)
+            # An old index must at no moment stand beside the new file. Without one the file can be read.
+            index = idx_path(self.path)
+            Path(index).unlink(missing_ok=True)
+            os.replace(self._part, self.path)
+            os.replace(self._index_part, index)
+        finally:
+            self._remove()
 
     def discard(self) -> None:
         """Gives up what was written."""
         if not self._file.closed:
-            self._file.close()
-            Path(self._part).unlink()
+            self._remove()
+
+    def _remove(self) -> None:
+        """What has its final name is not here any more."""
+        try:
+            with suppress(OSError):  # what is not written yet has no room, and is not wanted
+                self._file.close()
+        finally:
+            Path(self._part).unlink(missing_ok=True)
+            Path(self._index_part).unlink(missing_ok=True)
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -96,7 +116,10 @@ def _head(label: Any, id: int) -> bytes:
     values = np.asarray(label)
     if values.ndim > 1 or values.dtype.kind not in "biuf":
         raise TypeError(f"a label is a number or a vector of numbers, but it is {label!r}.")
-    stored = values.astype("<f4")
+    with np.errstate(over="ignore"):
+        stored = values.astype("<f4")
+    if (np.isfinite(values) & ~np.isfinite(stored)).any():
+        raise ValueError(f"labels are stored as float32, which has no room for {label!r}.")
     if values.dtype.kind in "iu" and (stored.astype(np.float64) != values).any():
         raise ValueError(f"labels are stored as float32, which cannot tell {label!r} from its neighbours.")
     if values.ndim == 0:

@@ -22,6 +22,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 tensors.register()
 
+_FAILS = "without it, a sample that fails is an error, as in torch."
+
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
@@ -57,15 +59,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(
                 f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
             )
-        if seed is None and (on_error != "raise" or max_errors is not None):
+        if seed is None and on_error != "raise":
+            raise ValueError(f"on_error={on_error!r} needs seed=: {_FAILS}")
+        if seed is None and max_errors is not None:
+            raise ValueError(f"max_errors={max_errors!r} needs seed=: {_FAILS}")
+        if seed is None and shard is not None:
             raise ValueError(
-                f"on_error={on_error!r}, max_errors={max_errors!r} need seed=: without it, a sample that fails is an "
-                "error, as in torch."
+                f"shard={shard!r} needs seed=: without it the order is torch's, and ranks share it by "
+                "sampler=torch.utils.data.DistributedSampler(dataset)."
             )
-        if seed is None and (shard is not None or last_batch is not None):
+        if seed is None and last_batch is not None:
             raise ValueError(
-                f"shard={shard!r}, last_batch={last_batch!r} need seed=: without it the order is torch's, and ranks "
-                "share it by sampler=torch.utils.data.DistributedSampler(dataset)."
+                f"last_batch={last_batch!r} needs seed=: without it the end is torch's, by drop_last=True or False."
             )
         every = snapshot_every_n_steps
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
