@@ -691,6 +691,15 @@ DIARIES: dict[str, Callable[[], Any]] = {
     "late in a worker": lambda: DataLoader(
         LateDiaryStream(), batch_size=3, num_workers=1, persistent_workers=True
     ),
+    "in two workers, the rest dropped": lambda: DataLoader(
+        DiaryStream(), batch_size=4, drop_last=True, num_workers=2, persistent_workers=True
+    ),
+    "late in a worker, the rest dropped": lambda: DataLoader(
+        LateDiaryStream(), batch_size=4, drop_last=True, num_workers=1, persistent_workers=True
+    ),
+    "in a worker, asked seldom": lambda: DataLoader(
+        DiaryStream(), batch_size=2, num_workers=1, persistent_workers=True, snapshot_every_n_steps=2
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,7 @@ class Copy:
 
     def in_next_epoch(self) -> Copy:
         """The copy when another epoch of a stream begins."""
-        mark = self.mark
-        if mark is None:
-            return Copy()
-        kept = mark.kept
-        if kept is None and mark.states is not None and "iterable" in mark.states:
-            kept = {"iterable": mark.states["iterable"]}
+        kept = None if self.mark is None else self.mark.kept
         return Copy() if kept is None else Copy(Mark(0, {}, kept))
 
 
@@ -231,9 +226,11 @@ class Place:
         if self._copies:
             self._copies[0].more += 1
 
-    def end(self) -> None:
-        """All of the epoch was handed out, and whoever asked for more was told so."""
+    def end(self, ends: Iterable[tuple[int, bytes]] = ()) -> None:
+        """All of the epoch was handed out, and whoever asked for more was told so; `ends`: see `Run`."""
         self.progress.is_over = True
+        for worker, mark in ends:
+            self._copies[worker].moved(mark)
         self._fetcher = None
 
 
