@@ -129,6 +129,8 @@ class Place:
     def _read_here(self) -> Copy:
         """How far the caller's own copy of a stream is."""
         copy, fetcher = self._copies[0], self._fetcher
+        if self._saved is not None and self.progress.steps == self._saved.state.steps > 0:
+            return copy  # a generator that was not asked yet has done nothing about the state that was loaded
         if self.progress.steps == 0:  # as it was at the end of the epoch before, if there was one
             return (
                 Copy(Mark(0, {}, self._kept())) if self._follows and self._kept() and not copy.mark else copy
