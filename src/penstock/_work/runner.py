@@ -47,7 +47,7 @@ class Runner:
         self._stream = Reading(())  # whose batches are those of other ranks too
         self._stream_run = -1
         # What the worker before this one left behind when it died: see `Backend.hire`.
-        self.heritage: tuple[int, bytes] | None = None
+        self.heritage: tuple[int, bytes | None] | None = None
         # Where the generators are this process's own. Threads share them with the caller.
         self._seed_step: Callable[[int, int, int], int] | None = None
         self._rank, self._world = job.shard
@@ -401,8 +401,9 @@ class Runner:
     def _open_stream(self, task: Task, resumed: bool, mark: Mark | None) -> None:
         self._stream_run = task.run
         self._stream = Reading(())  # which stays, where it cannot be opened
+        inherited = self._inherited(task)
         if not resumed:
-            mark = self._inherited(task)
+            mark = inherited
         if task.step > 0 and not resumed and mark is None:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
@@ -417,6 +418,9 @@ class Runner:
         self._stream = stream
         if anew:
             self._reseed(task.epoch, stream.read)
+        if mark is not None and mark.states is None and mark.kept is not None:
+            # Nothing is left now, and nothing was restored: the next epoch begins with this.
+            self.heritage = task.run, packed(Mark(0, {}, mark.kept))
 
     def _inherited(self, task: Task) -> Mark | None:
         """Where the worker before this one was, if that is where this worker's first task goes on."""
