@@ -404,6 +404,23 @@ def test_new_workers_know_what_a_stream_keeps_from_epoch_to_epoch() -> None:
         assert same(list(loader), list(plain))
 
 
+def test_the_worker_that_read_the_last_epoch_reads_the_next() -> None:
+    plain = DataLoader(EpochsStream(), 4, seed=3)
+    for _ in range(5):
+        list(plain)
+    batches = iter(plain)
+    next(batches)
+    with DataLoader(EpochsStream(), 4, seed=3, num_workers=1) as loader:
+        first = iter(loader)
+        next(first)
+        loader.load_state_dict(plain.state_dict())
+        second = iter(loader)  # on workers of its own
+        first.close()
+        assert same(list(second), list(batches))
+        for _ in range(2):
+            assert same(list(loader), list(plain))
+
+
 class KeptKeys(Noisy):
     """A dataset with keys and a state, which is in every sample."""
 
