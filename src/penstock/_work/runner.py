@@ -46,6 +46,7 @@ class Runner:
         self._init_notes: list[str] = []
         self._stream = Reading(())  # whose batches are those of other ranks too
         self._stream_run = -1
+        self._stream_begin = 0  # so many batches were handed out before the run was resumed
         # What the worker before this one left behind when it died: see `Backend.hire`.
         self.heritage: tuple[int, bytes | None] | None = None
         # Where the generators are this process's own. Threads share them with the caller.
@@ -383,7 +384,11 @@ class Runner:
         while stream.read < until and not stream.ended:
             if stream.read > 0:  # the first has those that the stream was opened with
                 self._reseed(task.epoch, stream.read)
-            self._take(count)
+            try:
+                self._take(count)
+            except Exception:
+                if stream.read > self._stream_begin:  # else it was raised the first time
+                    raise
         self._reseed(task.epoch, until)
 
     def _reseed(self, epoch: int, number: int) -> None:
@@ -400,6 +405,7 @@ class Runner:
 
     def _open_stream(self, task: Task, resumed: bool, mark: Mark | None) -> None:
         self._stream_run = task.run
+        self._stream_begin = task.step * self._world if resumed else 0
         self._stream = Reading(())  # which stays, where it cannot be opened
         inherited = self._inherited(task)
         if not resumed:
