@@ -48,7 +48,6 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
 from penstock._work.marks import NOT_LOST
 from penstock._work.task import PULLED, Job, Mended, Task, shorten
-from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -203,7 +202,7 @@ class Engine:
         answer, self._answer, self._asking = self._answer, None, False
         return answer
 
-    def update(self, change: Change) -> None:
+    def update(self, change: bytes) -> None:
         """The dataset is changed for all that was not handed out yet; what was prefetched is done again."""
         if self.closed or not self.is_ours():
             return
@@ -211,8 +210,10 @@ class Engine:
         again = [task for task, _ in self._ready]
         again += [task for _, task in sorted(self._tasks.items())]
         again += self._again
-        self.cancel()
+        # Before anything is dropped: a worker that is forked meanwhile, in another's place, has the change already
+        # and must not make it again.
         self._backend.update(change)
+        self.cancel()
         if run is not None and not self.closed:
             # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
             self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from penstock._work.failure import annotate
@@ -93,30 +93,57 @@ class Run:
         return task
 
 
+class Drawing:
+    """Random numbers for what is read in the caller's process: a function of (seed, epoch, batch).
+
+    So a sampler, or a stream's light items, are the same on every rank, and again when a run is resumed.
+    """
+
+    def __init__(
+        self, seed: int, epoch: int, borrow: Callable[..., AbstractContextManager[object]] | None
+    ) -> None:
+        self._of = seed, epoch
+        self._borrow = borrow
+
+    @contextmanager
+    def __call__(self, number: int) -> Iterator[None]:
+        from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
+
+        of = *self._of, number, READ
+        with (self._borrow or borrowed_generators)(*of), working_at(StepSource(*of)):
+            yield
+
+
+class SamplerReading(Reading):
+    """The keys of a sampler that may draw random numbers."""
+
+    def __init__(self, sampler: Iterable[Any], drawing: Drawing) -> None:
+        super().__init__(sampler)
+        self._drawing = drawing
+
+    def open(self, mark: Mark | None = None) -> bool:
+        with self._drawing(-1):
+            return super().open(mark)
+
+    def take(self, size: int) -> list[Any]:
+        with self._drawing(self.read):
+            return super().take(size)
+
+
 def light_items(
-    reading: Reading,
-    mark: Mark | None,
-    batch_size: int | None,
-    drop_last: bool,
-    seed: int,
-    epoch: int,
-    borrow: Callable[..., AbstractContextManager[object]] | None = None,
+    reading: Reading, mark: Mark | None, batch_size: int | None, drop_last: bool, drawing: Drawing
 ) -> Iterator[Any]:
     """The light items of a stream from the mark on, in lists of a batch each, which are read alike on every rank."""
-    from penstock._work.randomness import READ, borrowed_generators  # late: see InlineBackend
-
-    borrow = borrow or borrowed_generators
     size = batch_size or 1
     first = 0 if mark is None else mark.read
     for number in itertools.count(first):
-        of = seed, epoch, number, READ
         anew = False
-        with borrow(*of), working_at(StepSource(*of)):
+        with drawing(number):
             if number == first:
                 anew = reading.open(mark)
             items = [] if anew else reading.take(size)
         if anew:
-            with borrow(*of), working_at(StepSource(*of)):
+            with drawing(number):
                 items = reading.take(size)
         if items and (len(items) == size or not drop_last):
             yield items[0] if batch_size is None else items

@@ -22,10 +22,10 @@ import numpy as np
 from penstock import _crew
 from penstock._engine import Engine
 from penstock._readers import Batches, IndexedBatches, Reader
-from penstock._run import Run, light_items
+from penstock._run import Drawing, Run, SamplerReading, light_items
 from penstock._work.collate import convert, default_collate
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
-from penstock._work.updates import Restoring, Setting
+from penstock._work.updates import Restoring, Setting, packed
 from penstock.batch import Batch
 from penstock.checkpoint import Progress, State
 from penstock.errors import StateError
@@ -303,9 +303,12 @@ class DataLoader(Generic[T_co]):
                 "it load(item), or use num_workers=0."
             )
         made = Setting(attributes) if change is None else change
+        engines = tuple(self._crews.live)
+        # First: what cannot be sent changes nothing here either.
+        sent = packed(made) if engines and self._options.backend == "process" else b""
         made(self._dataset)
-        for engine in tuple(self._crews.live):
-            engine.update(made)
+        for engine in engines:
+            engine.update(sent)
         self._length = self._length_now()
 
     # The life of the workers.
@@ -534,11 +537,14 @@ class DataLoader(Generic[T_co]):
     def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State, mark: Mark | None) -> Run:
         keys: Iterator[Any]
         options, reading = self._options, None
+        drawing = Drawing(self.seed, epoch, self._borrow)
         size, skip = options.batch_size or 1, frozenset(at.beyond)
         if isinstance(plan, OrderPlan):
             keys = plan.draw(epoch, at.steps)
         elif plan is not None:
-            reading = Reading(plan.sampler)
+            # What draws nothing need not be given generators, which takes 50 µs for each batch.
+            plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
+            reading = Reading(plan.sampler) if plain else SamplerReading(plan.sampler, drawing)
             reading.open(mark)
             keys = plan.draw(epoch, at.steps, reading)
         elif self._kind in PULLED:
@@ -547,9 +553,7 @@ class DataLoader(Generic[T_co]):
             keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
         else:
             reading = Reading(self._dataset)
-            items = light_items(
-                reading, mark, options.batch_size, options.drop_last, self.seed, epoch, self._borrow
-            )
+            items = light_items(reading, mark, options.batch_size, options.drop_last, drawing)
             read = 0 if mark is None else mark.read
             items = itertools.islice(items, at.steps * options.shard.world - read, None)
             keys = deal(items, *options.shard, options.drop_last)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,11 @@ from penstock import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     UnshippableDataset,
+    WeightedRandomSampler,
     _engine,
     get_worker_info,
 )
@@ -336,3 +342,99 @@ def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make
     loader._crews.live = Live(loader._crews.live)
     loader.close()
     assert loader._crews._idle is None
+
+
+class Own:
+    """A sampler as users write them."""
+
+    def __iter__(self) -> Iterator[int]:
+        keys = list(range(12))
+        random.shuffle(keys)
+        return iter(keys)
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"sampler": Own(), "batch_size": 3},
+        {"sampler": WeightedRandomSampler([1.0] * 12, 12, replacement=False), "batch_size": 3},
+        {"sampler": SubsetRandomSampler(np.arange(12, dtype=np.uint32)), "batch_size": 3},
+        {"sampler": SubsetRandomSampler(list(np.arange(12))), "batch_size": 3},
+        {"batch_sampler": BatchSampler(RandomSampler(range(12)), 3, False)},
+    ],
+    ids=["own", "weighted", "unsigned", "numpy's integers", "batches"],
+)
+def test_what_a_sampler_draws_is_a_function_of_the_seed(make: Any, order: dict[str, Any]) -> None:
+    def epochs(loader: Any, count: int) -> list[list[list[int]]]:
+        return [[batch.tolist() for batch in loader] for _ in range(count)]
+
+    random.seed(1)
+    whole = epochs(make(range(12), seed=5, **order), 2)
+    random.seed(2)
+    stopped = make(range(12), seed=5, **order)
+    stopped.set_epoch(1)
+    next(iter(stopped))
+    resumed = make(range(12), seed=5, **order)
+    resumed.load_state_dict(stopped.state_dict())
+    assert epochs(resumed, 1) == [whole[1][1:]]
+    assert whole[0] != whole[1]
+
+
+class Bumped:
+    count = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> int:
+        return self.count
+
+    def bump(self) -> None:
+        self.count += 1
+
+
+def test_a_worker_that_dies_before_an_update_is_replaced_by_one_that_has_it_once(make_processes: Any) -> None:
+    loader = make_processes(Bumped(), batch_size=2)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 0]
+    for worker in loader.workers:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    loader.update(Bumped.bump)
+    assert {value for batch in batches for value in batch.tolist()} == {1}
+
+
+def test_an_update_that_cannot_be_sent_changes_nothing(make_processes: Any) -> None:
+    dataset = Bumped()
+    loader = make_processes(dataset, batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(TypeError):
+        loader.update(count=threading.Lock())
+    assert dataset.count == 0
+    assert [batch.tolist() for batch in batches] == [[0] * 4] * 2
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_keys_may_be_of_classes_that_only_the_program_itself_has(method: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import dataclasses, penstock
+@dataclasses.dataclass(frozen=True)
+class Key:
+    number: int
+class Drawn(penstock.Dataset):
+    def __getitem__(self, key):
+        return key.number + float(penstock.rng().random())
+if __name__ == "__main__":
+    keys = [Key(i) for i in range(4)]
+    inline = [batch.tolist() for batch in penstock.DataLoader(Drawn(), 2, sampler=keys, seed=1)]
+    workers = {{"num_workers": 1, "multiprocessing_context": {method!r}}}
+    with penstock.DataLoader(Drawn(), 2, sampler=keys, seed=1, **workers) as loader:
+        assert [batch.tolist() for batch in loader] == inline
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -83,7 +83,13 @@ class _Desk:
     def do(self, record: Record, progress: Callable[[int], None]) -> None:
         seq, run, epoch, step, kind, payload, count, self._updates, *region = record
         root = self._arena.root(Region._make(region))
-        task = Task(seq, run, epoch, step, _KINDS[kind], _keys(payload, root), count)
+        try:
+            keys = _keys(payload, root)
+        except Exception as error:  # of a class of the user's
+            failure = self._runner.capture(error, Task(seq, run, epoch, step, _KINDS[kind], None))
+            self._replier.send(self._replier.failed(seq, failure, Writer(root), 0, perf_counter_ns(), None))
+            return
+        task = Task(seq, run, epoch, step, _KINDS[kind], keys, count)
         # Raw keys stay where they are: the samples are fetched by them while others are written.
         used = max(0, payload)
         if count == 1:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -74,18 +75,28 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """A key as an integer, the same in every process (Python's `hash` is not)."""
+    """A key as an integer, the same in every process: Python's `hash` is not, nor is a pickle of many things."""
     if isinstance(key, (int, np.integer)):
         return int(key)
-    from hashlib import blake2b  # late: 3 ms, and most keys are integers
-
     if isinstance(key, tuple):  # part by part: a pickle of the whole also tells which parts are one object
         return mix(*map(number_of, key))
-    try:
-        data = pickle.dumps(key, 5)
-    except Exception:  # a key that never left this process
-        data = repr(key).encode()
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    if isinstance(key, frozenset):
+        return mix(len(key), *sorted(map(number_of, key)))
+    if isinstance(key, (list, dict)):
+        return mix(len(key), *map(number_of, key.items() if isinstance(key, dict) else key))
+    if isinstance(
+        key, (type, FunctionType, BuiltinFunctionType)
+    ):  # where it comes from differs with how it came
+        return number_of(key.__qualname__)
+    from hashlib import blake2b  # late: 3 ms, and most keys are integers
+
+    if key is not None and not isinstance(key, (str, bytes, float, complex)):
+        try:
+            reduced = key.__reduce_ex__(5)
+        except Exception:  # a key that never left this process
+            reduced = repr(key)
+        return number_of(reduced[:3] if isinstance(reduced, tuple) else reduced)
+    return int.from_bytes(blake2b(pickle.dumps(key, 5), digest_size=8).digest(), "little")
 
 
 @contextmanager

@@ -38,6 +38,13 @@ class Restoring:
         dataset.load_state_dict(self._state)
 
 
+def packed(change: Change) -> bytes:
+    import cloudpickle  # late: 25 ms, for the few who need it
+
+    data: bytes = cloudpickle.dumps(change)
+    return data
+
+
 class Log:
     """Where the changes are. `end` is how much of it this process has written, or applied to its dataset.
 
@@ -50,12 +57,10 @@ class Log:
     def __init__(self) -> None:
         self.end = 0
 
-    def write(self, fd: int, change: Change) -> None:
-        import cloudpickle  # late: 25 ms, for the few who need it
-
-        data: bytes = cloudpickle.dumps(change)
-        os.pwrite(fd, _LENGTH.pack(len(data)) + data, self.end)
-        self.end += _LENGTH.size + len(data)
+    def write(self, fd: int, change: bytes) -> None:
+        """Adds a change that `packed` has packed."""
+        os.pwrite(fd, _LENGTH.pack(len(change)) + change, self.end)
+        self.end += _LENGTH.size + len(change)
 
     def catch_up(self, fd: int, end: int, dataset: Any) -> None:
         """Applies to the dataset what was written up to `end`."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._work.task import Mended, Task
-from penstock._work.updates import Change
 
 
 class Filled(NamedTuple):
@@ -113,7 +112,7 @@ class Backend(Protocol):
         Its batch goes into `region`.
         """
 
-    def update(self, change: Change) -> None:
+    def update(self, change: bytes) -> None:
         """What is posted from now on is done by workers whose dataset has this change."""
 
     def flush(self) -> None:

@@ -10,7 +10,6 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
-from penstock._work.updates import Change
 from penstock.backends.base import Doing, Ended, Failed, Filled, Outcome, Payload
 
 
@@ -39,7 +38,7 @@ class InlineBackend:
     def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, region))
 
-    def update(self, change: Change) -> None:
+    def update(self, change: bytes) -> None:
         pass  # the dataset is the caller's own
 
     def flush(self) -> None:

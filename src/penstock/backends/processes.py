@@ -22,7 +22,6 @@ from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
-from penstock._work.updates import Change
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
@@ -91,6 +90,7 @@ class ProcessBackend:
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
+        self._method = method
         try:
             # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
             # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
@@ -129,7 +129,12 @@ class ProcessBackend:
             if set(map(type, keys)) == {int}:
                 with suppress(OverflowError):
                     return np.array(keys, np.int64).view(np.uint8)
-        return dumps(keys)
+        packed = dumps(keys)
+        if b"__main__" in packed and self._method != "fork":
+            import cloudpickle  # late: for classes that only the caller's program has
+
+            packed = cloudpickle.dumps(keys, 5)
+        return packed
 
     def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         slot = self._free.pop()
@@ -150,7 +155,7 @@ class ProcessBackend:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
 
-    def update(self, change: Change) -> None:
+    def update(self, change: bytes) -> None:
         self._log.write(self._updates, change)
 
     def flush(self) -> None:

@@ -19,7 +19,6 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
-from penstock._work.updates import Change
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
 
@@ -62,7 +61,7 @@ class ThreadBackend:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
 
-    def update(self, change: Change) -> None:
+    def update(self, change: bytes) -> None:
         pass  # the dataset is the caller's own
 
     def flush(self) -> None:

@@ -338,13 +338,12 @@ def _as_keys(indices: object) -> NDArray[np.int64] | None:
     try:
         if isinstance(indices, range):
             keys = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-        elif isinstance(indices, (list, tuple)) and set(map(type, indices)) <= {int}:
-            keys = np.array(indices, np.int64)
-        elif isinstance(indices, np.ndarray) and indices.ndim == 1 and indices.dtype.kind == "i":
-            keys = indices.astype(np.int64)
         else:
-            return None
-    except OverflowError:
+            found = np.asarray(indices)  # a list of numpy's integers, or a tensor, too
+            if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+                return None
+            keys = found.astype(np.int64)
+    except (TypeError, ValueError, OverflowError):
         return None
     return keys if not keys.size or keys.min() >= 0 else None
 

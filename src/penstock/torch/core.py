@@ -170,7 +170,7 @@ def _seedable(sampler: Any) -> Any:
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is SubsetRandomSampler:
-        return penstock.SubsetRandomSampler(list(sampler.indices))
+        return penstock.SubsetRandomSampler(torch.as_tensor(sampler.indices).tolist())
     if type(sampler) is WeightedRandomSampler:
         weights = sampler.weights.tolist()
         return penstock.WeightedRandomSampler(weights, sampler.num_samples, sampler.replacement)
