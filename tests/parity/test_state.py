@@ -715,6 +715,19 @@ def test_what_was_resumed_and_not_yet_asked_has_the_state_that_was_loaded(worker
     assert epoch(rest) == whole[2:]
 
 
+def test_an_epoch_that_was_left_in_the_middle_does_not_shorten_the_next() -> None:
+    def make() -> Any:
+        return DataLoader(Log(), 4, num_workers=1, persistent_workers=True)
+
+    loader = make()
+    whole = epoch(loader)
+    for _, _ in zip(range(2), loader, strict=False):
+        pass
+    begun = iter(loader)
+    assert resume(make, saved(loader), 1)[0] == whole
+    assert epoch(begun) == whole
+
+
 DIARIES: dict[str, Callable[[], Any]] = {
     "a sampler": lambda: DataLoader(Keys(), sampler=Diary(), batch_size=4),
     "a late one": lambda: DataLoader(Keys(), sampler=LateDiary(), batch_size=4, num_workers=1),
