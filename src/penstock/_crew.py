@@ -13,11 +13,15 @@ from penstock.options import Options
 
 
 class Crews:
-    """The engines of one loader: at most one is idle and waits for the next epoch."""
+    """The engines of one loader: at most one is idle and waits for the next epoch.
+
+    If there are several, it is the one that the last epoch was begun on: its worker has what a stream keeps.
+    """
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._idle: Engine | None = None
+        self._last: weakref.ref[Engine] | None = None
 
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
@@ -25,11 +29,16 @@ class Crews:
         usable = engine is not None and not engine.closed and engine.is_ours()
         return engine if usable else None
 
+    def begun(self, engine: Engine) -> None:
+        """An epoch was begun on it."""
+        self._last = weakref.ref(engine)
+
     def put(self, engine: Engine) -> None:
-        if self._idle is None:
-            self._idle = engine
-        else:
-            engine.close()
+        spare: Engine | None = engine
+        if self._idle is None or (self._last is not None and self._last() is engine):
+            spare, self._idle = self._idle, engine
+        if spare is not None:
+            spare.close()
 
     def close(self) -> None:
         for engine in tuple(self.live):

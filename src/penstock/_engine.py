@@ -304,7 +304,7 @@ class Engine:
             if task is not None and outcome.mark is not None:
                 self.heritage = task.run, outcome.mark
                 if self._run is not None and self._run.number == task.run:
-                    self._run.end = outcome.mark
+                    self._run.end = self._run.ends[outcome.worker] = outcome.mark
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
         else:
             worker, seq, at = outcome[:3]

@@ -40,6 +40,7 @@ class Run:
         self.error: Exception | None = None
         self.number = next(numbers)
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
+        self.ends: dict[int, bytes] = {}  # the same by worker, where each reads a stream of its own
         self._numbers = numbers
         self._kind = kind
         self._keys = keys

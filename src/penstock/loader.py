@@ -504,6 +504,7 @@ class DataLoader(Generic[T_co]):
         except BaseException:
             engine.close()
             raise
+        self._crews.begun(engine)
         self._epoch, self._next_epoch = epoch, epoch + 1
         self._resume, self._progress, self._skipped = None, progress, iterator.skipped
         return iterator

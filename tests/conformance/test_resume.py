@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -414,6 +415,23 @@ def test_new_workers_know_what_a_stream_keeps_from_epoch_to_epoch() -> None:
         assert same(list(loader), list(plain))
 
 
+def test_the_worker_that_read_the_last_epoch_reads_the_next() -> None:
+    plain = DataLoader(EpochsStream(), 4, seed=3)
+    for _ in range(5):
+        list(plain)
+    batches = iter(plain)
+    next(batches)
+    with DataLoader(EpochsStream(), 4, seed=3, num_workers=1) as loader:
+        first = iter(loader)
+        next(first)
+        loader.load_state_dict(plain.state_dict())
+        second = iter(loader)  # on workers of its own
+        first.close()
+        assert same(list(second), list(batches))
+        for _ in range(2):
+            assert same(list(loader), list(plain))
+
+
 class KeptKeys(Noisy):
     """A dataset with keys and a state, which is in every sample."""
 
@@ -513,6 +531,47 @@ def test_a_step_that_failed_has_been_handed_out(make: Any) -> None:
         next(batches)
     loader.load_state_dict(loader.state_dict())
     assert [batch.step for batch in loader.batches()] == [2, 3, 4, 5]
+
+
+class Stumbling(KeptIterator):
+    """Raises in the place of some items, and goes on with the next."""
+
+    def __next__(self) -> Any:
+        item = super().__next__()
+        if item in (5, 13):
+            raise ValueError(f"bad item {item}")
+        return item
+
+
+class StumblingStream(IterableDataset[Any]):
+    """The same; without a state, it is read from its beginning where it is resumed."""
+
+    def __init__(self, stateful: bool) -> None:
+        self.stateful = stateful
+
+    def __iter__(self) -> Iterator[Any]:
+        items = Stumbling(lambda at: at)
+        return items if self.stateful else map(next, itertools.repeat(items))
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_a_stream_goes_on_with_the_item_after_the_one_that_it_raised_for(make: Any, stateful: bool) -> None:
+    loader = make(StumblingStream(stateful), batch_size=4, seed=1)
+    expected: list[Any] = [[0, 1, 2, 3], "bad item 5", [6, 7, 8, 9], "bad item 13", [14, 15, 16, 17]]
+    found: list[Any] = []
+    for _ in range(5):
+        loader.load_state_dict(loader.state_dict())  # all that was raised before is passed over
+        try:
+            found.append(next(iter(loader)).tolist())
+        except ValueError as error:
+            found.append(str(error))
+    assert found == expected
+    rest = iter(loader)
+    assert next(rest).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="bad item 5"):
+        next(rest)
+    assert next(rest).tolist() == [6, 7, 8, 9]
 
 
 def test_in_the_last_turn_of_a_loop_nothing_is_left_of_the_epoch() -> None:

@@ -304,6 +304,44 @@ def test_what_a_stream_keeps_from_epoch_to_epoch_is_kept(
     assert (tmp_path / "deaths").read_text().split() == [str(item) for item in deadly]
 
 
+def kill(loader: DataLoader[Any]) -> None:
+    (worker,) = loader.workers
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join(10)
+
+
+def epochs_in(batches: Any) -> list[int]:
+    return [epoch for batch in batches for epoch in batch[0].tolist()]
+
+
+def test_what_a_stream_keeps_is_kept_though_its_reader_died_before_it_told_of_the_end(tmp_path: Path) -> None:
+    stream = Epochs(5, tmp_path / "deaths", ())
+    with DataLoader(stream, 2, seed=3, num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        kill(loader)
+        assert epochs_in(batches) == []
+        assert epochs_in(loader) == [1] * 5
+        assert epochs_in(loader) == [2] * 5
+
+
+def test_what_a_dead_reader_left_is_forgotten_by_one_that_is_told_where_to_begin(tmp_path: Path) -> None:
+    def make(**settings: Any) -> DataLoader[Any]:
+        return DataLoader(Epochs(4, tmp_path / "deaths", ()), 2, seed=3, **settings)
+
+    other = make()
+    for _ in range(5):
+        list(other)
+    next(iter(other))
+    with make(num_workers=1) as loader:
+        list(loader)
+        kill(loader)
+        loader.load_state_dict(other.state_dict())
+        assert epochs_in(loader) == [5] * 2
+        assert epochs_in(loader) == [6] * 4
+
+
 def test_a_stream_that_was_resumed_goes_on_in_another_worker(tmp_path: Path) -> None:
     """Also where the worker dies before it has sent anything, and after it was left in the middle of an epoch."""
 

@@ -682,6 +682,52 @@ class LateDiaryStream(LateDiary, IterableDataset[Any]):
     pass
 
 
+class Log(Stream):
+    """Where it is, is known again only when it is asked for the first item."""
+
+    at = begin = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin = self.begin, 0
+        while self.at < self.n:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_was_resumed_and_not_yet_asked_has_the_state_that_was_loaded(workers: int) -> None:
+    def make() -> Any:
+        return DataLoader(Log(), 4, num_workers=workers)
+
+    whole, loader = epoch(make()), make()
+    batches = iter(loader)
+    next(batches), next(batches)
+    resumed = make()
+    resumed.load_state_dict(saved(loader))
+    rest = iter(resumed)
+    assert resume(make, saved(resumed), 1)[0] == whole[2:]
+    assert epoch(rest) == whole[2:]
+
+
+def test_an_epoch_that_was_left_in_the_middle_does_not_shorten_the_next() -> None:
+    def make() -> Any:
+        return DataLoader(Log(), 4, num_workers=1, persistent_workers=True)
+
+    loader = make()
+    whole = epoch(loader)
+    for _, _ in zip(range(2), loader, strict=False):
+        pass
+    begun = iter(loader)
+    assert resume(make, saved(loader), 1)[0] == whole
+    assert epoch(begun) == whole
+
+
 DIARIES: dict[str, Callable[[], Any]] = {
     "a sampler": lambda: DataLoader(Keys(), sampler=Diary(), batch_size=4),
     "a late one": lambda: DataLoader(Keys(), sampler=LateDiary(), batch_size=4, num_workers=1),
@@ -690,6 +736,15 @@ DIARIES: dict[str, Callable[[], Any]] = {
     "in a worker": lambda: DataLoader(DiaryStream(), batch_size=4, num_workers=1, persistent_workers=True),
     "late in a worker": lambda: DataLoader(
         LateDiaryStream(), batch_size=3, num_workers=1, persistent_workers=True
+    ),
+    "in two workers, the rest dropped": lambda: DataLoader(
+        DiaryStream(), batch_size=4, drop_last=True, num_workers=2, persistent_workers=True
+    ),
+    "late in a worker, the rest dropped": lambda: DataLoader(
+        LateDiaryStream(), batch_size=4, drop_last=True, num_workers=1, persistent_workers=True
+    ),
+    "in a worker, asked seldom": lambda: DataLoader(
+        DiaryStream(), batch_size=2, num_workers=1, persistent_workers=True, snapshot_every_n_steps=2
     ),
 }
 

@@ -46,8 +46,9 @@ class Runner:
         self._init_notes: list[str] = []
         self._stream = Reading(())  # whose batches are those of other ranks too
         self._stream_run = -1
+        self._stream_begin = 0  # so many batches were handed out before the run was resumed
         # What the worker before this one left behind when it died: see `Backend.hire`.
-        self.heritage: tuple[int, bytes] | None = None
+        self.heritage: tuple[int, bytes | None] | None = None
         # Where the generators are this process's own. Threads share them with the caller.
         self._seed_step: Callable[[int, int, int], int] | None = None
         self._rank, self._world = job.shard
@@ -383,7 +384,11 @@ class Runner:
         while stream.read < until and not stream.ended:
             if stream.read > 0:  # the first has those that the stream was opened with
                 self._reseed(task.epoch, stream.read)
-            self._take(count)
+            try:
+                self._take(count)
+            except Exception:
+                if stream.read > self._stream_begin:  # else it was raised the first time
+                    raise
         self._reseed(task.epoch, until)
 
     def _reseed(self, epoch: int, number: int) -> None:
@@ -400,9 +405,11 @@ class Runner:
 
     def _open_stream(self, task: Task, resumed: bool, mark: Mark | None) -> None:
         self._stream_run = task.run
+        self._stream_begin = task.step * self._world if resumed else 0
         self._stream = Reading(())  # which stays, where it cannot be opened
+        inherited = self._inherited(task)
         if not resumed:
-            mark = self._inherited(task)
+            mark = inherited
         if task.step > 0 and not resumed and mark is None:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
@@ -417,6 +424,9 @@ class Runner:
         self._stream = stream
         if anew:
             self._reseed(task.epoch, stream.read)
+        if mark is not None and mark.states is None and mark.kept is not None:
+            # Nothing is left now, and nothing was restored: the next epoch begins with this.
+            self.heritage = task.run, packed(Mark(0, {}, mark.kept))
 
     def _inherited(self, task: Task) -> Mark | None:
         """Where the worker before this one was, if that is where this worker's first task goes on."""

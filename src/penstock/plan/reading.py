@@ -78,12 +78,12 @@ class Reading:
 
     def take(self, size: int) -> list[Any]:
         """The next batch of so many items, or what is left."""
+        self.read += 1  # also where it raises: what comes after that is the next batch
         if self._items is None:
             taken = list(islice(by_next(self._iterate()), size))
             self._check_some(taken)
         else:
             taken = list(islice(self._items, size))
-        self.read += 1
         if len(taken) < size:
             self._items = iter(())  # some iterators begin again when asked after their end
             self.ended = True

@@ -165,7 +165,7 @@ class Workers(_Ours):
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
-            self._place.end()
+            self._place.end(self._run.ends.items())
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,7 @@ class Copy:
 
     def in_next_epoch(self) -> Copy:
         """The copy when another epoch of a stream begins."""
-        mark = self.mark
-        if mark is None:
-            return Copy()
-        kept = mark.kept
-        if kept is None and mark.states is not None and "iterable" in mark.states:
-            kept = {"iterable": mark.states["iterable"]}
+        kept = None if self.mark is None else self.mark.kept
         return Copy() if kept is None else Copy(Mark(0, {}, kept))
 
 
@@ -134,6 +129,8 @@ class Place:
     def _read_here(self) -> Copy:
         """How far the caller's own copy of a stream is."""
         copy, fetcher = self._copies[0], self._fetcher
+        if self._saved is not None and self.progress.steps == self._saved.state.steps > 0:
+            return copy  # a generator that was not asked yet has done nothing about the state that was loaded
         if self.progress.steps == 0:  # as it was at the end of the epoch before, if there was one
             return (
                 Copy(Mark(0, {}, self._kept())) if self._follows and self._kept() and not copy.mark else copy
@@ -231,9 +228,11 @@ class Place:
         if self._copies:
             self._copies[0].more += 1
 
-    def end(self) -> None:
-        """All of the epoch was handed out, and whoever asked for more was told so."""
+    def end(self, ends: Iterable[tuple[int, bytes]] = ()) -> None:
+        """All of the epoch was handed out, and whoever asked for more was told so; `ends`: see `Run`."""
         self.progress.is_over = True
+        for worker, mark in ends:
+            self._copies[worker].moved(mark)
         self._fetcher = None
 
 

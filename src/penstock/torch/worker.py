@@ -16,7 +16,7 @@ from penstock._memory.layout import Writer
 from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import mark_of
+from penstock._work.marks import mark_of, packed
 from penstock._work.runner import StreamEnded
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
@@ -142,6 +142,8 @@ class Replica:
         stream = self._stream
         samples = stream.take(count)
         if not samples or (stream.ended and self._job.drop_last and task.kind is Kind.PULL):
+            self._stream = Reading(())  # so that the state at the end is asked for once, also if that fails
+            self.mark = packed(stream.end()) if self._marks else None
             raise StreamEnded
         if self._marks and stream.read % self._marks == 0:
             self.mark = mark_of(stream)
