@@ -73,17 +73,17 @@ def test_importing_penstock_imports_no_guest() -> None:
 
 
 def test_importing_penstock_is_quick() -> None:
-    """150 ms is the promise. What is asserted is relative to numpy's import, so that load does not matter."""
+    """150 ms is the promise. What is asserted is relative to numpy's import, so that load does not matter.
 
-    def seconds(code: str) -> float:
-        times = []
-        for _ in range(5):
+    The quickest of five each, in turn; of up to twenty, where the machine is busy.
+    """
+    ours, numpys = [], []
+    while len(ours) < 5 or (len(ours) < 20 and min(ours) >= 2.5 * min(numpys)):
+        for module, times in (("penstock", ours), ("numpy", numpys)):
             begun = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True)
+            subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
             times.append(time.perf_counter() - begun)
-        return min(times)
-
-    assert seconds("import penstock") < 2.5 * seconds("import numpy")
+    assert min(ours) < 2.5 * min(numpys)
 
 
 def test_no_module_is_too_long() -> None:
