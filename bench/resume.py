@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -40,14 +40,17 @@ class Numbers:
 
 
 class Penstock:
+    loader: Any
+    stream: Any
+
     def __init__(self) -> None:
         import penstock
 
         self.loader = penstock.DataLoader(Numbers(), BATCH, shuffle=True, num_workers=2, seed=0)
 
     def open(self) -> Iterator[Any]:
-        self.stream: Iterator[Any] = iter(self.loader)
-        return self.stream
+        self.stream = iter(self.loader)
+        return cast("Iterator[Any]", self.stream)
 
     def state(self) -> Any:
         return self.loader.state_dict()
@@ -67,7 +70,7 @@ class Torchdata(Penstock):
     def __init__(self) -> None:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        self.loader = StatefulDataLoader(Numbers(), BATCH, shuffle=True, num_workers=2)  # type: ignore[assignment]
+        self.loader = StatefulDataLoader(Numbers(), BATCH, shuffle=True, num_workers=2)
 
     @staticmethod
     def move(state: Any, step: int) -> None:
@@ -92,13 +95,13 @@ class Grain(Penstock):
     def open(self) -> Iterator[Any]:
         self.stream = iter(self.loader)
         if self.resume is not None:
-            self.stream.set_state(self.resume)  # type: ignore[attr-defined]
-        return self.stream
+            self.stream.set_state(self.resume)
+        return cast("Iterator[Any]", self.stream)
 
     resume: Any = None
 
     def state(self) -> Any:
-        return self.stream.get_state()  # type: ignore[attr-defined]
+        return self.stream.get_state()
 
     def load(self, state: Any) -> None:
         self.resume = state
@@ -109,7 +112,7 @@ class Grain(Penstock):
         state["next_index"] = step
 
     def close(self) -> None:
-        self.stream.close()  # type: ignore[attr-defined]
+        self.stream.close()
 
 
 KINDS: dict[str, type[Penstock]] = {"penstock": Penstock, "torchdata": Torchdata, "grain": Grain}
@@ -121,7 +124,8 @@ def state_cost(kind: type[Penstock]) -> dict[str, float]:
     stream = loader.open()
     for _ in range(200):
         next(stream)
-    took, rates = [], {True: [], False: []}  # type: ignore[var-annotated]
+    took: list[float] = []
+    rates: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(10):
         taking, count, start = turn % 2 == 0, 0, time.perf_counter()
         while time.perf_counter() - start < 0.3:
