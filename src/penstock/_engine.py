@@ -53,9 +53,10 @@ from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
 # Small steps are bundled, as many to a task as take so long and so much memory: a task costs the two sides
-# some 50 µs beyond its steps. (A caller who keeps one batch of a bundle keeps its slab.)
-_BUNDLE_SECONDS = 400e-6
-_BUNDLE_BYTES = 256 << 10
+# some 50 µs beyond its steps, and a change of processes. A caller who keeps one batch of a bundle keeps its slab: so
+# the more slabs are lent, the less of them is bundled, down to the smaller of the two.
+_BUNDLE_SECONDS = 1.6e-3
+_BUNDLE_BYTES = 256 << 10, 4 << 20
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
@@ -332,7 +333,9 @@ class Engine:
         self._pool.learn(nbytes)
         # One step that was slow says little: it may have had to wait for a processor.
         self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
-        limit = min(_BUNDLE_SECONDS / self._pace, _BUNDLE_BYTES / nbytes, self._most_steps)
+        least, most = _BUNDLE_BYTES
+        room = max(least, most // max(1, self._leases.lent))
+        limit = min(_BUNDLE_SECONDS / self._pace, room / nbytes, self._most_steps)
         self._bundle = max(1, int(limit))
 
     # What each command means.

@@ -13,6 +13,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, WorkerLost, _engine
+from penstock._work.task import MOST_STEPS
 
 METHODS = ["fork", "spawn"]
 
@@ -77,19 +78,34 @@ def test_a_last_step_that_is_short_is_short() -> None:
 
 
 def test_steps_are_bundled() -> None:
-    with DataLoader(range(400), num_workers=1) as loader:
-        iterator = iter(loader)
-        lengths = set()
-        for _ in iterator:
-            lengths.add(len(iterator._engine._ready))  # type: ignore[attr-defined]
-    assert max(lengths) == 7
+    assert max(bundles(range(1600))) == MOST_STEPS
 
 
 def test_large_steps_are_not_bundled() -> None:
-    with DataLoader(np.zeros((60, 100_000)), num_workers=1) as loader:
-        iterator = iter(loader)
-        for _ in iterator:
-            assert not iterator._engine._ready  # type: ignore[attr-defined]
+    assert set(bundles(np.zeros((60, 600_000)))) == {1}
+
+
+def test_the_more_a_caller_keeps_the_less_is_kept_for_nothing() -> None:
+    kept: list[Any] = []
+    sizes = bundles(np.zeros((600, 10_000)), kept)  # 80 KB a batch
+    assert max(sizes) > 16
+    assert sizes[-2] == 3
+    assert [batch.shape for batch in kept] == [(1, 10_000)] * 600
+
+
+def bundles(dataset: Any, kept: list[Any] | None = None) -> list[int]:
+    """How many steps came in each task, as they were handed out."""
+    sizes = []
+    left = 0
+    with DataLoader(dataset, num_workers=1) as loader:
+        iterator: Any = iter(loader)
+        for batch in iterator:
+            if kept is not None:
+                kept.append(batch)
+            was, left = left, len(iterator._engine._ready)
+            if was == 0:
+                sizes.append(left + 1)
+    return sizes
 
 
 def test_an_iterator_may_be_left_in_the_middle_of_a_bundle() -> None:
@@ -101,6 +117,9 @@ def test_an_iterator_may_be_left_in_the_middle_of_a_bundle() -> None:
                     break
 
 
+_KEYS = 600  # so many that the next epoch, which is prefetched, does not come as far as to kill
+
+
 class Deadly(Dataset[Any]):
     """The process dies at one key, as long as there is a life left to lose in the folder."""
 
@@ -109,7 +128,7 @@ class Deadly(Dataset[Any]):
         self.lives = lives
 
     def __len__(self) -> int:
-        return 200
+        return _KEYS
 
     def __getitem__(self, key: int) -> int:
         if key == self.deadly:
@@ -125,16 +144,16 @@ def give_lives(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("deadly", range(120, 129))
+@pytest.mark.parametrize("deadly", range(420, 429))
 def test_a_worker_that_dies_in_a_bundle_is_not_noticed(tmp_path: Path, deadly: int) -> None:
     with DataLoader(Deadly(deadly, give_lives(tmp_path, 2)), num_workers=2) as loader:
-        assert [int(batch[0]) for batch in loader] == list(range(200))
+        assert [int(batch[0]) for batch in loader] == list(range(_KEYS))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("retries", [0, 1])
-@pytest.mark.parametrize("deadly", [120, 123, 127])
+@pytest.mark.parametrize("deadly", [420, 423, 427])
 def test_of_a_bundle_only_the_step_that_kills_is_lost(
     tmp_path: Path, deadly: int, retries: int, in_order: bool
 ) -> None:
@@ -149,7 +168,7 @@ def test_of_a_bundle_only_the_step_that_kills_is_lost(
                 break
             except WorkerLost as error:
                 lost.append(str(error))
-    assert sorted(arrived) == [key for key in range(200) if key != deadly]
+    assert sorted(arrived) == [key for key in range(_KEYS) if key != deadly]
     assert len(lost) == 1
     assert f"Samples in the step: [{deadly}]" in lost[0]
     assert len(list(tmp_path.iterdir())) == 100 - retries - 1

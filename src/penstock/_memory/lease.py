@@ -49,6 +49,11 @@ class Leases:
         lease.returned = self._returned
         self._lent[slab] = lease
 
+    @property
+    def lent(self) -> int:
+        """How many."""
+        return len(self._lent)
+
     def retire(self) -> None:
         """What is lent now does not come back."""
         for lease in tuple(self._lent.values()):

@@ -33,7 +33,7 @@ BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
 
 
 # How many steps may be done as one task.
-MOST_STEPS = 8
+MOST_STEPS = 32
 
 
 class Task(NamedTuple):
