@@ -42,8 +42,8 @@ def mappings() -> int:
 
 
 def names() -> set[str]:
-    """The names in /dev/shm, but for those that multiprocessing and torch give: of whoever runs beside us."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "torch_"))}
+    """The names in /dev/shm, but for those of torch, and of Python's shared memory with names, which is not ours."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "torch_", "psm_"))}
 
 
 def belongings() -> tuple[Counter[str], set[str], int, set[str]]:

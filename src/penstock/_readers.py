@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,26 @@ from penstock._run import Run
 from penstock._work.failure import annotate
 from penstock._work.task import BY_KEY, Kind, Mended
 from penstock.batch import Batch
-from penstock.checkpoint import Progress
 
 if TYPE_CHECKING:
     from penstock.loader import DataLoader
 
 
+class Told(Protocol):
+    """Who is told what was handed out: `checkpoint.Progress`, or somebody who tells it later."""
+
+    epoch: int
+
+    def passed(self, step: int, mark: bytes | None) -> None: ...
+    def finish(self, end: bytes | None) -> None: ...
+
+
 class Reader:
     """One epoch, batch by batch. It has its engine to itself until it ends or is dropped."""
 
-    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run, progress: Progress) -> None:
+    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run, told: Told) -> None:
         self._loader: DataLoader[Any] = loader
-        self._progress = progress
+        self.told = told
         self._engine: Engine | None = engine
         self._run = run
         self._plan = run.plan
@@ -38,7 +46,7 @@ class Reader:
                 raise StopIteration
             delivery = self._engine.next(self._timeout)
             if delivery.task is not None:
-                self._progress.passed(delivery.task.step, delivery.task.mark)
+                self.told.passed(delivery.task.step, delivery.task.mark)
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -49,7 +57,7 @@ class Reader:
                 finally:
                     del error  # its traceback holds this frame, which must not hold it in turn
             if delivery.task is None:
-                self._progress.finish(self._run.end)
+                self.told.finish(self._run.end)
                 self._let_go(cancel=False)
                 raise StopIteration
             if delivery.rows or delivery.mended is None:
@@ -76,7 +84,7 @@ class Reader:
 
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
-        steps = None if self._plan is None else self._plan.steps(self._progress.epoch)
+        steps = None if self._plan is None else self._plan.steps(self.told.epoch)
         return len(self._loader) if steps is None else steps
 
     def close(self) -> None:

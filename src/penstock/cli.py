@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pack.add_argument("folder", help="a folder whose folders are the classes (any folder, with --list)")
     pack.add_argument("out", metavar="OUT.rec", help="the file to write")
     pack.add_argument(
-        "--list", metavar="FILE", help="images and labels: a path in the folder and a number on each line"
+        "--list",
+        metavar="FILE",
+        help="images and labels: a path in the folder and a number on each line, or MXNet's .lst",
     )
     pack.add_argument(
         "--resize", type=_number(1), metavar="N", help="shrink images to N pixels on the shorter side"

@@ -48,7 +48,7 @@ class _Item(NamedTuple):
 
 
 class _Noted:
-    """Where the reader reports in place of the loader's progress: a batch that waits is not handed out yet."""
+    """Told by the reader in place of the loader's progress: a batch that waits is not handed out yet."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,8 +67,8 @@ class Epoch:
 
     def __init__(self, reader: Batches, consumers: int, in_turn: bool, window: int) -> None:
         self._reader = reader
-        self._progress = reader._progress
-        self._noted = reader._progress = _Noted(reader._progress.epoch)  # type: ignore[assignment]
+        self._told = reader.told
+        self._noted = reader.told = _Noted(self._told.epoch)
         self._in_turn = in_turn
         self._window = window
         # One lock for all that follows, which is not held while a batch is read: whose batch is here has it at once.
@@ -115,20 +115,19 @@ class Epoch:
                 if self._reading is None and len(self._queues[self._owner(number)]) < self._window:
                     self._reading = me
                     return None
-                self._changed.wait(
-                    1.0
-                )  # not for ever: an interrupt that comes just before does not end a wait
+                # Not for ever: an interrupt that comes just before does not end a wait.
+                self._changed.wait(1.0)
 
     def _hand_out(self, item: _Item) -> _Item:
         for step, mark in item.steps:
-            self._progress.passed(step, mark)
+            self._told.passed(step, mark)
         self._settle()
         self._changed.notify_all()
         return item
 
     def _settle(self) -> None:
         if self._ended and not self._left and not any(self._queues.values()):
-            self._progress.finish(self._noted.end)
+            self._told.finish(self._noted.end)
 
     def _owner(self, asking: int) -> int:
         """Whose the next batch is, of those who have not left."""

@@ -14,6 +14,7 @@ from same import same
 
 from penstock import DataLoader, Dataset, WorkerLost, _engine
 from penstock._work.task import MOST_STEPS
+from penstock.backends.reply import Replier
 
 METHODS = ["fork", "spawn"]
 
@@ -172,3 +173,22 @@ def test_of_a_bundle_only_the_step_that_kills_is_lost(
     assert len(lost) == 1
     assert f"Samples in the step: [{deadly}]" in lost[0]
     assert len(list(tmp_path.iterdir())) == 100 - retries - 1
+
+
+def test_a_worker_may_die_when_all_steps_are_done_and_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by reading: the board then said that all steps are done, and none was the one that it was at."""
+    give_lives(tmp_path, 2)
+    bundle = Replier.bundle
+
+    def die_first(*arguments: Any) -> bytes:
+        for life in sorted(tmp_path.iterdir()):
+            life.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bundle(*arguments)
+
+    monkeypatch.setattr(Replier, "bundle", die_first)
+    with DataLoader(range(400), num_workers=1, multiprocessing_context="fork") as loader:
+        assert [int(batch[0]) for batch in loader] == list(range(400))
+    assert not list(tmp_path.iterdir())

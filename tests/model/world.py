@@ -71,6 +71,7 @@ class Setting:
     spare: int | None = None
     hold: int = 1  # batches kept while asking for another
     crashes: int = 0
+    fatal: bool = False  # nobody can go on in the middle of a run with what a dead worker was at
     cancels: int = 0
     bundle: int = 1  # steps drawn as one (not with "known", which counts on one seq for each)
     unread: int = 1  # results a worker may leave in its pipe and still claim the next task
@@ -84,7 +85,8 @@ class Task(NamedTuple):
     place: int  # in its run
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
-    doomed: bool = False  # it was on the board when the last of a crew died that is not replaced
+    # It was on the board when the last of a crew died that is not replaced, or nobody else can do it.
+    doomed: bool = False
     steps: int = 1  # places, from `place` on
 
 
@@ -254,7 +256,7 @@ class World:
 
     def notice(self, worker: int) -> None:
         w = self.workers.pop(worker)
-        steps, at = 1, 0
+        steps, at, fatal = 1, 0, False
         if w.claim is None:
             self.idle_losses += 1
         elif not self.tasks[w.claim].wanted:
@@ -266,12 +268,14 @@ class World:
             for i in range(steps) if steps > 1 else ():
                 slab = task.slab if i == at else NO_SLAB
                 self.tasks[w.claim + i] = Task(slab, task.run, task.place + i)
-            self.tasks[w.claim + at] = self.tasks[w.claim + at]._replace(deaths=task.deaths + 1)
+            fatal = self.setting.fatal and task.place + at > 0
+            guilty = self.tasks[w.claim + at]
+            self.tasks[w.claim + at] = guilty._replace(deaths=task.deaths + 1, doomed=fatal)
             self.tasks = dict(sorted(self.tasks.items()))
         if not self.workers and self.idle_losses > self.setting.workers + self.setting.retries:
             for seq, task in self.tasks.items():
                 self.tasks[seq] = task._replace(doomed=True)
-        self.tell(WorkerLost(worker, w.claim, steps, at))
+        self.tell(WorkerLost(worker, w.claim, steps, at, fatal))
 
     def give_back(self, seq: int) -> None:
         self.tell(SlabReturned(self.held.pop(seq)))
@@ -349,6 +353,7 @@ class World:
                 task = self.tasks[seq]
                 kept = slab not in self.taken() if task.slab == NO_SLAB else slab == task.slab
                 self.law(task.wanted and kept, "a lost step keeps its slab")
+                self.law(not task.doomed, f"step {seq} is posted again, and nobody else can do it")
                 self.law(attempt == task.deaths, f"attempt {attempt} after {task.deaths} deaths")
                 self.law(attempt <= self.setting.retries, f"attempt {attempt} is one too many")
                 again = attempt == 0 and task.slab != NO_SLAB

@@ -184,3 +184,18 @@ def test_a_list_of_mxnet_has_a_number_a_label_and_a_path(zoo: Path) -> None:
     images = ImageFolder(zoo / "train.lst", SMALL)
     assert list(images.paths) == ["dogs/b.png"] * 2
     assert images.targets.tolist() == [2, 5]
+
+
+def test_a_list_of_mxnet_may_have_several_labels(zoo: Path) -> None:
+    (zoo / "boxes.lst").write_text("0\t1\t0.5\t2\tdogs/b.png\n1\t3\t0.25\t4\tdogs/b.png\n")
+    images = ImageFolder(zoo / "boxes.lst", SMALL)
+    assert images.targets.tolist() == [[1, 0.5, 2], [3, 0.25, 4]]
+    assert images[1][1].tolist() == [3, 0.25, 4]
+    (_, labels), *_ = DataLoader(images, batch_size=2)
+    assert labels.tolist() == images.targets.tolist()
+
+
+def test_all_lines_of_a_list_have_as_many_labels(zoo: Path) -> None:
+    (zoo / "boxes.lst").write_text("0\t1\t0.5\tdogs/b.png\n1\t3\tdogs/b.png\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* has 1 labels, and the first has 2"):
+        ImageFolder(zoo / "boxes.lst", SMALL)

@@ -100,6 +100,13 @@ def test_a_list_names_images_and_labels(folder: Path) -> None:
     assert [record.label for record in RecordFile(out)] == [2.5, 7]
 
 
+def test_a_list_of_mxnet_may_have_several_labels(folder: Path) -> None:
+    (folder / "list.lst").write_text("5\t1\t2.5\tdog/1.jpg\n6\t3\t4\tcat/2.jpg\n")
+    code, out = pack(folder, "--list", str(folder / "list.lst"))
+    assert code == 0
+    assert [record.label.tolist() for record in RecordFile(out)] == [[1, 2.5], [3, 4]]
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_file_of_a_list_is_left_out_wherever_it_is(
     folder: Path, missing: int, capsys: pytest.CaptureFixture[str]

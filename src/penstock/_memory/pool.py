@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from penstock._memory.arena import EXTENT, Arena, Region
 
+# What a batch needs beside its bytes: the reply that tells of it, and room to align it.
+_BESIDE = 256
+
 
 class Pool:
     """Slabs by id. The scheduler decides which slab is used when; the pool gives it memory."""
@@ -19,13 +22,13 @@ class Pool:
         Before the first batch is known a slab is as large as an extent; its pages are taken only
         as they are written, so a generous guess costs nothing.
         """
-        wanted = max(self._largest * count, at_least)
+        wanted = max(self._largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
         if region is not None and region.capacity >= wanted:
             return region
         if region is not None:
             self.arena.discard(region)
-        capacity = wanted + wanted // 4 if self._largest else max(EXTENT, at_least)
+        capacity = wanted + wanted // 4 if self._largest else max(EXTENT, wanted)
         region = self._regions[slab] = self.arena.carve(capacity)
         return region
 

@@ -49,7 +49,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             slot, seq = TOKEN.unpack(token)
             record = board.claim(slot, seq, worker)
             if record is not None:
-                desk.do(record, partial(board.progress, slot))
+                desk.do(record, partial(board.begin, slot))
 
 
 def _heritage(fd: int) -> tuple[int, bytes] | None:
@@ -80,8 +80,8 @@ class _Desk:
         self._runner = runner
         self._replier = replier
 
-    def do(self, record: Record, progress: Callable[[int], None]) -> None:
-        seq, run, epoch, step, kind, payload, count, self._updates, *region = record
+    def do(self, record: Record, begin: Callable[[int], None]) -> None:
+        seq, run, epoch, step, kind, payload, count, updates, *region = record
         root = self._arena.root(Region._make(region))
         try:
             keys = _keys(payload, root)
@@ -93,25 +93,28 @@ class _Desk:
         # Raw keys stay where they are: the samples are fetched by them while others are written.
         used = max(0, payload)
         if count == 1:
-            self._replier.send(self._do_step(task, Writer(root, used)))
+            self._replier.send(self._do_step(task, updates, Writer(root, used)))
             return
         began = perf_counter_ns()
         table, used = used, used + count * REPLY.size
         replies: list[bytes] = []
-        for single in task.single():
+        for at, single in enumerate(task.single()):
+            begin(at)
             # Each in a piece of the slab of its own, so that batches that are alike have one layout.
             base = -(-used // ALIGN) * ALIGN
             writer = Writer(root[base:])
-            replies.append(self._do_step(single, writer, base))
+            replies.append(self._do_step(single, updates, writer, base))
             used = base + writer.used
-            progress(len(replies))
         self._replier.send(self._replier.bundle(seq, replies, table, Writer(root, used), began))
 
-    def _do_step(self, task: Task, writer: Writer, base: int = 0) -> bytes:
-        """Does one step, and returns the reply that tells of it. The writer's piece begins at `base`."""
+    def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
+        """Does one step, with so much of the updates' log, and returns the reply that tells of it.
+
+        The writer's piece begins at `base`.
+        """
         began, used = perf_counter_ns(), writer.used
         try:
-            self._catch_up(self._updates)
+            self._catch_up(updates)
             self._runner.prepare(task)
             tree = self._runner.run(task, writer)
             runner = self._runner

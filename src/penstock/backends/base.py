@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker is dead; `seq` is the task that it had in its hands, `at` how many of its steps it had done."""
+    """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0."""
 
     worker: int
     seq: int | None

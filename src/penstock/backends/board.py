@@ -32,7 +32,7 @@ _RECORD = struct.Struct("<12q")
 _WORKER = struct.Struct("<q")
 _STRIDE = 128  # two cache lines: neighbours do not share one
 _STATE = 0
-_DONE = 1
+_AT = 1
 _CLAIMANT = 8
 _FIELDS = 16
 
@@ -83,7 +83,7 @@ class Board:
             record = Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
             if record.seq != seq:
                 return None
-            self._memory[base + _DONE] = 0
+            self._memory[base + _AT] = 0
             _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
             self._memory[base + _STATE] = _CLAIMED
             return record
@@ -116,13 +116,13 @@ class Board:
         (worker,) = _WORKER.unpack_from(self._memory, base + _CLAIMANT)
         return int(worker)
 
-    def progress(self, slot: int, done: int) -> None:
-        """The claimant has done so many of the task's steps."""
-        self._memory[slot * _STRIDE + _DONE] = done
+    def begin(self, slot: int, at: int) -> None:
+        """The claimant is at this of the task's steps, the first being 0."""
+        self._memory[slot * _STRIDE + _AT] = at
 
-    def done(self, slot: int) -> int:
-        """How many of the task's steps the claimant has done."""
-        return self._memory[slot * _STRIDE + _DONE]
+    def at(self, slot: int) -> int:
+        """Which of the task's steps the claimant is at."""
+        return self._memory[slot * _STRIDE + _AT]
 
     def is_open(self, slot: int) -> bool:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN

@@ -355,12 +355,13 @@ class ProcessBackend:
         cause = process.failure
         process.close()
         del self._workers[worker]
+        self._layouts = {of: layout for of, layout in self._layouts.items() if of[0] != worker}
         lost = next(
             (s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
         )
         at = 0
         if lost is not None:
-            at = self._board.done(self._posted[lost][0])
+            at = self._board.at(self._posted[lost][0])
             self._forget(lost)
         if not self._assigned:
             self._send_tokens_again()

@@ -41,9 +41,9 @@ class ImageFolder(Images):
     `paths` its path from `root`. With `labels=False` samples are images alone, wherever they are below the folder.
 
     `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`; or in
-    MXNet's, a number, which is not used, a label and a path, with tabs between. Paths
-    begin at the folder; where `root` itself is such a file, at the folder that it is in. Labels are ints, or floats
-    if one of them is. Images are opened when they are asked for: one that is missing is an error of its sample.
+    MXNet's, a number, which is not used, one label or several and a path, with tabs between. Paths begin at the
+    folder; where `root` itself is such a file, at the folder that it is in. Labels are ints, or floats if one of them
+    is, or arrays of them. Images are opened when they are asked for: one that is missing is an error of its sample.
     """
 
     def __init__(
@@ -82,7 +82,14 @@ class ImageFolder(Images):
         path = os.path.join(self.root, self.paths[key])
         with open(path, "rb", buffering=0) as file:
             data: bytes = file.read()
-        return data, self.targets.item(key) if self.labels else None, path
+        label = (
+            None
+            if not self.labels
+            else self.targets[key]
+            if self.targets.ndim > 1
+            else self.targets.item(key)
+        )
+        return data, label, path
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
         with os.scandir(self.root) as entries:
@@ -143,13 +150,7 @@ def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not (line := line.strip()):
             continue
-        fields = line.split("\t")
-        if len(fields) == 3 and _number(fields[0]) is not None and _number(fields[1]) is not None:
-            path, word = fields[2], fields[1]  # MXNet's
-        else:
-            *before, word = line.rsplit(maxsplit=1)
-            path = "".join(before)
-        label = _number(word)
+        path, label = _read_line(line)
         if label is None or not path:
             if labels:
                 raise ValueError(
@@ -157,11 +158,26 @@ def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
                     f"between, but it is {line!r}. Without labels pass labels=False."
                 )
             path = line
+        elif labels and targets and np.shape(label) != np.shape(targets[0]):
+            raise ValueError(
+                f"ImageFolder: line {number} of {listing!r} has {np.size(label)} labels, and the first has "
+                f"{np.size(targets[0])}. All must have as many."
+            )
         paths.append(path)
         targets.append(label)
     if not paths:
         raise ValueError(f"ImageFolder: the list {listing!r} has no lines.")
     return paths, targets if labels else []
+
+
+def _read_line(line: str) -> tuple[str, Any]:
+    """A path, and its label: a number, or several in a list; None where that is no label."""
+    *numbers, path = line.split("\t")
+    found = [_number(word) for word in numbers]
+    if len(found) >= 2 and None not in found:  # MXNet's, which begins with a number of its own
+        return path, found[1] if len(found) == 2 else found[1:]
+    *before, word = line.rsplit(maxsplit=1)
+    return "".join(before), _number(word)
 
 
 def _number(word: str) -> int | float | None:

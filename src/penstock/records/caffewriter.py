@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from operator import index as as_int
@@ -32,7 +33,7 @@ def write_caffe_lmdb(
     final = os.fspath(path)
     if os.path.lexists(final):
         raise FileExistsError(f"{final} is there already: write_caffe_lmdb makes a folder, and changes none.")
-    part = f"{final}.{os.getpid()}.part"
+    part = f"{final}.{secrets.token_hex(4)}.part"
     try:
         with lmdb.open(part, map_size=_MAP, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
