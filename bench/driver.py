@@ -6,6 +6,7 @@ the whole run down with it. `python -m bench.driver engine workload folder`, JSO
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -47,6 +48,7 @@ def serve(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
 def first_batch(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
     """Seconds from constructing the loader to holding its first batch, in a process that just started."""
     import_engine(engine)
+    gc.collect()  # 80 ms with torch's objects: else it falls to whoever happens to allocate the last before it
     start = time.perf_counter()
     with open_stream(engine, workload, folder) as stream:
         batch = next(stream)
