@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell that starts us in the background has us ignore Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def descriptors() -> Counter[str]:
