@@ -22,11 +22,13 @@ import pytest
 
 from conformance import sources
 from penstock import (
+    ArrayDataset,
     BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     UnshippableDataset,
     WeightedRandomSampler,
@@ -438,3 +440,54 @@ if __name__ == "__main__":
 """)
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_is_no_memory_of_ours(
+    tmp_path: Path, closed: int, method: str
+) -> None:
+    """A slab got its number, which a new process has for its input, and a C library writes its warnings to."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import os, sys
+import numpy as np
+import penstock
+class Warns:
+    def __len__(self): return 40
+    def __getitem__(self, key):
+        if {closed}: os.write({closed}, b"Corrupt JPEG data")
+        return np.full(8, key)
+if __name__ == "__main__":
+    with penstock.DataLoader(Warns(), batch_size=4, num_workers=1, multiprocessing_context="{method}") as loader:
+        batches = [batch.copy() for batch in loader]
+    right = np.array_equal(np.concatenate(batches), np.repeat(np.arange(40), 8).reshape(40, 8))
+    os._exit(0 if right else 1)
+""")
+    sign = "<&-" if closed == 0 else f"{closed}>&-"
+    done = subprocess.run(["sh", "-c", f'exec "$0" "$1" {sign}', sys.executable, program], timeout=60)
+    assert done.returncode == 0
+
+
+class Half:
+    """A wrapper: samples of its own, and whatever else it is asked for is the inner dataset's."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.inner[key] / 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+
+@pytest.mark.parametrize("wrap", [ArrayDataset, lambda rows: Subset(rows, range(8))])
+def test_a_wrapper_is_not_passed_by(wrap: Any) -> None:
+    wrapped = Half(wrap(np.arange(0, 80, 10.0)))
+    for dataset in (wrapped, Subset(wrapped, range(8))):
+        (batch,) = DataLoader(dataset, batch_size=8)
+        assert batch.tolist() == [key * 5.0 for key in range(8)]

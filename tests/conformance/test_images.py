@@ -11,7 +11,7 @@ import pytest
 from pictures import encoded, oriented, picture
 from same import same
 
-from penstock import DataLoader, default_collate
+from penstock import CollateError, DataLoader, default_collate
 from penstock.image import ImageError, ImageFolder, Transform
 
 TRAINING = Transform(crop=32, area=(0.2, 1), mirror=True, mean=(120, 115, 100), scale=1 / 58)
@@ -117,3 +117,26 @@ def test_opencv_has_one_thread_in_a_worker_and_the_callers_number_here(tmp_path:
         assert cv2.getNumThreads() == 4
     finally:
         cv2.setNumThreads(before)
+
+
+@pytest.mark.parametrize("resize", [(20, 20), None], ids=["shape known", "shape unknown"])
+@pytest.mark.parametrize(
+    "dtype", [{0: "float32"}, {1: "float32"}, {(): "float32", 1: None}, "float64"], ids=repr
+)
+def test_fields_are_converted_as_those_of_samples_alone(folder: Path, resize: Any, dtype: Any) -> None:
+    images = ImageFolder(folder, Transform(resize=resize, dtype="uint8", train=False))
+    images.paths, images.targets = [images.paths[0]] * 4, np.arange(4)
+    together = list(DataLoader(images, batch_size=4, dtype=dtype))
+    alone = list(DataLoader(images, batch_size=4, dtype=dtype, collate_fn=default_collate))
+    assert same(together, alone)
+
+
+def test_labels_that_are_not_alike_are_named(folder: Path) -> None:
+    class Boxes(ImageFolder):
+        def _source(self, key: int) -> Any:
+            data, _, name = super()._source(key)
+            return data, [0.5] * (5 if key == 6 else 4), name
+
+    with pytest.raises(CollateError, match=r"sample\[1\].* 4 in rows .* 5 in row 2") as caught:
+        list(DataLoader(Boxes(folder, TRAINING), batch_size=4, seed=0))
+    assert "row 2 is sample 6." in caught.value.__notes__

@@ -16,9 +16,10 @@ from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import NOT_LOST, mark_of, opened, packed
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CastError, WorkerLost
+from penstock.errors import CastError, CollateError, WorkerLost
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
+from penstock.source.kind import way
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
 # 65,000 would find none.
@@ -68,10 +69,10 @@ class Runner:
         self.mark: bytes | None = None
 
         dataset, custom = job.dataset, job.collate_fn
-        self._getitems: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
+        self._getitems: Callable[[Any], Any] | None = way(dataset, "__getitems__")
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
-            self._gather = getattr(dataset, "__gather__", None)
+            self._gather = way(dataset, "__gather__")
         # What becomes of the batch's numbers. Our own collate does it while it writes.
         self._field = None if job.cast is None else job.cast.root()
         self._finishes = custom is not None or self._gather is not None
@@ -210,7 +211,7 @@ class Runner:
             self._at, self._keys = "__gather__ of samples ", task.keys
             try:
                 return self._gather(np.asarray(task.keys), empty)
-            except CastError as error:
+            except CollateError as error:
                 self._name_rows(error, task)
                 raise
             except BaseException as error:

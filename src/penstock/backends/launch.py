@@ -141,6 +141,16 @@ def no_fork() -> Iterator[None]:
         yield
 
 
+def take_standard_streams() -> None:
+    """Where a standard stream is closed, its number is given to nothing of ours.
+
+    A library that warns on descriptor 2 would write into it, and a new process gets another input in the place of 0.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def _after_fork_in_child() -> None:
     keep: frozenset[int] = getattr(_birth, "keep", frozenset())
     _birth.keep = frozenset()

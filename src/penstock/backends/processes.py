@@ -25,7 +25,14 @@ from penstock._work.task import MOST_STEPS, Job, Kind, Task
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
-from penstock.backends.launch import Launcher, WorkerProcess, close_in_child, forget, no_fork
+from penstock.backends.launch import (
+    Launcher,
+    WorkerProcess,
+    close_in_child,
+    forget,
+    no_fork,
+    take_standard_streams,
+)
 from penstock.backends.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
 
 # A worker that is idle ends within a millisecond or two of close(). One that is in the middle of a
@@ -51,6 +58,7 @@ class ProcessBackend:
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         with no_fork():
+            take_standard_streams()
             arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
             board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
             self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from penstock._work.cast import Into
 from penstock._work.collate import Empty, collate
 from penstock._work.rng import each
 from penstock.errors import CollateError
@@ -42,6 +43,8 @@ class Images(Dataset[Any]):
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
+        if type(empty) is Into:  # what dtype= asks for is done to the whole batch, whose fields it knows
+            empty = empty.empty
         transform = self.transform
         if transform.shape is None:
             return self._stacked(keys, empty)
@@ -51,7 +54,7 @@ class Images(Dataset[Any]):
             data, label, name = self._source(key)
             transform(data, images[row], name=name)
             labels.append(label)
-        return (images, collate(labels, empty)) if self.labels else images
+        return (images, _labels(labels, empty)) if self.labels else images
 
     def _stacked(self, keys: Any, empty: Empty) -> Any:
         """The same for images whose shapes are not known beforehand, and must be found to be equal."""
@@ -69,4 +72,13 @@ class Images(Dataset[Any]):
                 f"images of one batch must have one shape: {names[0]} is {images[0].shape}, but "
                 f"{', '.join(misfits)}. Give the transform a crop=, or a resize=(height, width)."
             ) from None
-        return (stacked, collate(labels, empty)) if self.labels else stacked
+        return (stacked, _labels(labels, empty)) if self.labels else stacked
+
+
+def _labels(labels: list[Any], empty: Empty) -> Any:
+    try:
+        return collate(labels, empty)
+    except CollateError as error:
+        named = CollateError(str(error).replace("sample", "sample[1]", 1))  # where they are in it
+        named.rows = error.rows
+        raise named from None

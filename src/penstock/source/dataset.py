@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from penstock._work.rng import among, each
 from penstock.plan.permutation import Permutation
 from penstock.plan.seeds import check_generator, draw_key
-from penstock.source.kind import is_stream
+from penstock.source.kind import is_stream, way
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -227,7 +227,7 @@ class Subset(Dataset[T_co]):
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
         """As of the dataset (see `ArrayDataset.__gather__`); there is none where the dataset has none."""
-        gather = getattr(self.dataset, "__gather__", None)
+        gather = way(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
         return lambda keys, empty: gather(self._outer(keys), empty)
@@ -329,7 +329,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
     """The samples of these keys, in their order: many at once where the dataset can."""
-    getitems = getattr(dataset, "__getitems__", None)
+    getitems = way(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
