@@ -75,7 +75,8 @@ def new_engine(job: Job, options: Options, kind: Kind) -> Engine:
         scheduler,
         job,
         retries=options.retries,
-        bundles=options.timeout == 0,  # a step must not be late because others are done with it
+        # A step must not be late because others are done with it, or not be handed out as soon as it is done.
+        bundles=options.timeout == 0 and options.in_order,
         # Threads share the dataset with the caller, who may change it before the next epoch.
         look_ahead=options.persistent_workers and options.backend == "process",
     )

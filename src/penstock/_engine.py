@@ -57,6 +57,7 @@ from penstock.errors import WorkerLost as WorkerLostError
 # the more slabs are lent, the less of them is bundled, down to the smaller of the two.
 _BUNDLE_SECONDS = 1.6e-3
 _BUNDLE_BYTES = 256 << 10, 4 << 20
+_SLOW = 1e-3  # seconds that a step takes, until it is known: not to be bundled with many
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
@@ -112,7 +113,7 @@ class Engine:
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._ready: deque[tuple[Task, Filled | Failed]] = deque()  # the rest of a bundle
         self._again: deque[Task] = deque()  # drawn already, and to be posted before any other
-        self._pace = 1e-3  # seconds a step, lately
+        self._pace = _SLOW  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
         self.heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
@@ -158,17 +159,23 @@ class Engine:
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
             )
-        if not self._is_free():
-            raise RuntimeError(
-                "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), or "
-                "let them take turns."
-            )
+        while not self._is_free():
+            if self._ended_by:
+                raise self._closed_error()
+            if self._inside:
+                raise RuntimeError(
+                    "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
+                    "or let them take turns."
+                )
+            time.sleep(1e-3)  # another thread is in update()
         try:
             self._inside = True
             return self._next(timeout)
         finally:
             self._inside = False
             self._owner.pop("thread", None)
+            if self._ended_by and self._finalizer.alive:  # another thread's close() came in between
+                self._end_if_free()
 
     def _is_free(self) -> bool:
         """Takes it for this thread, if no other has it."""
@@ -178,10 +185,10 @@ class Engine:
     def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
             raise self._closed_error()
-        if self._ready:
-            return self._unwrap()
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:  # not _closed_on_error: 2 µs, for every batch
+            if self._ready:
+                return self._unwrap()
+            deadline = None if timeout is None else time.monotonic() + timeout
             for slab in self._leases.collect():
                 self._carry_out(SlabReturned(slab))
             if not self._asking:
@@ -207,33 +214,46 @@ class Engine:
         """The dataset is changed for all that was not handed out yet; what was prefetched is done again."""
         if self.closed or not self.is_ours():
             return
-        run, ahead = self._run, self.ahead
-        again = [task for task, _ in self._ready]
-        again += [task for _, task in sorted(self._tasks.items())]
-        again += self._again
-        # Before anything is dropped: a worker that is forked meanwhile, in another's place, has the change already
-        # and must not make it again.
-        self._backend.update(change)
-        self.cancel()
-        if run is not None and not self.closed:
-            # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
-            self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
-            self._run = run
-            with self._closed_on_error():
+        with self._held(), self._closed_on_error():
+            run, ahead = self._run, self.ahead
+            again = [task for task, _ in self._ready]
+            again += [step for _, task in sorted(self._tasks.items()) for step in task.single()]
+            again += self._again
+            # Before anything is dropped: a worker that is forked meanwhile, in another's place, has the change
+            # already and must not make it again.
+            self._backend.update(change)
+            self._cancel()
+            self._pace, self._bundle = _SLOW, 1  # steps may take any time from now on
+            if run is not None:
+                # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
+                self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
+                self._run = run
                 self._carry_out(Opened())
                 self._backend.flush()
 
     def cancel(self) -> None:
-        """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void."""
+        """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void.
+
+        While another thread waits for a batch, it is closed instead.
+        """
         if self.closed or not self.is_ours():
             return
-        self._tasks.clear()
-        self._outcomes.clear()
-        self._ready.clear()
-        self._again.clear()
-        self._run = self.ahead = self._answer = None
-        self._asking = False
+        if not self._is_free():
+            self.close()
+            return
+        try:
+            self._cancel()
+        finally:
+            self._owner.pop("thread", None)
+
+    def _cancel(self) -> None:
         with self._closed_on_error():
+            self._tasks.clear()
+            self._outcomes.clear()
+            self._ready.clear()
+            self._again.clear()
+            self._run = self.ahead = self._answer = None
+            self._asking = False
             self._carry_out(Cancelled())
             # What was done before it could be rescinded. Without this, its places on the board would be
             # missing when the next run is posted; what is left after it is in the hands of a worker each.
@@ -249,13 +269,32 @@ class Engine:
         self._ended_by = self._ended_by or "was closed"
         if not self.is_ours():
             return
-        if self._is_free():
-            try:
-                self._end(self._ended_by)
-            finally:
-                self._owner.pop("thread", None)
-        else:
+        if not self._end_if_free():
             self._backend.wake()
+
+    def _end_if_free(self) -> bool:
+        """Ends the workers, unless another thread is at it, which will."""
+        if not self._is_free():
+            return False
+        try:
+            self._end(self._ended_by)
+        finally:
+            self._owner.pop("thread", None)
+        return True
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """For this thread alone; one that is in `next` is waited for."""
+        while not self._is_free():
+            if self._owner.get("thread") == threading.get_ident():
+                raise RuntimeError(
+                    "The loader cannot be changed from inside of next(), as by a signal handler."
+                )
+            time.sleep(1e-3)
+        try:
+            yield
+        finally:
+            self._owner.pop("thread", None)
 
     def _end(self, by: str) -> None:
         self._ended_by = by
@@ -335,7 +374,7 @@ class Engine:
         self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
         least, most = _BUNDLE_BYTES
         room = max(least, most // max(1, self._leases.lent))
-        limit = min(_BUNDLE_SECONDS / self._pace, room / nbytes, self._most_steps)
+        limit = min(_BUNDLE_SECONDS / self._pace, room / self._pool.largest, self._most_steps)
         self._bundle = max(1, int(limit))
 
     # What each command means.

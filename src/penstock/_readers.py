@@ -44,9 +44,15 @@ class Reader:
         while True:
             if self._engine is None:
                 raise StopIteration
-            delivery = self._engine.next(self._timeout)
-            if delivery.task is not None:
-                self.told.passed(delivery.task.step, delivery.task.mark)
+            engine, delivery = self._engine, None
+            try:
+                delivery = engine.next(self._timeout)
+                if delivery.task is not None:
+                    self.told.passed(delivery.task.step, delivery.task.mark)
+            except BaseException:
+                if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
+                    engine.close()
+                raise
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)

@@ -297,9 +297,13 @@ class DataLoader(Generic[T_co]):
         engines = tuple(self._crews.live)
         # First: what cannot be sent changes nothing here either.
         sent = packed(made) if engines and self._options.backend == "process" else b""
-        made(self._dataset)
-        for engine in engines:
-            engine.update(sent)
+        try:
+            made(self._dataset)
+            for engine in engines:
+                engine.update(sent)
+        except KeyboardInterrupt:  # who was told of it, nobody knows
+            self._crews.close()
+            raise
         self._length = self._length_now()
 
     # The life of the workers.

@@ -14,7 +14,7 @@ class Pool:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._regions: dict[int, Region] = {}
-        self._largest = 0
+        self.largest = 0  # bytes, of one batch
 
     def region(self, slab: int, at_least: int, count: int = 1) -> Region:
         """The memory of a slab for `count` batches, which nobody uses now: larger than before if it must be.
@@ -22,20 +22,20 @@ class Pool:
         Before the first batch is known a slab is as large as an extent; its pages are taken only
         as they are written, so a generous guess costs nothing.
         """
-        wanted = max(self._largest * count, at_least) + _BESIDE * count
+        wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
         if region is not None and region.capacity >= wanted:
             return region
         if region is not None:
             self.arena.discard(region)
-        capacity = wanted + wanted // 4 if self._largest else max(EXTENT, wanted)
+        capacity = wanted + wanted // 4 if self.largest else max(EXTENT, wanted)
         region = self._regions[slab] = self.arena.carve(capacity)
         return region
 
     def learn(self, nbytes: int) -> None:
         """A batch took this many bytes: slabs handed out from now on hold at least as much."""
-        if nbytes > self._largest:
-            self._largest = nbytes
+        if nbytes > self.largest:
+            self.largest = nbytes
 
     def cool(self, slab: int) -> None:
         """The slab's pages go back to the system; the next use of it faults them in again."""

@@ -80,7 +80,7 @@ class _Desk:
         self._runner = runner
         self._replier = replier
 
-    def do(self, record: Record, begin: Callable[[int], None]) -> None:
+    def do(self, record: Record, begin: Callable[[int], bool]) -> None:
         seq, run, epoch, step, kind, payload, count, updates, *region = record
         root = self._arena.root(Region._make(region))
         try:
@@ -99,7 +99,8 @@ class _Desk:
         table, used = used, used + count * REPLY.size
         replies: list[bytes] = []
         for at, single in enumerate(task.single()):
-            begin(at)
+            if not begin(at) and replies:
+                break
             # Each in a piece of the slab of its own, so that batches that are alike have one layout.
             base = -(-used // ALIGN) * ALIGN
             writer = Writer(root[base:])

@@ -33,6 +33,7 @@ _WORKER = struct.Struct("<q")
 _STRIDE = 128  # two cache lines: neighbours do not share one
 _STATE = 0
 _AT = 1
+_VOID = 2
 _CLAIMANT = 8
 _FIELDS = 16
 
@@ -71,6 +72,7 @@ class Board:
         """Puts up a task; `record` has the fields of Record, in their order."""
         base = slot * _STRIDE
         _RECORD.pack_into(self._memory, base + _FIELDS, *record)
+        self._memory[base + _VOID] = 0
         self._memory[base + _STATE] = _OPEN
 
     def claim(self, slot: int, seq: int, worker: int) -> Record | None:
@@ -104,6 +106,10 @@ class Board:
         finally:
             self._unlock(slot)
 
+    def void(self, slot: int) -> None:
+        """Nobody wants what the slot's task gives: it may end before its last step."""
+        self._memory[slot * _STRIDE + _VOID] = 1
+
     def clear(self, slot: int) -> None:
         """The slot's task is done with."""
         self._memory[slot * _STRIDE + _STATE] = _FREE
@@ -116,9 +122,10 @@ class Board:
         (worker,) = _WORKER.unpack_from(self._memory, base + _CLAIMANT)
         return int(worker)
 
-    def begin(self, slot: int, at: int) -> None:
-        """The claimant is at this of the task's steps, the first being 0."""
+    def begin(self, slot: int, at: int) -> bool:
+        """The claimant is at this of the task's steps, the first being 0. False: nobody wants what is left."""
         self._memory[slot * _STRIDE + _AT] = at
+        return not self._memory[slot * _STRIDE + _VOID]
 
     def at(self, slot: int) -> int:
         """Which of the task's steps the claimant is at."""

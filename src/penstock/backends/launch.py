@@ -412,10 +412,14 @@ class _Crew:
         self._lock = threading.Lock()
         self._holders = 1
         self.template: _Template | None = None
-        with no_fork():
-            self.lifeline, self._lifeline_end = os.pipe()
-            close_in_child(self.lifeline, self._lifeline_end)
         self.words = _open_memfd("penstock-last-words")
+        try:
+            with no_fork():
+                self.lifeline, self._lifeline_end = os.pipe()
+                close_in_child(self.lifeline, self._lifeline_end)
+        except BaseException:
+            _close(self.words)
+            raise
         fcntl.fcntl(self.words, fcntl.F_SETFL, os.O_APPEND)
 
     def is_mine(self) -> bool:
@@ -618,6 +622,8 @@ def _require_linux() -> None:
         os.close(os.pidfd_open(os.getpid()))
         os.close(os.memfd_create("penstock-probe"))
     except (AttributeError, OSError) as exc:
+        if getattr(exc, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
         raise RuntimeError(
             "worker processes need Linux 5.4 or later, with pidfd_open and memfd_create "
             f'({type(exc).__name__}: {exc}); pass backend="thread" instead'

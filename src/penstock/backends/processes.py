@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
@@ -57,22 +58,31 @@ class ProcessBackend:
     leaves_nothing = False
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
+        self._pid = os.getpid()
+        self._fds: list[int] = []
+        self._tokens: list[int] = []
+        self._workers: dict[int, WorkerProcess] = {}
+        self._unclaimed_strays: dict[tuple[int, int], int] = {}
+        self._launcher: Launcher | None = None
+        try:
+            self._start(job, method, explicit)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, job: Job, method: str, explicit: bool) -> None:
         with no_fork():
             take_standard_streams()
-            arena = os.memfd_create("penstock-slabs", os.MFD_CLOEXEC)
-            board = os.memfd_create("penstock-board", os.MFD_CLOEXEC)
-            self._updates = os.memfd_create("penstock-updates", os.MFD_CLOEXEC)
-            self._heritage = os.memfd_create("penstock-heritage", os.MFD_CLOEXEC)
-            self._stacks = os.memfd_create("penstock-stacks", os.MFD_CLOEXEC)
-            pipes = [os.pipe() for _ in range(job.num_workers if job.assigned else 1)]
+            names = ("slabs", "board", "updates", "heritage", "stacks")
+            arena, board, self._updates, self._heritage, self._stacks = (
+                self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0] for name in names
+            )
+            pipes = [self._opened(*os.pipe()) for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
-            self._replies, replies_in = os.pipe()
-            strays, strays_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._replies, self._replies_in = self._opened(*os.pipe())
             # Bare numbers: a forked child has nothing to finalize.
-            self._strays, strays_in_fd = strays.detach(), strays_in.detach()
-            ours = (*self._tokens, self._replies, self._strays)
-            told = (self._updates, self._heritage, self._stacks)
-            close_in_child(arena, board, *told, *self._tokens_out, replies_in, strays_in_fd, *ours)
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._strays, strays_in = self._opened(*(end.detach() for end in ends))
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
@@ -83,39 +93,35 @@ class ProcessBackend:
             "heritage": self._heritage,
             "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
-            "replies": replies_in,
-            "strays": strays_in_fd,
+            "replies": self._replies_in,
+            "strays": strays_in,
         }
-        self._fds = [*theirs.values(), *ours]
-        self._replies_in = replies_in
-        self._pid = os.getpid()
-
         self.arena = Arena(arena)
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
         self._assigned = job.assigned
         self._log = job.log
-        self._workers: dict[int, WorkerProcess] = {}
-        self._unclaimed_strays: dict[tuple[int, int], int] = {}
-        self._launcher: Launcher | None = None
         self._method = method
-        try:
-            # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
-            # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
-            payload = weakref.ref(job) if method == "fork" else job
-            self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
-        except BaseException:
-            self.close()
-            raise
+        # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
+        # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
+        payload = weakref.ref(job) if method == "fork" else job
+        self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
         self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
+        self._poller.register(self._strays, select.POLLIN)
 
         self._free = list(range(job.slots))
         self._unsent = [b""] * len(pipes)
         self._latest = -1  # seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        # By worker and number; an error where it could not be received.
+        self._layouts: dict[tuple[int, int], Layout | Exception] = {}
+
+    def _opened(self, *fds: int) -> tuple[int, ...]:
+        self._fds += fds
+        close_in_child(*fds)
+        return fds
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         assert self._launcher is not None
@@ -179,7 +185,10 @@ class ProcessBackend:
     def rescind(self, seq: int) -> bool:
         entry = self._posted.get(seq)
         # Without an entry its reply has been read, and its outcome is on its way to the scheduler.
-        if entry is None or not self._board.rescind(entry[0]):
+        if entry is None:
+            return False
+        if not self._board.rescind(entry[0]):
+            self._board.void(entry[0])
             return False
         self._forget(seq)
         return True
@@ -194,7 +203,10 @@ class ProcessBackend:
         ready = self._poller.poll(None if timeout is None else min(timeout, LONGEST_WAIT) * 1000)
         for fd in full:
             self._poller.unregister(fd)
-        dead = [fd for fd, _ in ready if fd != self._replies and fd not in full]
+        if any(fd == self._strays for fd, _ in ready):
+            # Also those whose replies are still to come: else a worker might wait for room to send one.
+            self._receive_strays()
+        dead = [fd for fd, _ in ready if fd not in (self._replies, self._strays, *full)]
         # A worker that is dead has sent all that it ever will: its replies come before its loss.
         outcomes = self._read(everything=bool(dead))
         return outcomes + [self._bury(fd) for fd in dead]
@@ -223,7 +235,9 @@ class ProcessBackend:
     def wake(self) -> None:
         if os.getpid() != self._pid:
             return
-        os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
+        with no_fork():  # nobody closes it meanwhile
+            if self._replies_in in self._fds:
+                os.write(self._replies_in, REPLY.pack(_NO_STEP, *[0] * 10))
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
@@ -311,7 +325,10 @@ class ProcessBackend:
         if not length:
             if verdict == Verdict.ENDED:
                 return Ended(seq, worker)
-            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (self._layouts[worker, number], None))
+            layout = self._layouts[worker, number]
+            if isinstance(layout, Exception):
+                return Failed(seq, worker, layout)
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
         data = root[start : start + length].tobytes()
         if verdict == Verdict.BUNDLE:
             steps: list[Any] = [self._understand(root, *reply) for reply in REPLY.iter_unpack(data)]
@@ -324,13 +341,15 @@ class ProcessBackend:
         try:
             trailer: Trailer = pickle.loads(data)
         except Exception as error:  # of a class of the user's that is part of the batch's structure
+            # The worker does not describe this structure again.
+            self._layouts[worker, number] = error
             return Failed(
                 seq, worker, annotate(error, f"While a batch was received from {self._who(worker)}.")
             )
-        layout = trailer.layout
-        if layout is None:
-            layout = self._layouts[worker, number]
-        elif number != UNNUMBERED:
+        layout = trailer.layout or self._layouts[worker, number]
+        if isinstance(layout, Exception):
+            return Failed(seq, worker, layout)
+        if number != UNNUMBERED:
             self._layouts[worker, number] = layout
         mended = trailer.mended
         if mended is not None:
@@ -339,20 +358,29 @@ class ProcessBackend:
 
     def _take_stray(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Maps the memfd that came with a reply; it is unmapped with the batch."""
-        with socket.socket(fileno=os.dup(self._strays)) as strays:
-            while (seq, worker) not in self._unclaimed_strays:
-                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
-                with no_fork():
-                    data, control, _, _ = strays.recvmsg(
-                        STRAY.size, socket.CMSG_LEN(_FD.size), socket.MSG_CMSG_CLOEXEC
-                    )
-                    (fd,) = _FD.unpack(control[0][2])
-                    close_in_child(fd)
-                self._unclaimed_strays[STRAY.unpack(data)] = fd
+        if (seq, worker) not in self._unclaimed_strays:  # then it is in the socket: it was sent before
+            self._receive_strays()
         fd = self._unclaimed_strays[seq, worker]
         mapping = Mapping(fd, size)
         self._close_fds(fd)
         return np.frombuffer(mapping.buffer, np.uint8)
+
+    def _receive_strays(self) -> None:
+        """All that are there."""
+        with socket.socket(fileno=os.dup(self._strays)) as strays, suppress(BlockingIOError):
+            while True:
+                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                with no_fork():
+                    flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                    data, control, _, _ = strays.recvmsg(STRAY.size, socket.CMSG_LEN(_FD.size), flags)
+                    if not control:
+                        raise OSError(
+                            errno.EMFILE,
+                            "no descriptor is left for a batch that outgrew its memory: raise ulimit -n",
+                        )
+                    (fd,) = _FD.unpack(control[0][2])
+                    close_in_child(fd)
+                self._unclaimed_strays[STRAY.unpack(data)] = fd
 
     def _bury(self, pidfd: int) -> Lost:
         worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)

@@ -153,9 +153,15 @@ class Workers(_Ours):
     def _next_data(self) -> Any:
         if self._engine is None:
             raise StopIteration
-        delivery = self._engine.next(self._timeout or None)
-        if delivery.task is not None:
-            self._place.passed(delivery.task, delivery.worker)
+        engine, delivery = self._engine, None
+        try:
+            delivery = engine.next(self._timeout or None)
+            if delivery.task is not None:
+                self._place.passed(delivery.task, delivery.worker)
+        except BaseException:
+            if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
+                engine.close()
+            raise
         self._raise_the_samplers_error()
         if delivery.error is not None:
             error = delivery.error
