@@ -285,3 +285,27 @@ def test_help_imports_no_image_library() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.endswith("[]\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "said"),
+    [
+        (
+            "simplejpeg",
+            "from penstock.cli import main; sys.exit(main(['pack', '.', 'out.rec']))",
+            "penstock pack: penstock.image needs simplejpeg: pip install penstock[image]\n",
+        ),
+        (
+            "torch",
+            "import penstock.torch",
+            "ImportError: penstock.torch needs torch: pip install penstock[torch]\n",
+        ),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_what_to_install(
+    missing: str, code: str, said: str
+) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {code}"  # as if it were not installed
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith(said)

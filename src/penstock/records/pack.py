@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import numpy as np
-import simplejpeg
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +24,9 @@ from penstock.loader import DataLoader
 from penstock.records.recordfile import idx_path
 from penstock.records.writer import RecordWriter
 from penstock.source.dataset import Dataset
+
+# isort: split
+import simplejpeg  # after penstock.image, whose error says how to install it
 
 BATCH = 16
 QUALITY = 95  # as MXNet's own tool has it
