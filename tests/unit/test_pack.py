@@ -107,6 +107,13 @@ def test_a_list_of_mxnet_may_have_several_labels(folder: Path) -> None:
     assert [record.label.tolist() for record in RecordFile(out)] == [[1, 2.5], [3, 4]]
 
 
+def test_a_label_without_room_names_its_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "list.txt").write_text("dog/1.jpg 2\ncat/2.jpg 16777217\n")
+    assert pack(folder, "--list", str(folder / "list.txt"))[0] == 1
+    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot tell 16777217"
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_file_of_a_list_is_left_out_wherever_it_is(
     folder: Path, missing: int, capsys: pytest.CaptureFixture[str]

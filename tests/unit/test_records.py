@@ -141,6 +141,11 @@ def test_an_index_elsewhere_is_named(path: Path, tmp_path: Path) -> None:
         RecordFile(path, tmp_path / "none")
 
 
+def test_a_key_may_be_the_largest_of_64_bits(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.rec", [Record(2**64 - 1, 0.0, b"last")])
+    assert RecordFile(path).by_id(2**64 - 1).data == b"last"
+
+
 def test_a_saved_index_is_that_of_the_writer(path: Path) -> None:
     written = path.with_suffix(".idx").read_text()
     path.with_suffix(".idx").unlink()
@@ -258,9 +263,14 @@ def test_a_record_without_room_for_a_head_is_noticed(tmp_path: Path) -> None:
         ("10\t0\n7\t0\n3\t72\n5\t112\n", "a record at byte 0 leaves no room"),
         ("10\t0\n7\t36\n3\t72\n5\t116\n", "its last record, at byte 116, does not end"),
         ("", "it has no line, and the file 152 bytes"),
-        ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key and the byte"),
+        ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key"),
         ("10\t0\n7\n", "line 2: b'7' should be"),
         ("10\t-4\n", "line 1:"),
+        (
+            "10\t0\n7\t36\n18446744073709551616\t72\n5\t112\n",
+            r"line 3: b'18.*72' should be a key, below 2\*\*64",
+        ),
+        ("99999999999999999999\t0\n7\t36\n3\t72\n5\t112\n", "line 1:"),
     ],
 )
 def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: str) -> None:
@@ -356,6 +366,13 @@ def test_what_is_no_transform_is_refused(images: Path) -> None:
     for make in (RecordFile, RecordStream):
         with pytest.raises(TypeError, match="transform must be a"):
             make(images, transform=np.asarray)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("idx", [Transform(), True, 3])
+def test_what_is_no_index_is_refused(images: Path, idx: Any) -> None:
+    said = rf"idx must be the path of an index, or False, .* {type(idx).__name__}\. .*pass transform="
+    with pytest.raises(TypeError, match=said):
+        RecordFile(images, idx)
 
 
 def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:

@@ -118,7 +118,12 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
                 assert batch.index is not None
                 encoded, labels = batch.data
                 for data, label, key in zip(encoded, labels.tolist(), batch.index.tolist(), strict=True):
-                    writer.write(data, label, key)
+                    try:
+                        writer.write(data, label, key)
+                    except ValueError as error:  # no room for it in the format
+                        raise ValueError(
+                            f"{os.path.join(images.root, images.paths[key])}: {error}"
+                        ) from error
                 batch = next(batches, None)
                 bar.update(task, completed=len(writer) + len(loader.skipped))
         if len(writer) == 0:

@@ -55,6 +55,11 @@ class RecordFile(Samples):
         labels: bool = True,
     ) -> None:
         _check_labels(transform, labels)
+        if idx is not None and idx is not False and not isinstance(idx, (str, os.PathLike)):
+            raise TypeError(
+                f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. For images "
+                "pass transform=, by its name."
+            )
         self.path = os.fspath(path)
         self._stored: Stored = Stored(self.path, idx)
         super().__init__(self._stored, transform, labels)
