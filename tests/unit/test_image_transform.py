@@ -244,7 +244,7 @@ def test_an_image_without_room_for_the_crop_says_so() -> None:
         ({"area": (0.5, 2), "crop": 9}, "area must be a pair .* up to 1"),
         ({"area": 0.5, "crop": 9}, "area must be a pair"),
         ({"area": (0.5, 1), "ratio": (2, 1), "crop": 9}, "ratio must be a pair"),
-        ({"area": (0.5, 1), "ratio": (1, float("inf")), "crop": 9}, "ratio must be a pair"),
+        ({"area": (0.5, 1), "ratio": (1, float("inf")), "crop": 9}, "ratio must be .*finite"),
         ({"area": (0.5, 1), "ratio": (1, float("nan")), "crop": 9}, "ratio must be a pair"),
         ({"mean": np.zeros((9, 9, 3))}, r"the mean image must be of shape \(3, 'height', 'width'\)"),
         ({"mean": np.zeros((3, 9, 9)), "resize": (8, 8), "crop": 4}, r"\(3, 8, 8\) or \(3, 4, 4\)"),

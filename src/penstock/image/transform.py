@@ -309,5 +309,5 @@ def _sizes(name: str, value: Any) -> Size | None:
 def _range(name: str, value: Any, most: float) -> None:
     pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(n, Real) for n in value)
     if not pair or not 0 < value[0] <= value[1] <= most or value[1] == float("inf"):
-        upto = f"up to {most:g}" if most < float("inf") else "above 0"
+        upto = f"up to {most:g}" if most < float("inf") else "above 0, and finite"
         raise ValueError(f"{name} must be a pair (least, most) of numbers {upto}, but it is {value!r}.")
