@@ -214,6 +214,22 @@ def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ((RAW, 1.5), "item 1: a label of Caffe's is an integer of 32 bits, but it is 1.5"),
+        ((RAW, None), "item 1: a label of Caffe's is an integer of 32 bits, but it is None"),
+        (RAW, "item 1 must be a pair of an array, or bytes, and its label, but it is a ndarray"),
+        ((RAW,), "item 1 must be a pair .* a tuple"),
+        (5, "item 1 must be a pair .* a int"),
+    ],
+)
+def test_an_item_that_is_none_is_named(tmp_path: Path, item: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        write_caffe_lmdb(tmp_path / "lmdb", [(RAW, 0), item])
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("content", [b"", np.empty((3, 0, 4), np.uint8)])
 def test_what_is_empty_is_refused(tmp_path: Path, content: Any) -> None:
     with pytest.raises(ValueError, match="item 1 is empty"):

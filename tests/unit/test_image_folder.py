@@ -71,6 +71,11 @@ def test_a_list_has_a_path_and_a_label_on_each_line(zoo: Path, text: str, kind: 
         assert images.targets[0] == 3 and images.classes == ()
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(zoo: Path) -> None:
+    (zoo / "train.txt").write_text("dogs/b.png 3\n", encoding="utf-8-sig")
+    assert list(ImageFolder(zoo / "train.txt").paths) == ["dogs/b.png"]
+
+
 def test_the_paths_of_a_list_begin_at_root(zoo: Path, tmp_path_factory: Any) -> None:
     listing = tmp_path_factory.mktemp("lists") / "train.txt"
     listing.write_text("b.png 3")

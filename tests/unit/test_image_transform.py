@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import importlib
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from pictures import decoded, encoded, oriented, picture
+from PIL import Image
 
 from penstock._work.rng import StepSource, working_at
 from penstock.image import ImageError, Transform
@@ -226,6 +228,13 @@ def test_an_image_without_room_for_the_crop_says_so() -> None:
         ({"mean": (1, 2)}, r"mean must be a number, 3 of them or an image, but its shape is \(2,\)"),
         ({"mean": (1, 2, 3), "color": "gray"}, "mean must be a number, 1 of them"),
         ({"mean": float("nan")}, "mean must be finite"),
+        ({"mean": "m.binaryproto"}, r"mean must be .* but it is 'm.binaryproto'.*records\.read_caffe_mean"),
+        ({"mean": Path("m.binaryproto")}, r"mean must be .*read_caffe_mean\(path\)"),
+        (
+            {"mean": [[1, 2], [3]]},
+            r"mean must be a number, 3 of them or an image, but it is \[\[1, 2\], \[3\]\]\.$",
+        ),
+        ({"std": "a"}, r"std must be a number, 3 of them, but it is 'a'\.$"),
         ({"std": (1, 2)}, "std must be a number, 3 of them, but its shape"),
         ({"std": (0.229, 0.224, 0.225)}, "std is in pixel values, 0 to 255"),
         ({"std": 0}, "std is in pixel values"),
@@ -235,6 +244,8 @@ def test_an_image_without_room_for_the_crop_says_so() -> None:
         ({"area": (0.5, 2), "crop": 9}, "area must be a pair .* up to 1"),
         ({"area": 0.5, "crop": 9}, "area must be a pair"),
         ({"area": (0.5, 1), "ratio": (2, 1), "crop": 9}, "ratio must be a pair"),
+        ({"area": (0.5, 1), "ratio": (1, float("inf")), "crop": 9}, "ratio must be .*finite"),
+        ({"area": (0.5, 1), "ratio": (1, float("nan")), "crop": 9}, "ratio must be a pair"),
         ({"mean": np.zeros((9, 9, 3))}, r"the mean image must be of shape \(3, 'height', 'width'\)"),
         ({"mean": np.zeros((3, 9, 9)), "resize": (8, 8), "crop": 4}, r"\(3, 8, 8\) or \(3, 4, 4\)"),
         ({"mean": np.zeros((3, 9, 9)), "area": (0.5, 1), "crop": 4}, r"of shape \(3, 4, 4\), but"),
@@ -247,9 +258,23 @@ def test_bad_settings_are_refused_at_construction(settings: dict[str, Any], mess
 
 
 def test_random_choices_need_a_loader_and_others_do_not() -> None:
-    with pytest.raises(RuntimeError, match=r"penstock\.rng\(\) belongs to a sample"):
-        Transform(crop=20)(picture())
+    with pytest.raises(RuntimeError, match=r"tom\.jpg: .*train=False.*DataLoader.*seed=") as caught:
+        Transform(crop=20)(picture(), name="tom.jpg")
+    assert "numpy.random" not in str(caught.value)
     Transform(resize=20)(picture())
+
+
+@pytest.mark.parametrize("image", [None, Image.new("RGB", (8, 8)), "tom.jpg", [[1, 2], [3, 4]]])
+def test_what_is_no_image_is_a_type_error_that_says_what_is_one(image: Any) -> None:
+    said = rf"tom\.jpg: .* bytes of a file or pixels, .* but it is of type {type(image).__name__}\."
+    with pytest.raises(TypeError, match=said):
+        Transform()(image, name="tom.jpg")
+
+
+def test_the_bytes_of_a_file_may_be_in_any_kind_of_memory() -> None:
+    data = encoded(picture())
+    for same in (bytearray(data), memoryview(data)):
+        assert (hwc()(same) == hwc()(data)).all()
 
 
 def test_the_examples_run() -> None:

@@ -107,6 +107,13 @@ def test_a_list_of_mxnet_may_have_several_labels(folder: Path) -> None:
     assert [record.label.tolist() for record in RecordFile(out)] == [[1, 2.5], [3, 4]]
 
 
+def test_a_label_without_room_names_its_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "list.txt").write_text("dog/1.jpg 2\ncat/2.jpg 16777217\n")
+    assert pack(folder, "--list", str(folder / "list.txt"))[0] == 1
+    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot tell 16777217"
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_file_of_a_list_is_left_out_wherever_it_is(
     folder: Path, missing: int, capsys: pytest.CaptureFixture[str]
@@ -285,3 +292,27 @@ def test_help_imports_no_image_library() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.endswith("[]\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "said"),
+    [
+        (
+            "simplejpeg",
+            "from penstock.cli import main; sys.exit(main(['pack', '.', 'out.rec']))",
+            "penstock pack: penstock.image needs simplejpeg: pip install penstock[image]\n",
+        ),
+        (
+            "torch",
+            "import penstock.torch",
+            "ImportError: penstock.torch needs torch: pip install penstock[torch]\n",
+        ),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_what_to_install(
+    missing: str, code: str, said: str
+) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {code}"  # as if it were not installed
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith(said)

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
@@ -103,6 +104,13 @@ def test_an_id_that_no_record_has_is_a_key_error(path: Path, id: int) -> None:
         RecordFile(path).by_id(id)
 
 
+@pytest.mark.parametrize("id", [7.0, 7.7, "7", None])
+def test_an_id_must_be_an_integer(path: Path, id: Any) -> None:
+    with pytest.raises(TypeError, match=f"the id of a record is an integer, but it is {id!r}"):
+        RecordFile(path).by_id(id)
+    assert RecordFile(path).by_id(np.int64(7)) == FOUR[1]
+
+
 def test_an_id_that_two_records_have_names_them(tmp_path: Path) -> None:
     path = write(tmp_path / "same.rec", [Record(1, 0.0, b""), Record(2, 0.0, b""), Record(1, 0.0, b"")])
     with pytest.raises(KeyError, match=r"2 records of .*, \[0, 2\]"):
@@ -133,11 +141,23 @@ def test_an_index_elsewhere_is_named(path: Path, tmp_path: Path) -> None:
         RecordFile(path, tmp_path / "none")
 
 
+def test_a_key_may_be_the_largest_of_64_bits(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.rec", [Record(2**64 - 1, 0.0, b"last")])
+    assert RecordFile(path).by_id(2**64 - 1).data == b"last"
+
+
 def test_a_saved_index_is_that_of_the_writer(path: Path) -> None:
     written = path.with_suffix(".idx").read_text()
     path.with_suffix(".idx").unlink()
     RecordFile(path).save_idx()
     assert path.with_suffix(".idx").read_text() == written
+
+
+def test_an_index_is_not_saved_over_its_records(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"four\.rec has the records themselves"):
+        RecordFile(path).save_idx(path)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("index", [4, -5, 10**20])
@@ -243,9 +263,14 @@ def test_a_record_without_room_for_a_head_is_noticed(tmp_path: Path) -> None:
         ("10\t0\n7\t0\n3\t72\n5\t112\n", "a record at byte 0 leaves no room"),
         ("10\t0\n7\t36\n3\t72\n5\t116\n", "its last record, at byte 116, does not end"),
         ("", "it has no line, and the file 152 bytes"),
-        ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key and the byte"),
+        ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key"),
         ("10\t0\n7\n", "line 2: b'7' should be"),
         ("10\t-4\n", "line 1:"),
+        (
+            "10\t0\n7\t36\n18446744073709551616\t72\n5\t112\n",
+            r"line 3: b'18.*72' should be a key, below 2\*\*64",
+        ),
+        ("99999999999999999999\t0\n7\t36\n3\t72\n5\t112\n", "line 1:"),
     ],
 )
 def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: str) -> None:
@@ -343,6 +368,13 @@ def test_what_is_no_transform_is_refused(images: Path) -> None:
             make(images, transform=np.asarray)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("idx", [Transform(), True, 3])
+def test_what_is_no_index_is_refused(images: Path, idx: Any) -> None:
+    said = rf"idx must be the path of an index, or False, .* {type(idx).__name__}\. .*pass transform="
+    with pytest.raises(TypeError, match=said):
+        RecordFile(images, idx)
+
+
 def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:
     file = RecordFile(path, transform=Transform())
     with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: 3 bytes that cannot be decoded"):
@@ -396,6 +428,53 @@ def test_a_full_disk_leaves_no_part(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_after_a_write_that_failed_the_writer_publishes_nothing(path: Path, tmp_path: Path) -> None:
+    """Half of a record is in the file: the program caught the error, made room, and went on."""
+    code = f"""if True:
+        import resource, signal
+        from penstock.records import RecordWriter
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
+        writer = RecordWriter("{path}")
+        for number in range(6):
+            try:
+                writer.write(bytes(1_000_000))
+            except OSError as error:
+                print(number, error)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        for _ in range(2):
+            try:
+                writer.close()
+            except OSError as error:
+                print("close", error)
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    failed, *later = done.stdout.splitlines()
+    assert failed == "3 [Errno 27] File too large"
+    assert [line.split()[0] for line in later] == ["4", "5", "close", "close"]
+    for line in later:
+        assert "record 3 could not be written (OSError(27, 'File too large')), so none was kept" in line
+    assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
+    assert list(RecordFile(path)) == FOUR
+
+
+def test_a_write_that_failed_is_an_error_at_the_end_of_the_block(path: Path) -> None:
+    class Full(io.BytesIO):
+        def writelines(self, lines: object) -> None:
+            raise KeyboardInterrupt
+
+    def write_two() -> None:
+        with RecordWriter(path) as writer:
+            writer._file.close()
+            writer._file = Full()  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(b"one")
+
+    with pytest.raises(OSError, match="record 0 could not be written"):
+        write_two()
+    assert list(RecordFile(path)) == FOUR
+
+
 @pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records.writer.write_index"])
 def test_a_failing_end_leaves_no_part(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, no_room)
@@ -411,6 +490,15 @@ def test_a_folder_in_the_place_of_the_file_leaves_no_part(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["one.rec"]
 
 
+def test_records_are_not_written_to_the_name_of_their_index(path: Path, tmp_path: Path) -> None:
+    index = path.with_suffix(".idx")
+    before = index.read_text()
+    with pytest.raises(ValueError, match=r"four\.idx is the name of an index"):
+        RecordWriter(index)
+    assert index.read_text() == before
+    assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
+
+
 def test_two_writers_of_one_file_do_not_write_into_each_others(tmp_path: Path) -> None:
     first, second = RecordWriter(tmp_path / "one.rec"), RecordWriter(tmp_path / "one.rec")
     first.write(b"first")
@@ -420,6 +508,15 @@ def test_two_writers_of_one_file_do_not_write_into_each_others(tmp_path: Path) -
     second.close()
     assert [record.data for record in RecordFile(tmp_path / "one.rec")] == [b"the second"]
     assert sorted(os.listdir(tmp_path)) == ["one.idx", "one.rec"]
+
+
+def test_a_closed_writer_takes_no_more_records(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "one.rec")
+    writer.close()
+    with pytest.raises(ValueError, match=r"the writer of .*one\.rec is closed"):
+        writer.write(b"late")
+    writer.close()
+    assert len(RecordFile(tmp_path / "one.rec")) == 0
 
 
 def test_a_file_is_replaced_together_with_its_index(path: Path) -> None:
@@ -442,6 +539,26 @@ def test_a_kill_between_the_two_names_leaves_a_file_that_can_be_read(
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         write(path, FOUR[:2])
+    assert list(RecordFile(path)) == FOUR[:2]
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_ctrl_c_between_the_two_names_waits_for_the_second(
+    path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[object] = []
+    real = os.replace
+
+    def replace(old: Any, new: Any) -> None:
+        real(old, new)
+        replaced.append(new)
+        if len(replaced) == after:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, FOUR[:2])
+    assert path.with_suffix(".idx").read_text() == "10\t0\n7\t36\n"
     assert list(RecordFile(path)) == FOUR[:2]
 
 

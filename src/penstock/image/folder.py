@@ -146,7 +146,7 @@ def _suffixes() -> str:
 def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
     paths: list[str] = []
     targets: list[Any] = []
-    text = Path(listing).read_text(encoding="utf-8", errors="surrogateescape")
+    text = Path(listing).read_text(encoding="utf-8-sig", errors="surrogateescape")
     for number, line in enumerate(text.split("\n"), 1):
         if not (line := line.strip()):
             continue

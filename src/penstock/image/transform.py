@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._work.info import is_worker_process
-from penstock._work.rng import rng
+from penstock._work.rng import at_work, rng
 from penstock.errors import ImageError
 from penstock.image.cut import (
     TRIES,
@@ -112,6 +112,12 @@ class Transform:
 
         They are written into `out` where it is given. `name` names the image in errors.
         """
+        if not isinstance(image, (bytes, np.ndarray, bytearray, memoryview)):
+            raise TypeError(
+                f"{name}: a transform takes the bytes of a file or pixels, uint8 of shape (height, width, 3 or 1), "
+                f"but it is of type {type(image).__name__}. Of a file pass what is in it; of a PIL image, "
+                'numpy.asarray(image.convert("RGB")).'
+            )
         if _settled != os.getpid():
             _settle()
         picture = open_image(image, self.color, name)
@@ -139,7 +145,7 @@ class Transform:
         drawn: list[float] = []
         if train and (crop or self.mirror):
             # Always all of them: what one choice needs does not move the numbers of another.
-            drawn = rng().random(3 + (2 * TRIES if self.area else 0)).tolist()
+            drawn = _draw(3 + (2 * TRIES if self.area else 0), name)
         mirror = train and self.mirror and drawn[0] < 0.5
         if self.area and train:
             assert crop is not None
@@ -182,6 +188,17 @@ def _settle() -> None:
     _settled = os.getpid()
 
 
+def _draw(count: int, name: str) -> list[float]:
+    if at_work.source is None:
+        raise RuntimeError(
+            f"{name}: a transform with train=True draws where to crop and whether to mirror for the sample that a "
+            "loader is at, and no loader is at one in this thread. Pass train=False, or read the samples by a "
+            "DataLoader of penstock (one of penstock.torch needs seed=)."
+        )
+    drawn: list[float] = rng().random(count).tolist()
+    return drawn
+
+
 def _part(pixels: Pixels, box: Box) -> Pixels:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
@@ -221,19 +238,11 @@ def _finish(transform: Transform) -> Finish:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, but it is {transform.dtype!r}.")
     channels = 1 if transform.color == "gray" else 3
     planar = transform.layout == "CHW"
-    mean = np.asarray(0.0 if transform.mean is None else transform.mean, np.float64)
-    std = np.asarray(1.0 if transform.std is None else transform.std, np.float64)
+    mean = _numbers("mean", 0.0 if transform.mean is None else transform.mean, channels, " or an image")
+    std = _numbers("std", 1.0 if transform.std is None else transform.std, channels)
     scale = transform.scale
     if not isinstance(scale, Real) or not np.isfinite(scale):
         raise ValueError(f"scale must be a number, but it is {scale!r}.")
-    for name, value in (("mean", mean), ("std", std)):
-        images = " or an image" if name == "mean" else ""
-        if value.shape not in ((), (channels,)) and not (images and value.ndim == 3):
-            raise ValueError(
-                f"{name} must be a number, {channels} of them{images}, but its shape is {value.shape}."
-            )
-        if not np.isfinite(value).all():
-            raise ValueError(f"{name} must be finite, but it has {value[~np.isfinite(value)][0]}.")
     if transform.std is not None and (std < 1).any():
         raise ValueError(
             f"std is in pixel values, 0 to 255, but it is {transform.std}. If it is for pixels from 0 to 1, multiply "
@@ -249,6 +258,21 @@ def _finish(transform: Transform) -> Finish:
     working = np.promote_types(dtype, np.float32)
     spread = factor[:, None, None] if planar and channels > 1 else factor
     return Finish(dtype, planar, channels, None, mean.astype(working), spread.astype(working))
+
+
+def _numbers(name: str, given: Any, channels: int, images: str = "") -> NDArray[np.float64]:
+    wanted = f"{name} must be a number, {channels} of them{images}, but"
+    try:
+        value = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        is_path = images and isinstance(given, (str, os.PathLike))
+        hint = " Caffe's mean_file is read by penstock.records.read_caffe_mean(path)." if is_path else ""
+        raise ValueError(f"{wanted} it is {given!r}.{hint}") from None
+    if value.shape not in ((), (channels,)) and not (images and value.ndim == 3):
+        raise ValueError(f"{wanted} its shape is {value.shape}.")
+    if not np.isfinite(value).all():
+        raise ValueError(f"{name} must be finite, but it has {value[~np.isfinite(value)][0]}.")
+    return value
 
 
 def _check_mean_size(
@@ -284,6 +308,6 @@ def _sizes(name: str, value: Any) -> Size | None:
 
 def _range(name: str, value: Any, most: float) -> None:
     pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(n, Real) for n in value)
-    if not pair or not 0 < value[0] <= value[1] <= most:
-        upto = f"up to {most:g}" if most < float("inf") else "above 0"
+    if not pair or not 0 < value[0] <= value[1] <= most or value[1] == float("inf"):
+        upto = f"up to {most:g}" if most < float("inf") else "above 0, and finite"
         raise ValueError(f"{name} must be a pair (least, most) of numbers {upto}, but it is {value!r}.")

@@ -38,9 +38,8 @@ def write_caffe_lmdb(
         with lmdb.open(part, map_size=_MAP, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             count = 0
-            for count, (content, label) in enumerate(items, 1):
-                _check(count - 1, content, label)
-                transaction.put(b"%010d" % (count - 1), dump(content, as_int(label)), append=True)
+            for count, item in enumerate(items, 1):
+                transaction.put(b"%010d" % (count - 1), dump(*_checked(count - 1, item)), append=True)
                 if count % _AT_ONCE == 0:
                     transaction.commit()
                     transaction = environment.begin(write=True)
@@ -52,9 +51,25 @@ def write_caffe_lmdb(
     return count
 
 
-def _check(number: int, content: Any, label: SupportsIndex) -> None:
-    if not -(1 << 31) <= as_int(label) < 1 << 31:
-        raise ValueError(f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}.")
+def _checked(number: int, item: Any) -> tuple[NDArray[Any] | bytes, int]:
+    try:
+        content, label = item
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"item {number} must be a pair of an array, or bytes, and its label, but it is a {type(item).__name__}."
+        ) from None
+    _check_content(number, content)
+    wrong = f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}."
+    try:
+        label = as_int(label)
+    except TypeError:
+        raise TypeError(wrong) from None
+    if not -(1 << 31) <= label < 1 << 31:
+        raise ValueError(wrong)
+    return content, label
+
+
+def _check_content(number: int, content: Any) -> None:
     if (isinstance(content, bytes) and not content) or (isinstance(content, np.ndarray) and not content.size):
         raise ValueError(f"item {number} is empty, which Caffe cannot read.")
     if isinstance(content, bytes):

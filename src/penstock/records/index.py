@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from penstock.records.raw import RawFile
 
 _LINE = rb"\d{1,20}[ \t]+\d{1,18}[ \t\r]*\n"
 _LINES = re.compile(rb"(?:" + _LINE + rb")*+")
+_MOST = (1 << 64) - 1
 
 
 def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -24,12 +26,13 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
         text += b"\n"
     whole = _LINES.match(text)
     if whole is None or whole.end() != len(text):
-        line = text.count(b"\n", 0, whole.end() if whole else 0) + 1
-        raise RecordError(
-            f"{path}, line {line}: {text.splitlines()[line - 1][:60]!r} should be a key and the byte at which its "
-            "record begins, two integers with a tab between them."
-        )
+        _refuse(path, text.split(b"\n"), text.count(b"\n", 0, whole.end() if whole else 0))
     table = np.fromstring(text, np.uint64, sep=" ").reshape(-1, 2)
+    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # larger ones have become it, too
+    lines = text.split(b"\n") if largest else []
+    for row in largest:
+        if int(lines[row].split()[0]) > _MOST:
+            _refuse(path, lines, row)
     order = table[:, 1].argsort(kind="stable")
     keys, starts = table[order, 0], table[order, 1].astype(np.int64)
     if wrong := _wrong(starts, file):
@@ -39,6 +42,13 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
         )
     file.hint = f" Or {path} is not its index: pass idx=False to find the records without it."
     return starts, keys
+
+
+def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
+    raise RecordError(
+        f"{path}, line {row + 1}: {lines[row][:60]!r} should be a key, below 2**64, and the byte at which its record "
+        "begins, two integers with a tab between them."
+    )
 
 
 def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import numpy as np
-import simplejpeg
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +24,9 @@ from penstock.loader import DataLoader
 from penstock.records.recordfile import idx_path
 from penstock.records.writer import RecordWriter
 from penstock.source.dataset import Dataset
+
+# isort: split
+import simplejpeg  # after penstock.image, whose error says how to install it
 
 BATCH = 16
 QUALITY = 95  # as MXNet's own tool has it
@@ -116,7 +118,12 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
                 assert batch.index is not None
                 encoded, labels = batch.data
                 for data, label, key in zip(encoded, labels.tolist(), batch.index.tolist(), strict=True):
-                    writer.write(data, label, key)
+                    try:
+                        writer.write(data, label, key)
+                    except ValueError as error:  # no room for it in the format
+                        raise ValueError(
+                            f"{os.path.join(images.root, images.paths[key])}: {error}"
+                        ) from error
                 batch = next(batches, None)
                 bar.update(task, completed=len(writer) + len(loader.skipped))
         if len(writer) == 0:

@@ -7,7 +7,8 @@ import struct
 from array import array
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from operator import index as as_int
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +55,18 @@ class RecordFile(Samples):
         labels: bool = True,
     ) -> None:
         _check_labels(transform, labels)
+        if idx is not None and idx is not False and not isinstance(idx, (str, os.PathLike)):
+            raise TypeError(
+                f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. For images "
+                "pass transform=, by its name."
+            )
         self.path = os.fspath(path)
         self._stored: Stored = Stored(self.path, idx)
         super().__init__(self._stored, transform, labels)
 
     def by_id(self, id: int) -> Any:
         """The sample with this key in the index or, where there is no index, with this id in its head."""
-        hits = self._stored.positions(id)
+        hits = self._stored.positions(as_id(id))
         if not hits:
             raise KeyError(f"no record of {self.path} has the id {id}.")
         if len(hits) > 1:
@@ -76,7 +82,10 @@ class RecordFile(Samples):
 
     def save_idx(self, path: Path | None = None) -> None:
         """Writes the index, beside the file or to `path`."""
-        write_index(idx_path(self.path) if path is None else os.fspath(path), self._stored.starts, self.ids)
+        index = idx_path(self.path) if path is None else os.fspath(path)
+        if os.path.exists(index) and os.path.samefile(index, self.path):
+            raise ValueError(f"{index} has the records themselves. Give the index another name.")
+        write_index(index, self._stored.starts, self.ids)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {len(self)} records)"
@@ -183,6 +192,13 @@ def read_record(file: RawFile, start: int, stop: int) -> Record:
 
 def idx_path(path: str) -> str:
     return os.path.splitext(path)[0] + ".idx"
+
+
+def as_id(id: SupportsIndex) -> int:
+    try:
+        return as_int(id)
+    except TypeError:
+        raise TypeError(f"the id of a record is an integer, but it is {id!r}.") from None
 
 
 def _id(file: RawFile, start: int, stop: int) -> int:

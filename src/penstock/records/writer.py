@@ -6,7 +6,6 @@ import os
 import secrets
 from array import array
 from contextlib import suppress
-from operator import index as as_int
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,14 +14,15 @@ import numpy as np
 
 from penstock.records import framing
 from penstock.records.index import write_index
-from penstock.records.recordfile import HEAD, idx_path
+from penstock.records.recordfile import HEAD, as_id, idx_path
 
 
 class RecordWriter:
     """Writes a `.rec` file and, beside it, its `.idx`, which appear under their names when all is written.
 
-    Use it in a `with` statement: an exception inside leaves whatever was there before. Until the end it writes to
-    names that end in `.part`; one that a kill left behind may be deleted.
+    Use it in a `with` statement: an exception inside leaves whatever was there before. A write that fails, on a full
+    disk say, gives up all: the calls that follow raise too. Until the end it writes to names that end in `.part`; one
+    that a kill, or a writer that was never closed, left behind may be deleted.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/two.rec"
@@ -37,12 +37,18 @@ class RecordWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if idx_path(self.path) == self.path:
+            raise ValueError(
+                f"{self.path} is the name of an index. Name the file of the records, which mostly ends in .rec; its "
+                "index is written beside it."
+            )
         # Two that write the same file must not write into each other's, in one process or on two machines.
         mine = f".{secrets.token_hex(4)}.part"
         self._part, self._index_part = self.path + mine, idx_path(self.path) + mine
         self._file = open(self._part, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by close() and discard()
         self._starts, self._ids = array("q"), array("Q")
         self._size = 0
+        self._failed = ""
 
     def __len__(self) -> int:
         """How many records were written."""
@@ -50,12 +56,12 @@ class RecordWriter:
 
     def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
         """Writes a record. `label` is a number or a vector of them; `id` is by default the record's number."""
+        self._check()
+        if self._file.closed:
+            raise ValueError(f"the writer of {self.path} is closed: it takes no more records.")
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"the data of a record is bytes, but it is a {type(data).__name__}.")
-        try:
-            id = len(self) if id is None else as_int(id)
-        except TypeError:
-            raise TypeError(f"the id of a record is an integer, but it is {id!r}.") from None
+        id = len(self) if id is None else as_id(id)
         if not 0 <= id < 1 << 64:
             raise ValueError(f"the id of a record is 0 to 2**64 - 1, but it is {id}.")
         content = _head(label, id) + bytes(data)
@@ -64,25 +70,37 @@ class RecordWriter:
                 f"record {len(self)} has {len(content):,} bytes, and RecordIO has room for {framing.LONGEST:,}."
             )
         pieces = framing.framed(content)
-        self._file.writelines(pieces)
-        self._starts.append(self._size)
-        self._ids.append(id)
-        self._size += sum(map(len, pieces))
+        try:
+            self._file.writelines(pieces)
+            self._starts.append(self._size)
+            self._ids.append(id)
+            self._size += sum(map(len, pieces))
+        except BaseException as error:  # how much of the record is in the file, nobody knows
+            self._failed = f"record {len(self)} could not be written ({error!r})"
+            self.discard()
+            raise
 
     def close(self) -> None:
-        """Gives the files their names; where that fails, nothing is left. No second call does anything."""
+        """Gives the files their names; where that fails, nothing is left. No second call does anything.
+
+        A Ctrl-C is raised when both have theirs, or neither.
+        """
+        self._check()
         if self._file.closed:
             return
         try:
+            from penstock.backends.launch import _interrupts_deferred  # late: 30 ms, which only writers pay
+
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             write_index(self._index_part, self._starts, self._ids)
             # An old index must at no moment stand beside the new file. Without one the file can be read.
             index = idx_path(self.path)
-            Path(index).unlink(missing_ok=True)
-            os.replace(self._part, self.path)
-            os.replace(self._index_part, index)
+            with _interrupts_deferred():
+                Path(index).unlink(missing_ok=True)
+                os.replace(self._part, self.path)
+                os.replace(self._index_part, index)
         finally:
             self._remove()
 
@@ -90,6 +108,10 @@ class RecordWriter:
         """Gives up what was written."""
         if not self._file.closed:
             self._remove()
+
+    def _check(self) -> None:
+        if self._failed:
+            raise OSError(f"{self.path}: {self._failed}, so none was kept. Write all of them anew.")
 
     def _remove(self) -> None:
         """What has its final name is not here any more."""

@@ -6,7 +6,11 @@ loaders themselves. What is imported from `torch.utils.data` beside the loader i
 
 from __future__ import annotations
 
-import torch.utils.data as _theirs
+try:
+    import torch.utils.data as _theirs
+except ModuleNotFoundError as error:
+    raise ImportError("penstock.torch needs torch: pip install penstock[torch]") from error
+
 from torch.utils.data import *  # noqa: F403
 
 from penstock.torch.iterators import served
