@@ -136,3 +136,15 @@ def test_many_processes_claim_every_task_exactly_once(fd: int) -> None:
     assert len(pairs) == slots and sorted(claims) == [1000 + slot for slot in range(slots)]
     assert all(board.claimant(seq - 1000) == worker for seq, worker in pairs)
     os.close(tokens)
+
+
+def test_who_has_a_task_that_nobody_wants_is_told(fd: int) -> None:
+    board = Board(fd, 1)
+    board.post(0, *record(1))
+    board.claim(0, 1, worker=0)
+    assert board.begin(0, 1) and board.at(0) == 1
+    board.void(0)
+    assert not board.begin(0, 2)
+    board.clear(0)
+    board.post(0, *record(2))
+    assert board.begin(0, 0)

@@ -23,11 +23,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy  # noqa: F401  (its BLAS starts threads; they must be there when the threads are counted)
 
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.lease import own_fork
 from penstock._work.failure import restore, tag_exceptions
 from penstock.backends.ship import Shipment
@@ -316,7 +316,7 @@ class Launcher:
             if self.method == "forkserver":
                 self._await_template()
             try:
-                with _interrupts_deferred():
+                with interrupts_deferred():
                     process = self._start(worker)
             except BaseException:  # the interrupt, after the start: nobody would know this worker
                 if process is not None:
@@ -382,7 +382,7 @@ class Launcher:
             ours, theirs = socket.socketpair()
             close_in_child(ours.fileno(), theirs.fileno())
         try:
-            with _interrupts_deferred():  # else nobody might know it, and reap it
+            with interrupts_deferred():  # else nobody might know it, and reap it
                 pid = self._spawn("template", theirs.fileno(), theirs.fileno())
                 self._crew.template = _Template(pid, _pidfd_of_child(pid), ours)
                 ours.detach()
@@ -594,27 +594,6 @@ def _readable(fd: int, timeout: float | None) -> bool:
     watch = select.poll()
     watch.register(fd, select.POLLIN)
     return bool(watch.poll(None if timeout is None else math.ceil(timeout * 1000)))
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """A Ctrl-C in this block raises KeyboardInterrupt at its end.
-
-    By the handler, not by the signal mask: any other thread would take the signal, and Python would
-    raise in this one all the same. Only the main thread ever raises.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[0])
 
 
 def _require_linux() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock._interrupts import interrupts_deferred
 from penstock.records import framing
 from penstock.records.index import write_index
 from penstock.records.recordfile import HEAD, as_id, idx_path
@@ -89,15 +90,13 @@ class RecordWriter:
         if self._file.closed:
             return
         try:
-            from penstock.backends.launch import _interrupts_deferred  # late: 30 ms, which only writers pay
-
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             write_index(self._index_part, self._starts, self._ids)
             # An old index must at no moment stand beside the new file. Without one the file can be read.
             index = idx_path(self.path)
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 Path(index).unlink(missing_ok=True)
                 os.replace(self._part, self.path)
                 os.replace(self._index_part, index)

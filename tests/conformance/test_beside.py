@@ -1,0 +1,204 @@
+"""What comes in between: other threads, Ctrl-C, no descriptors left. Each was found by a review, and is replayed here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import sources
+
+from penstock import DataLoader, Dataset, _engine
+from penstock._engine import Engine
+from penstock.backends import processes
+
+
+def in_a_bundle(loader: DataLoader[Any], after: int = 300) -> Any:
+    """An iterator that has more of a bundle to hand out."""
+    batches: Any = iter(loader)
+    for step, _ in enumerate(batches):
+        if step >= after and len(batches._engine._ready) > 1:
+            return batches
+    raise AssertionError("there was no bundle")
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+
+
+def test_close_in_another_thread_ends_the_workers_when_next_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    unwrap = Engine._unwrap
+
+    def closed_meanwhile(engine: Engine) -> Any:
+        thread = threading.Thread(target=engine.close)
+        thread.start()
+        thread.join()
+        return unwrap(engine)
+
+    with DataLoader(range(4000), num_workers=1) as loader:
+        batches = in_a_bundle(loader)
+        engine = batches._engine
+        monkeypatch.setattr(Engine, "_unwrap", closed_meanwhile)
+        next(batches)
+        assert not engine._finalizer.alive
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(batches)
+
+
+@pytest.mark.parametrize("where", ["open", "passed"])
+def test_an_interrupt_in_a_bundle_ends_the_iterator_and_skips_nothing(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with DataLoader(range(4000), num_workers=1) as loader:
+        batches = in_a_bundle(loader)
+        monkeypatch.setattr(batches._engine._backend if where == "open" else batches.told, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        with pytest.raises(RuntimeError, match="was (ended by KeyboardInterrupt|closed)"):
+            next(batches)
+
+
+def test_after_an_update_steps_are_not_bundled_until_it_is_known_how_long_they_take() -> None:
+    with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
+        batches = in_a_bundle(loader)
+        loader.update(slow={})
+        assert {task.steps for task in batches._engine._tasks.values()} == {1}
+        assert batches._engine._bundle == 1
+
+
+def test_update_beside_consumers_that_read() -> None:
+    with DataLoader(sources.Slow(3000, {}), num_workers=1) as loader:
+        found: list[list[int]] = [[], []]
+        consumers = loader.share(2)
+        threads = [
+            threading.Thread(target=lambda at=at: found[at].extend(int(batch[0]) for batch in consumers[at]))  # type: ignore[misc]
+            for at in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(20):
+            loader.update(number=number)
+        for thread in threads:
+            thread.join()
+        assert sorted(found[0] + found[1]) == list(range(3000))
+
+
+def test_an_iterator_may_be_closed_while_another_thread_waits_in_it() -> None:
+    caught: list[BaseException] = []
+
+    def read(batches: Any) -> None:
+        try:
+            next(batches)
+        except RuntimeError as error:
+            caught.append(error)
+
+    with DataLoader(sources.Slow(10, {0: 60.0}), num_workers=1) as loader:
+        batches: Any = iter(loader)
+        engine = batches._engine
+        thread = threading.Thread(target=read, args=(batches,))
+        thread.start()
+        while not engine._asking:
+            time.sleep(0.001)
+        batches.close()
+        thread.join()
+    assert "was closed" in str(caught[0])
+
+
+class OnlyThere:
+    """A part of a batch that this process cannot receive."""
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+
+    def __reduce__(self) -> Any:
+        return OnlyThere.receive, (self.parent,)
+
+    @staticmethod
+    def receive(parent: int) -> Any:
+        if os.getpid() == parent:
+            raise ImportError("there is no such module here")
+        return OnlyThere(parent)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OnlyThere)
+
+
+class Keyed(Dataset[Any]):
+    """Samples whose structure has such a part: it is the key of a dict."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, key: int) -> Any:
+        return {OnlyThere(self.parent): np.arange(3)}
+
+
+def test_a_structure_that_cannot_be_received_is_an_error_of_each_batch() -> None:
+    with DataLoader(Keyed(), num_workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            with pytest.raises(ImportError, match="no such module here"):
+                next(batches)
+        assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_too_few_descriptors_leave_nothing_open(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    calls = 0
+
+    def scarce(call: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > left:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return call(*arguments, **named)
+
+        return counted
+
+    monkeypatch.setattr(os, "memfd_create", scarce(os.memfd_create))
+    monkeypatch.setattr(os, "pipe", scarce(os.pipe))
+    monkeypatch.setattr(socket, "socketpair", scarce(socket.socketpair))
+    with DataLoader(range(4), num_workers=1, multiprocessing_context="fork") as loader:
+        with pytest.raises(OSError, match="Too many open files"):
+            list(loader)
+
+
+class Growing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 1200
+
+    def __getitem__(self, key: int) -> Any:
+        return np.full(1 if key < 600 else 20_000, key)
+
+
+def test_batches_that_outgrow_their_bundle_fill_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker waited for room to send what the parent read only with the reply to all of the bundle."""
+    pair = socket.socketpair
+
+    def narrow(*arguments: Any) -> Any:
+        ends = pair(*arguments)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ends
+
+    monkeypatch.setattr(processes.socket, "socketpair", narrow)
+    with DataLoader(Growing(), num_workers=1, multiprocessing_context="fork") as loader:
+        kept = list(loader)
+    assert all((batch == step).all() for step, batch in enumerate(kept))
