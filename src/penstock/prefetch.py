@@ -403,8 +403,8 @@ class _Feed:
                 return _Made(run, is_end=True, state=self.state())
             return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
-            annotate(error, f"While batch {number} of the source was read ahead.")
-            return _Made(run, error=error, state=self._state_if_any())
+            note = f"While batch {number} of the source was read ahead."
+            return _Made(run, error=annotate(_not_the_end(error), note), state=self._state_if_any())
 
     def _open(self, run: _Run) -> None:
         again, self._reading, self._count = self._reading is not None, run, 0
@@ -438,6 +438,15 @@ class _Feed:
 
 
 _END = object()
+
+
+def _not_the_end(error: BaseException) -> BaseException:
+    """What to raise for it: a StopIteration that is not the iterator's would be taken for the end."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrong = RuntimeError("The source raised StopIteration, and not at its end.")
+    wrong.__cause__ = error
+    return wrong
 
 
 class _Memory:

@@ -453,6 +453,36 @@ def test_an_error_of_iter_arrives_and_ends_the_epoch() -> None:
         assert values(ahead) == [1]
 
 
+def stops_early() -> Any:
+    return [next(iter([]))]
+
+
+class StopsInIter:
+    def __iter__(self) -> Iterator[Any]:
+        return iter(stops_early())
+
+
+class StopsInState(Source):
+    """Its state cannot be had after the first batch."""
+
+    def state_dict(self) -> Any:
+        return stops_early() if self.made else {}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "source", [stops_early, StopsInIter(), StopsInState(1)], ids=["call", "iter", "state"]
+)
+def test_a_stop_iteration_that_is_not_the_end_is_an_error(source: Any) -> None:
+    with prefetch(source) as ahead:
+        with pytest.raises(RuntimeError, match="raised StopIteration, and not at its end") as caught:
+            next(ahead)
+        assert isinstance(caught.value.__cause__, StopIteration)
+        assert caught.value.__notes__ == ["While batch 0 of the source was read ahead."]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
