@@ -68,7 +68,8 @@ def prefetch(
 class Prefetcher:
     """What `prefetch` returns: an iterator, which `reset()`, or a new `iter()` after its end, begins anew.
 
-    Reading begins with the first `iter()`, `next()` or `reset()`.
+    Reading begins with the first `iter()`, `next()` or `reset()`. Several threads may call `next()`; `reset()`, and
+    the `iter()` of a new epoch, are for one of them.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Prefetcher:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         cast = Cast.of(dtype, casting)
         self._source = source
-        self._gate = _Gate()
+        self._gate = _Gate()  # the thread's, once there is one
         self._feed = _Feed(source, int(depth + hold), cast, _pinning(pin_memory))
         self._options = {
             "depth": int(depth),
@@ -96,14 +97,11 @@ class Prefetcher:
             "pin_memory": bool(pin_memory),
         }
         self._thread: threading.Thread | None = None
-        self._over = False
+        self._beginning = threading.RLock()  # a signal's handler may begin anew too
         self._ended_by: str | None = None
         self._closed = False
         self._pid = os.getpid()
         self._state: tuple[_Run | None, Any] = None, None  # the source's, and in which run
-        # Not by a method of ours: it would keep us alive.
-        self._finalizer = weakref.finalize(self, self._gate.stop)
-        self._finalizer.atexit = False  # _stop_all does that, and waits
 
     depth = property(lambda self: self._options["depth"], doc="How many batches the source is ahead at most.")
     hold = property(
@@ -118,7 +116,7 @@ class Prefetcher:
     def __iter__(self) -> Prefetcher:
         """Begins the next epoch if this one was read to its end, or was interrupted, and else goes on."""
         again = self._over or self._ended_by is not None
-        if not again or self._feed.can_restart:
+        if not again or self._can_begin:
             self._begin(again)
         return self
 
@@ -132,8 +130,7 @@ class Prefetcher:
                 return made.batch
         except BaseException as interrupt:
             # Ctrl-C comes anywhere: a batch, and its permit, may be lost.
-            self._ended_by = type(interrupt).__name__
-            self._gate.made.put(_Made(None))  # for others who wait
+            self._end_by(interrupt)
             raise
         if made is None:
             raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
@@ -155,21 +152,36 @@ class Prefetcher:
             if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # others may wait
                 return None
-            if made.run is self._feed.wanted:
+            run = made.run
+            if run is not None and run is self._feed.wanted:
                 break  # others were read before a reset, and their permits have ended with them
         if made.state is not None:
-            self._state = made.run, made.state
+            self._state = run, made.state
         if made.is_end:
-            self._over = True
+            run.over = True
             self._gate.made.put(made)  # for others who wait, and until the next reset
         else:
-            self._gate.permits.put(made.run)
+            self._gate.permits.put(run)
         return made
+
+    def _end_by(self, interrupt: BaseException) -> None:
+        self._ended_by = type(interrupt).__name__
+        self._gate.made.put(_Made(None))  # for others who wait
+
+    @property
+    def _over(self) -> bool:
+        run = self._feed.wanted
+        return run is not None and run.over
+
+    @property
+    def _can_begin(self) -> bool:
+        """Whether nothing that was read ahead would be lost, or the source can be read again."""
+        return self._feed.wanted is None or self._over or self._feed.can_restart
 
     def reset(self) -> None:
         """Begins the source anew, wherever it was. Batches that were handed out stay as they are.
 
-        Where reading has not begun yet, it begins. A source that can be read only once cannot be reset.
+        Where reading has not begun yet, it begins. An iterator without a `reset()` cannot be reset before its end.
         """
         self._begin(again=True)
 
@@ -199,18 +211,32 @@ class Prefetcher:
             return self._state[1]
         while not run.opened.wait(_LONGEST_WAIT):
             self._check()
+            if self._ended_by is not None:  # perhaps before there was a permit
+                raise RuntimeError(_ENDED.format(self._ended_by))
         return run.first
 
     def _load_state_dict(self, state: Any) -> None:
-        """Gives the state to the source, which is begun anew with it."""
-        self._begin(again=True, state=state)
+        """Gives the state to the source, which is begun anew with it. If it raises, all stays as it was.
+
+        This waits for the batch that the source is at.
+        """
+        self._check()
+        with self._feed.turn:
+            try:
+                self._source.load_state_dict(state)
+                self._begin(again=True, loaded=True, first=state)
+            except Exception:
+                raise
+            except BaseException as interrupt:  # of which nobody knows how much was done
+                self._end_by(interrupt)
+                raise
 
     # The life of the thread.
 
     def close(self) -> None:
         """Ends the thread. Batches that were handed out stay valid."""
         self._closed = True
-        self._finalizer()
+        self._gate.stop()
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
@@ -242,33 +268,51 @@ class Prefetcher:
                 "made it. Call prefetch() after the fork."
             )
 
-    def _begin(self, again: bool, state: Any = None) -> None:
-        """Starts the thread if there is none yet, or has it begin `again`; with a state of the source, or without."""
+    def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
+        """Starts the thread if there is none yet, or has it begin `again`; with a `first` state that was `loaded`."""
         self._check()
-        gate, feed, first = self._gate, self._feed, state
-        if self._thread is None:
-            first = feed.state() if state is None else state
-            # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows
-            # us, ends it.
-            self._thread = threading.Thread(
-                target=_produce, args=(gate, weakref.ref(feed)), name="penstock-prefetch", daemon=True
-            )
-            _running[self._thread] = gate
-            self._thread.start()
-        elif not again:
-            return
-        elif not feed.can_restart and state is None:
-            raise TypeError(
-                f"The source, {type(self._source).__name__}, is an iterator, which can be read only once. Give "
-                "prefetch() what makes it: the list, the loader, or the generator function."
-            )
-        self._ended_by = "an interrupted reset()"  # until all is as it should be
-        # For the memory. Not once the new run is wanted: there may be batches of it then.
-        gate.drain()
-        run = feed.wanted = _Run(state, first)
-        for _ in range(self.depth):
-            gate.permits.put(run)
-        self._over, self._ended_by = False, None
+        feed = self._feed
+        with self._beginning:
+            if self._thread is not None and not again:
+                return
+            if not loaded and not self._can_begin:
+                raise TypeError(
+                    f"The source, {type(self._source).__name__}, is an iterator without a reset(), and cannot begin "
+                    "anew before its end. Give prefetch() what makes it: the list, the loader, or the generator "
+                    "function."
+                )
+            try:
+                if self._thread is None:
+                    first = first if loaded else feed.state()
+                    self._start()
+                # For the memory. Not once the new run is wanted: there may be batches of it then.
+                self._gate.drain()
+                run = feed.wanted = _Run(loaded, first)
+                for _ in range(self.depth):
+                    self._gate.permits.put(run)
+                self._ended_by = None
+            except BaseException as interrupt:
+                self._end_by(interrupt)
+                raise
+
+    def _start(self) -> None:
+        """A thread with a gate of its own: one whose start is interrupted may run all the same, and only ends."""
+        gate = _Gate()
+        # Not by a method of ours: it would keep us alive.
+        weakref.finalize(self, gate.stop).atexit = False  # _stop_all does that, and waits
+        # It knows the gate only, and the feed while it reads: so whoever forgets us, or a source that knows us,
+        # ends it.
+        thread = threading.Thread(
+            target=_produce, args=(gate, weakref.ref(self._feed)), name="penstock-prefetch", daemon=True
+        )
+        try:
+            thread.start()
+            _running[thread] = gate
+            self._gate, self._thread = gate, thread
+        except BaseException:
+            self._thread = None
+            gate.stop()
+            raise
 
 
 _CLOSED = "This prefetch() was closed. Call prefetch() again."
@@ -279,15 +323,16 @@ _ENDED = (
 
 
 class _Run:
-    """One reading of the source, which begins with this state of it, if there is one.
+    """One reading of the source, which begins anew for it, or from a state that was `loaded`.
 
     It is what a permit is for, and what a batch is of: those of another run than the wanted one are passed over.
     """
 
-    __slots__ = ("first", "opened", "state")
+    __slots__ = ("first", "loaded", "opened", "over")
 
-    def __init__(self, state: Any, first: Any) -> None:
-        self.state = state
+    def __init__(self, loaded: bool, first: Any) -> None:
+        self.loaded = loaded
+        self.over = False  # its end was handed out
         self.first = first  # the source's, before the first batch: there when it is `opened`
         self.opened = threading.Event()
         if first is not None:
@@ -336,15 +381,18 @@ class _Gate:
 
 def _produce(gate: _Gate, reference: weakref.ref[_Feed]) -> None:
     """The thread: for each permit, one batch. It is in the line with what it made until that is taken."""
+    has_read = False
     while (run := gate.permits.get()) is not None and not gate.stopped:
         feed = reference()
         if feed is None:
             return
-        if feed.wanted is run:
-            gate.made.put(feed.make(run))
+        with feed.turn:
+            if feed.wanted is run:
+                has_read = True
+                gate.made.put(feed.make(run))
         del feed
     feed = reference()
-    if feed is not None:
+    if feed is not None and has_read:  # else another may have it
         feed.end()
 
 
@@ -363,7 +411,7 @@ def _stop_all() -> None:
 
 
 class _Feed:
-    """The source, and the memory that its batches are copied into. All but `wanted` is the thread's."""
+    """The source, and the memory that its batches are copied into. All but `wanted` is for who has its `turn`."""
 
     def __init__(self, source: Any, slabs: int, cast: Cast | None, pin: Callable[[Any], Any] | None) -> None:
         kind = type(source)
@@ -378,6 +426,7 @@ class _Feed:
         self.can_restart = not is_iterator or self._reset is not None
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self.wanted: _Run | None = None  # set by the consumer
+        self.turn = threading.Lock()  # the thread's for a batch, and the consumer's to load a state
         self._reading: _Run | None = None  # the one that the iterator is of
         self._iterator: Iterator[Any] | None = None
         self._count = 0
@@ -403,15 +452,13 @@ class _Feed:
                 return _Made(run, is_end=True, state=self.state())
             return _Made(run, self._memory.copy(given, self._field, self._pin), state=self.state())
         except BaseException as error:  # SystemExit too: it is for the caller to end the program
-            annotate(error, f"While batch {number} of the source was read ahead.")
-            return _Made(run, error=error, state=self._state_if_any())
+            note = f"While batch {number} of the source was read ahead."
+            return _Made(run, error=annotate(_not_the_end(error), note), state=self._state_if_any())
 
     def _open(self, run: _Run) -> None:
         again, self._reading, self._count = self._reading is not None, run, 0
         self.leave()
-        if run.state is not None:
-            self._source.load_state_dict(run.state)
-        elif again and self._reset is not None:
+        if again and not run.loaded and self._reset is not None:
             self._reset()
         self._iterator = iter(self._source() if self._call else self._source)
 
@@ -438,6 +485,15 @@ class _Feed:
 
 
 _END = object()
+
+
+def _not_the_end(error: BaseException) -> BaseException:
+    """What to raise for it: a StopIteration that is not the iterator's would be taken for the end."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrong = RuntimeError("The source raised StopIteration, and not at its end.")
+    wrong.__cause__ = error
+    return wrong
 
 
 class _Memory:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import Batch, CastError, DataLoader, prefetch
+from penstock import Batch, CastError, DataLoader, StateError, prefetch
 
 
 class Pair(NamedTuple):
@@ -367,9 +367,36 @@ def test_a_generator_function_begins_anew_and_a_generator_cannot() -> None:
         assert [values(ahead), values(ahead)] == [[0, 1, 2]] * 2
     with prefetch(batches()) as ahead:
         assert int(next(ahead)) == 0
-        with pytest.raises(TypeError, match="generator, is an iterator, which can be read only once"):
+        with pytest.raises(TypeError, match=r"generator, is an iterator without a reset.*before its end"):
             ahead.reset()
         assert [values(ahead), values(ahead)] == [[1, 2], []]
+
+
+class Rewinding:
+    """The loader class that many write: it is its own iterator, and iter() begins it anew."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Rewinding:
+        self.at = 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == 3:
+            raise StopIteration
+        self.at += 1
+        return np.array(self.at)
+
+
+def test_after_its_end_an_iterator_is_asked_for_the_next_epoch_as_a_loop_would() -> None:
+    with prefetch(Rewinding()) as ahead:
+        assert [values(ahead) for _ in range(3)] == [[1, 2, 3]] * 3
+        ahead.reset()
+        assert int(next(ahead)) == 1
+        with pytest.raises(TypeError, match=r"Rewinding, is an iterator without a reset.*before its end"):
+            ahead.reset()
+        assert values(ahead) == [2, 3]
 
 
 def test_len_is_that_of_the_source() -> None:
@@ -453,6 +480,36 @@ def test_an_error_of_iter_arrives_and_ends_the_epoch() -> None:
         assert values(ahead) == [1]
 
 
+def stops_early() -> Any:
+    return [next(iter([]))]
+
+
+class StopsInIter:
+    def __iter__(self) -> Iterator[Any]:
+        return iter(stops_early())
+
+
+class StopsInState(Source):
+    """Its state cannot be had after the first batch."""
+
+    def state_dict(self) -> Any:
+        return stops_early() if self.made else {}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "source", [stops_early, StopsInIter(), StopsInState(1)], ids=["call", "iter", "state"]
+)
+def test_a_stop_iteration_that_is_not_the_end_is_an_error(source: Any) -> None:
+    with prefetch(source) as ahead:
+        with pytest.raises(RuntimeError, match="raised StopIteration, and not at its end") as caught:
+            next(ahead)
+        assert isinstance(caught.value.__cause__, StopIteration)
+        assert caught.value.__notes__ == ["While batch 0 of the source was read ahead."]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
@@ -530,6 +587,125 @@ def test_batches_outlive_what_made_them() -> None:
     for step, batch in enumerate(kept):
         assert (batch == step).all()
         batch += 1
+
+
+# The beginning.
+
+
+class starting:
+    """Has the threads of prefetch() begin by a function, which is given the thread and how it is started."""
+
+    def __init__(self, instead: Any) -> None:
+        self.instead, self.patch = instead, pytest.MonkeyPatch()
+
+    def __enter__(self) -> None:
+        plain, instead = threading.Thread.start, self.instead
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "penstock-prefetch":
+                instead(thread, plain)
+            else:
+                plain(thread)
+
+        self.patch.setattr(threading.Thread, "start", start)
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+
+@pytest.mark.parametrize("make", [list, iter], ids=["list", "iterator"])
+@pytest.mark.parametrize("ask", [next, iter, lambda ahead: ahead.reset()], ids=["next", "iter", "reset"])
+def test_a_thread_that_cannot_start_is_tried_again(make: Any, ask: Any) -> None:
+    def fail(thread: threading.Thread, plain: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with prefetch(make([np.array(1), np.array(2)])) as ahead:
+        for _ in range(2):
+            with starting(fail), pytest.raises(RuntimeError, match="can't start new thread"):
+                ask(ahead)
+        assert int(next(ahead)) == 1
+        assert values(ahead) == [2]
+    with starting(fail), pytest.raises(RuntimeError, match="can't start new thread"), prefetch([]) as ahead:
+        next(ahead)
+    assert all(thread.ident for thread in sys.modules["penstock.prefetch"]._running)  # exit joins them
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_ctrl_c_while_the_thread_starts_leaves_nothing_begun(runs: bool) -> None:
+    left: list[threading.Thread] = []
+
+    def torn(thread: threading.Thread, plain: Any) -> None:
+        if runs:
+            plain(thread)
+            left.append(thread)
+        raise KeyboardInterrupt
+
+    source = Source(5)
+    with prefetch(iter(source)) as ahead:
+        with starting(torn), pytest.raises(KeyboardInterrupt):
+            next(ahead)
+        for thread in left:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert source.opened == 0
+        assert [int(next(ahead)[0]) for _ in range(5)] == list(range(5))
+    assert len(source.threads) == 1
+
+
+def test_two_threads_that_begin_at_once_begin_one_reading() -> None:
+    started, second = [], threading.Event()
+
+    def slow(thread: threading.Thread, plain: Any) -> None:
+        started.append(thread)
+        if len(started) == 2:
+            second.set()
+        else:
+            other.start()
+            assert not second.wait(0.1)
+        plain(thread)
+
+    with prefetch(Source(2)) as ahead:
+        got: list[int] = []
+        other = threading.Thread(target=lambda: got.append(int(next(ahead)[0])))
+        with starting(slow):
+            got.append(int(next(ahead)[0]))
+            other.join(20)
+    assert len(started) == 1 and sorted(got) == [0, 1]
+
+
+def test_a_reset_does_not_end_a_thread_that_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, got = Gated(), []
+    with prefetch(source, depth=1) as ahead:
+        gate, waits = type(ahead._gate), threading.Semaphore(0)
+        take, drain = gate.take, gate.drain
+
+        def noted(self: Any) -> Any:
+            waits.release()
+            return take(self)
+
+        def consume() -> None:
+            try:
+                got.append(int(next(ahead)[0]))
+            except BaseException as error:
+                got.append(error)
+            waits.release()
+
+        def in_the_middle(self: Any) -> None:
+            drain(self)
+            source.may.release()  # the batch of before, which wakes it
+            waits.acquire()  # until it waits again
+
+        other = threading.Thread(target=consume)
+        monkeypatch.setattr(gate, "take", noted)
+        other.start()
+        waits.acquire()
+        source.asked.acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(gate, "drain", in_the_middle)
+            ahead.reset()
+        source.may.release(10)
+        other.join(20)
+        assert got == [0]
 
 
 # The end.
@@ -872,6 +1048,110 @@ def test_a_state_is_loaded_whatever_was_asked_before() -> None:
             assert ahead.state_dict() == {"at": at}
             assert [int(next(ahead)) for _ in range(2)] == [at + 1, at + 2]
             assert ahead.state_dict() == {"at": at + 2}
+
+
+def test_a_state_that_the_source_refuses_changes_nothing() -> None:
+    whole = [batch.tolist() for batch in shuffled()]
+    with prefetch(shuffled(), depth=2) as ahead:
+        for taken in range(6):
+            before = ahead.state_dict()
+            with pytest.raises(StateError):
+                ahead.load_state_dict({"x": 1})
+            assert ahead.state_dict() == before
+            if taken < 5:
+                assert next(ahead).tolist() == whole[taken]
+        assert next(ahead, None) is None
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_state_is_loaded_in_the_middle_of_an_epoch(seed: int | None) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(np.arange(40), 8, shuffle=True, seed=seed)
+
+    with prefetch(make(), depth=2) as first:
+        next(first)
+        state = first.state_dict()
+        rest = [batch.tolist() for batch in first]
+    with prefetch(make(), depth=2) as ahead:
+        for taken in range(6):
+            iter(ahead)
+            for _ in range(taken):
+                next(ahead)
+            ahead.load_state_dict(state)
+            assert [batch.tolist() for batch in ahead] == rest
+
+
+def test_a_state_is_loaded_when_the_source_is_between_batches() -> None:
+    class Stateful(Gated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.at, self.busy = 0, False
+
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                self.busy = True
+                self.asked.release()
+                self.may.acquire()
+                self.at += 1
+                self.busy = False
+                yield np.array(self.at)
+
+        def state_dict(self) -> Any:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: Any) -> None:
+            assert not self.busy
+            self.at = state["at"]
+
+    source = Stateful()
+    with prefetch(source, depth=3) as ahead:
+        iter(ahead)
+        source.asked.acquire()
+        loads = threading.Thread(target=ahead.load_state_dict, args=({"at": 50},))
+        loads.start()
+        source.may.release(100)
+        loads.join(20)
+        assert [int(next(ahead)) for _ in range(3)] == [51, 52, 53]
+
+
+def test_ctrl_c_while_a_state_is_loaded_ends_it_until_it_begins_anew() -> None:
+    class Torn(Source):
+        def state_dict(self) -> Any:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise KeyboardInterrupt
+
+    with prefetch(Torn(3)) as ahead:
+        next(ahead)
+        with pytest.raises(KeyboardInterrupt):
+            ahead.load_state_dict({})
+        with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+            next(ahead)
+        assert values(ahead) == [0, 1, 2]
+
+
+def test_the_state_of_a_beginning_that_ctrl_c_has_torn_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Torn:
+        def __init__(self, permits: Any) -> None:
+            self.get = permits.get  # the thread goes on
+
+        def put(self, run: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["penstock.prefetch"], "_LONGEST_WAIT", 0.01)
+    with prefetch(shuffled()) as ahead:
+        next(ahead)
+        with monkeypatch.context() as patch:
+            patch.setattr(ahead._gate, "permits", Torn(ahead._gate.permits))
+            with pytest.raises(KeyboardInterrupt):
+                ahead.reset()
+        for ask in (ahead.state_dict, lambda: next(ahead)):
+            with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+                ask()
+        assert len(list(ahead)) == 5
 
 
 def test_the_example_of_its_docstring_runs() -> None:
