@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -176,12 +176,16 @@ class Prefetcher:
     @property
     def _can_begin(self) -> bool:
         """Whether nothing that was read ahead would be lost, or the source can be read again."""
-        return self._feed.wanted is None or self._over or self._feed.can_restart
+        over = self._over and not isinstance(
+            self._source, Generator
+        )  # which is spent then, and can only be made anew
+        return self._feed.wanted is None or over or self._feed.can_restart
 
     def reset(self) -> None:
         """Begins the source anew, wherever it was. Batches that were handed out stay as they are.
 
-        Where reading has not begun yet, it begins. An iterator without a `reset()` cannot be reset before its end.
+        Where reading has not begun yet, it begins. An iterator without a `reset()` cannot be reset before its end, a
+        generator not at all.
         """
         self._begin(again=True)
 
@@ -278,7 +282,7 @@ class Prefetcher:
             if not loaded and not self._can_begin:
                 raise TypeError(
                     f"The source, {type(self._source).__name__}, is an iterator without a reset(), and cannot begin "
-                    "anew before its end. Give prefetch() what makes it: the list, the loader, or the generator "
+                    "anew now. Give prefetch() what makes it: the list, the loader, or the generator "
                     "function."
                 )
             try:

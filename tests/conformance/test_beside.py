@@ -1,4 +1,4 @@
-"""What comes in between: other threads, Ctrl-C, no descriptors left. Each was found by a review, and is replayed here."""
+"""What comes in between, replayed: other threads, Ctrl-C, no descriptors left. Found by a review."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import sources
 
+from conformance import sources
 from penstock import DataLoader, Dataset, _engine
 from penstock._engine import Engine
 from penstock.backends import processes
@@ -64,7 +64,7 @@ def test_an_interrupt_in_a_bundle_ends_the_iterator_and_skips_nothing(
         monkeypatch.setattr(batches._engine._backend if where == "open" else batches.told, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
-        with pytest.raises(RuntimeError, match="was (ended by KeyboardInterrupt|closed)"):
+        with pytest.raises(RuntimeError, match=r"was (ended by KeyboardInterrupt|closed)"):
             next(batches)
 
 
@@ -112,6 +112,14 @@ def test_an_iterator_may_be_closed_while_another_thread_waits_in_it() -> None:
         batches.close()
         thread.join()
     assert "was closed" in str(caught[0])
+
+
+def test_who_is_woken_before_it_waits_does_not_wait() -> None:
+    with DataLoader(sources.Slow(10, {0: 60.0}), num_workers=1) as loader:
+        batches: Any = iter(loader)
+        batches._engine._backend.wake()
+        assert batches._engine._backend.poll(None) == []
+        batches.close()
 
 
 class OnlyThere:
@@ -175,9 +183,9 @@ def test_too_few_descriptors_leave_nothing_open(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(os, "memfd_create", scarce(os.memfd_create))
     monkeypatch.setattr(os, "pipe", scarce(os.pipe))
     monkeypatch.setattr(socket, "socketpair", scarce(socket.socketpair))
-    with DataLoader(range(4), num_workers=1, multiprocessing_context="fork") as loader:
-        with pytest.raises(OSError, match="Too many open files"):
-            list(loader)
+    loader = DataLoader(range(4), num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(OSError, match="Too many open files"):
+        list(loader)
 
 
 class Growing(Dataset[Any]):

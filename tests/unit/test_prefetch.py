@@ -367,9 +367,11 @@ def test_a_generator_function_begins_anew_and_a_generator_cannot() -> None:
         assert [values(ahead), values(ahead)] == [[0, 1, 2]] * 2
     with prefetch(batches()) as ahead:
         assert int(next(ahead)) == 0
-        with pytest.raises(TypeError, match=r"generator, is an iterator without a reset.*before its end"):
+        with pytest.raises(TypeError, match="generator, is an iterator without a reset"):
             ahead.reset()
         assert [values(ahead), values(ahead)] == [[1, 2], []]
+        with pytest.raises(TypeError, match="generator, is an iterator without a reset"):
+            ahead.reset()
 
 
 class Rewinding:
@@ -394,7 +396,7 @@ def test_after_its_end_an_iterator_is_asked_for_the_next_epoch_as_a_loop_would()
         assert [values(ahead) for _ in range(3)] == [[1, 2, 3]] * 3
         ahead.reset()
         assert int(next(ahead)) == 1
-        with pytest.raises(TypeError, match=r"Rewinding, is an iterator without a reset.*before its end"):
+        with pytest.raises(TypeError, match="Rewinding, is an iterator without a reset"):
             ahead.reset()
         assert values(ahead) == [2, 3]
 

@@ -195,7 +195,7 @@ class ProcessBackend:
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         replies = self._read()
-        if replies:
+        if replies is not None:
             return replies
         full = [fd for fd, unsent in zip(self._tokens, self._unsent, strict=True) if unsent]
         for fd in full:
@@ -208,7 +208,7 @@ class ProcessBackend:
             self._receive_strays()
         dead = [fd for fd, _ in ready if fd not in (self._replies, self._strays, *full)]
         # A worker that is dead has sent all that it ever will: its replies come before its loss.
-        outcomes = self._read(everything=bool(dead))
+        outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
     def open(self, outcome: Filled) -> object:
@@ -287,14 +287,15 @@ class ProcessBackend:
         self._free.append(slot)
         return root
 
-    def _read(self, everything: bool = False) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _read(self, everything: bool = False) -> list[Outcome] | None:
+        """What replies tell of; None where there was none, not even one that only wakes."""
+        outcomes: list[Outcome] | None = None
         while True:
             try:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            outcomes += [
+            outcomes = (outcomes or []) + [
                 self._understand(self._forget(reply[0]), *reply)
                 for reply in REPLY.iter_unpack(data)
                 if reply[0] != _NO_STEP
