@@ -88,6 +88,8 @@ def run() -> int:
         }
         if importlib.util.find_spec("torch") is not None:
             streams[f"torch DataLoader, {WORKERS} workers"] = _epochs(_torch_loader(dataset))
+        else:
+            console.print("torch is not installed, so its loader is not shown beside ours")
         tallies = {name: _stream(console, name, batches) for name, batches in streams.items()}
     return _report(console, tallies)
 
