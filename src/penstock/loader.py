@@ -10,12 +10,13 @@ backend  where it is done                   penstock.backends, penstock._work
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -187,9 +188,9 @@ class DataLoader(Generic[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` is this epoch. Only needed to repeat or skip one: epochs count themselves."""
-        if not 0 <= epoch < 1 << 62:
-            raise ValueError(f"An epoch is a number from 0 to 2**62 - 1, got {epoch!r}.")
-        self._next_epoch, self._epoch = int(epoch), None
+        if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
+            raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
+        self._next_epoch, self._epoch = operator.index(epoch), None
         self._progress = self._resume = None
 
     # Stopping and going on.

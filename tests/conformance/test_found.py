@@ -205,9 +205,10 @@ def test_any_timeout_can_be_waited_for(make_concurrent: Any) -> None:
         assert len(list(make_concurrent([1, 2], timeout=timeout))) == 2
 
 
-def test_an_impossible_epoch_is_refused() -> None:
+@pytest.mark.parametrize("epoch", [2**70, -1, 1.9, "1"])
+def test_an_impossible_epoch_is_refused(epoch: Any) -> None:
     with pytest.raises(ValueError, match="from 0 to"):
-        DataLoader([1]).set_epoch(2**70)
+        DataLoader([1]).set_epoch(epoch)
 
 
 def test_interrupted_twice_while_closing_leaves_no_worker(tmp_path: Any) -> None:
