@@ -264,7 +264,7 @@ def _begun(loader: Any, place: Place) -> None:
 
 def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
     workers = loader.num_workers
-    resumed = [(copy.mark, copy.more) for copy in place.copies]
+    resumed = [(copy.known, copy.more) for copy in place.copies]
     marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
     window = loader.prefetch_factor * workers
     job = Job(

@@ -16,13 +16,13 @@ from penstock._memory.layout import Writer
 from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import mark_of, packed
 from penstock._work.runner import StreamEnded
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
 from penstock.plan.reading import Mark, Reading, has_state
 from penstock.torch import private
 from penstock.torch.collate import collate
+from penstock.torch.marks import taken
 
 
 class Replica:
@@ -126,7 +126,7 @@ class Replica:
             many = getattr(dataset, "__getitems__", None)
             samples = many(keys) if many else [self._get(key) for key in keys]
         if self._asks:
-            self.mark = dumps(Mark(0, {"iterable": dataset.state_dict()}))
+            self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
         return samples
 
     def _get(self, key: Any) -> Any:
@@ -142,11 +142,11 @@ class Replica:
         stream = self._stream
         samples = stream.take(count)
         if not samples or (stream.ended and self._job.drop_last and task.kind is Kind.PULL):
-            self._stream = Reading(())  # so that the state at the end is asked for once, also if that fails
-            self.mark = packed(stream.end()) if self._marks else None
+            self._stream = Reading(())  # so that the state at the end is asked for once
+            self.mark = taken(self._job.dataset, stream.end) if self._marks else None
             raise StreamEnded
         if self._marks and stream.read % self._marks == 0:
-            self.mark = mark_of(stream)
+            self.mark = taken(self._job.dataset, stream.mark)
         return samples if task.kind is Kind.PULL else samples[0]
 
     def _open_stream(self, run: int, count: int) -> None:
