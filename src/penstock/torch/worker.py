@@ -85,9 +85,10 @@ class Replica:
         try:
             samples = self._samples(task)
             into = None if self._field is None else Into(self._field, writer.empty)
-            batch = (
-                collate(samples, into or writer.empty) if job.collate_fn is None else job.collate_fn(samples)
-            )
+            if job.collate_fn is None:
+                batch = collate(samples, into or writer.empty, alone=False)
+            else:
+                batch = job.collate_fn(samples)
             return batch if into is None else into.finish(batch, len(samples) if task.kind in BATCHED else 0)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
