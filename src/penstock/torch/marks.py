@@ -9,11 +9,20 @@ import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from penstock._work.marks import packed
 from penstock.errors import StateError
+from penstock.plan import reading
 from penstock.plan.reading import Mark
 
 T = TypeVar("T")
+
+
+def has_state(thing: object) -> bool:
+    """Whether it has a state that says where it is. What a Module has by itself are its parameters."""
+    plain = isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict
+    return not plain and reading.has_state(thing)
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from penstock._work.task import Task
 from penstock.checkpoint import Progress, State
 from penstock.errors import StateError
-from penstock.plan.reading import Mark, by_next, has_state
+from penstock.plan.reading import Mark, by_next
 from penstock.torch import generators, private
-from penstock.torch.marks import asked, opened
+from penstock.torch.marks import asked, has_state, opened
 from penstock.torch.order import Order
 
 if TYPE_CHECKING:
