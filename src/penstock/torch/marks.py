@@ -44,7 +44,10 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
             f"The loader has no state now: one that came from a worker cannot be read ({_short(error)})."
         ) from error
     if isinstance(found, StateError):
-        raise found
+        try:
+            raise found
+        finally:
+            del found  # its traceback holds this frame, which must not hold it in turn
     made: Mark = found
     return made
 
