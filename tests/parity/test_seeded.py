@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -413,3 +414,85 @@ def test_light_items_are_read_with_torchs_generator_at_the_seed(workers: int) ->
     (given,) = epochs(Light(), 1, batch_size=4, num_workers=workers)
     assert difference(given, expected) is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loader_that_cannot_begin_says_it_once(monkeypatch: Any) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    loader = DataLoader(Noisy(), seed=1, num_workers=1, persistent_workers=True, prefetch_factor=0)
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        iter(loader)
+    gc.collect()
+    assert not ignored
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_iterator_that_is_dropped_leaves_anothers_workers_alone(kept: int) -> None:
+    """As where two threads begin to iterate at once: each makes an iterator, and one replaces the other."""
+    loader = DataLoader(Noisy(), 4, seed=1, num_workers=1, persistent_workers=True)
+    both = []
+    for _ in range(2):
+        both.append(iter(loader))
+        loader._iterator = None
+        next(both[-1])
+    used = both[kept]
+    del both
+    assert len(list(used)) == 9
+
+
+def test_a_shallow_copy_has_epochs_of_its_own() -> None:
+    plain = DataLoader(Noisy(), 8, shuffle=True, seed=5)
+    expected = [list(plain) for _ in range(3)]
+    loader = DataLoader(Noisy(), 8, shuffle=True, seed=5)
+    list(loader)
+    twin = copy.copy(loader)
+    assert difference(list(twin), expected[1]) is None
+    assert difference(list(loader), expected[1]) is None
+    assert difference(list(twin), expected[2]) is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_shallow_copy_stays_where_it_was_made(settings: dict[str, Any]) -> None:
+    loader = DataLoader(Noisy(), 8, seed=5, **settings)
+    batches = iter(loader)
+    next(batches)
+    twin, state = copy.copy(loader), loader.state_dict()
+    next(batches)
+    assert twin.state_dict() == state
+    after = loader.state_dict()
+    list(twin)
+    assert loader.state_dict() == after
+    assert len(list(batches)) == 3
+
+
+class WithNames(DataLoader[Any]):
+    """A class of the user's that has other plans with our names."""
+
+    last_batch = "of mine"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.shard, self.on_error = 3, print  # type: ignore[assignment]
+        super().__init__(*args, **kwargs)
+        self.seed, self.max_errors, self.skipped = 7, -1, {}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_names_of_ours_are_free_in_a_subclass(seed: int | None) -> None:
+    def run(kind: Any) -> list[Any]:
+        torch.manual_seed(0)
+        loader = kind(range(20), batch_size=4, shuffle=True, seed=seed)
+        first = [len(loader), *loader]
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        return [*first, *loader, state]
+
+    assert difference(run(WithNames), run(DataLoader)) is None
+    loader = WithNames(range(4), seed=seed)
+    assert (loader.shard, loader.on_error, loader.seed, loader.max_errors) == (3, print, 7, -1)
+    assert (loader.skipped, loader.last_batch) == ({}, "of mine")
+
+
+def test_settings_can_be_read() -> None:
+    loader = DataLoader(Noisy(), 4, seed=1, shard=(0, 2), last_batch="keep", on_error="skip", max_errors=2)
+    assert (loader.seed, loader.shard, loader.last_batch) == (1, (0, 2), "keep")
+    assert (loader.on_error, loader.max_errors, loader.skipped) == ("skip", 2, [])

@@ -806,6 +806,70 @@ def test_each_copy_of_a_dataset_with_a_state_has_its_own(shape: str) -> None:
         assert resume(make, state, len(expected)) == expected, at
 
 
+class Layers(torch.nn.Module):
+    """A dataset with parameters, which are no position in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Buffer(torch.arange(20))
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> Any:
+        return self.table[key]
+
+
+class CountingLayers(Counting, Layers):
+    def __init__(self) -> None:
+        Layers.__init__(self)
+        self.given = 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_parameters_of_a_module_are_not_its_state(shape: str) -> None:
+    def make() -> Any:
+        return DataLoader(Layers(), 4, **SHAPES[shape])  # type: ignore[arg-type]
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = saved(loader)
+    assert state["torch"]["workers"] == []
+    assert resume(make, state, 1)[0] == epoch(batches)
+
+
+class LayersStream(torch.nn.Module, Stream):
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        Stream.__init__(self)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stream_that_is_a_module_is_read_again(shape: str) -> None:
+    def make() -> Any:
+        return DataLoader(LayersStream(), 2, **SHAPES[shape])
+
+    loader = make()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = saved(loader)
+    assert resume(make, state, 1)[0] == epoch(batches)
+
+
+def test_with_a_seed_the_parameters_of_a_module_are_not_its_state_either() -> None:
+    assert DataLoader(Layers(), seed=1).state_dict()["dataset"] is None  # type: ignore[arg-type]
+
+
+def test_a_module_may_have_a_state_of_its_own() -> None:
+    loader = DataLoader(CountingLayers(), 4)
+    next(iter(loader))
+    assert saved(loader)["torch"]["workers"] == [
+        {"more": 0, "states": {"iterable": {"given": 4}}, "kept": None}
+    ]
+
+
 def test_the_states_of_copies_need_as_many_copies() -> None:
     state = DataLoader(Counting(), num_workers=2).state_dict()
     with pytest.raises(StateError, match="num_workers was 2 when it was taken, and is 0 here"):

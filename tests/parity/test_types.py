@@ -88,6 +88,8 @@ TENSORS: dict[str, Callable[[int], Any]] = {
     "expanded": lambda key: torch.tensor([float(key)]).expand(4),
     "a view in the middle": lambda key: (torch.arange(20) + key)[7:12],
     "channels last": lambda key: ones(1, 2, 3, 4, key=key).to(memory_format=torch.channels_last)[0],
+    "a clip, channels last": lambda key: ones(2, 3, 4, 5, key=key).to(memory_format=torch.channels_last),
+    "a large one": lambda key: ones(2, 3, 16, 16, key=key).to(memory_format=torch.channels_last),
     "nan and minus zero": lambda key: torch.tensor([float("nan"), -0.0, float("inf"), key]),
     "with a gradient": lambda key: torch.ones(2, requires_grad=True),
     "a parameter": lambda key: torch.nn.Parameter(ones(2, key=key)),

@@ -42,37 +42,39 @@ def convert(sample: object) -> Any:
     return default_convert(sample)  # type: ignore[no-untyped-call]
 
 
-def collate(samples: Any, empty: Empty) -> Any:
-    """What `torch.utils.data.default_collate` makes of these samples, large tensors in memory of `empty`."""
+def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
+    """What `torch.utils.data.default_collate` makes of these samples, large tensors in memory of `empty`.
+
+    `alone`: with the strides that they have without workers. In a worker, torch's tensors are contiguous.
+    """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: numbers and arrays become tensors there
         return default_collate(samples)
-    return _collate(samples, empty, theirs.default_collate_fn_map)
+    return _collate(samples, empty, theirs.default_collate_fn_map, alone)
 
 
-def _collate(batch: Any, empty: Empty, rules: Rules) -> Any:
+def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
     first = batch[0]
     kind = type(first)
     rule = rules.get(kind)
     if rule is None:
         rule = next((rules[key] for key in rules if isinstance(first, key)), None)
     if rule is not None:
-        return _apply(rule, empty, rules, batch)
+        return _apply(rule, empty, rules, alone, batch)
     if kind is dict:
         each = zip(first, _below(empty, first), strict=False)
-        return {key: _collate([sample[key] for sample in batch], its, rules) for key, its in each}
+        return {key: _collate([sample[key] for sample in batch], its, rules, alone) for key, its in each}
     if kind is tuple or kind is list:
         if len(set(map(len, batch))) == 1:
             columns = zip(zip(*batch, strict=True), _below(empty, range(len(first))), strict=False)
-            return [_collate(column, its, rules) for column, its in columns]
+            return [_collate(column, its, rules, alone) for column, its in columns]
     elif issubclass(kind, tuple) and hasattr(first, "_fields"):
         columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
-        return kind(*[_collate(column, its, rules) for column, its in columns])
+        return kind(*[_collate(column, its, rules, alone) for column, its in columns])
     if type(empty) is Into:
         empty = empty.empty  # what they hold is converted afterwards
     # Other containers are torch's, with our rules in its table.
-    return theirs.collate(
-        batch, collate_fn_map={key: partial(_apply, rule, empty, rules) for key, rule in rules.items()}
-    )
+    ours: Rules = {key: partial(_apply, rule, empty, rules, alone) for key, rule in rules.items()}
+    return theirs.collate(batch, collate_fn_map=ours)
 
 
 def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
@@ -80,7 +82,12 @@ def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
 
 
 def _apply(
-    rule: Callable[..., Any], empty: Empty, rules: Rules, batch: Any, collate_fn_map: Any = None
+    rule: Callable[..., Any],
+    empty: Empty,
+    rules: Rules,
+    alone: bool,
+    batch: Any,
+    collate_fn_map: Any = None,
 ) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None
@@ -89,7 +96,7 @@ def _apply(
         if made is not None:
             return made
         empty = empty.empty  # it is converted afterwards, if it must be
-    made = None if ours is None else ours(batch, empty, rules)
+    made = None if ours is None else ours(batch, empty, rules, alone)
     return rule(batch, collate_fn_map=rules) if made is None else made
 
 
@@ -118,14 +125,15 @@ def _converted(batch: Any, into: Into) -> torch.Tensor | None:
 # ---- the rules: a tensor, or None where it is not certain that torch would make just this one ----------
 
 
-def _tensors(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
     first = batch[0]
     dtype, size = first.dtype, len(batch)
     if first.layout is not torch.strided:
         return None
     try:
-        # Of images with the channels last torch makes such a batch. That is left to it.
-        if first.nbytes < SMALL or (first.ndim > 3 and not first.is_contiguous()):
+        # Of clips with the channels last torch makes such a batch where it is alone. That is left to it.
+        special = first.ndim > 3 and not first.is_contiguous()
+        if alone if special else first.nbytes < SMALL:
             made = torch.stack(batch)
             # With dtypes mixed, or gradients, a worker of torch's does not do what its inline loader does.
             if made.dtype is dtype and not made.requires_grad:
@@ -137,7 +145,7 @@ def _tensors(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
     return None
 
 
-def _arrays(batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
     if rules.get(torch.Tensor) is not _STACK:
         return None  # torch's rule hands the arrays to that one, as tensors
     first, size = batch[0], len(batch)
@@ -167,7 +175,9 @@ def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
-def _numbers(kinds: dict[type, np.dtype[Any]], batch: Any, empty: Empty, rules: Rules) -> torch.Tensor | None:
+def _numbers(
+    kinds: dict[type, np.dtype[Any]], batch: Any, empty: Empty, rules: Rules, alone: bool
+) -> torch.Tensor | None:
     kind, size = type(batch[0]), len(batch)
     dtype = kinds.get(kind)
     if dtype is None or list(map(type, batch)).count(kind) != size:
@@ -196,7 +206,7 @@ _FLOATS: dict[type, np.dtype[Any]] = {float: np.dtype(np.float64)}
 _SCALARS: dict[type, np.dtype[Any]] = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
 
 _STACK = theirs.collate_tensor_fn
-_OURS: dict[Any, Callable[[Any, Empty, Rules], torch.Tensor | None]] = {
+_OURS: dict[Any, Callable[[Any, Empty, Rules, bool], torch.Tensor | None]] = {
     _STACK: _tensors,
     theirs.collate_numpy_array_fn: _arrays,
     theirs.collate_numpy_scalar_fn: partial(_numbers, _SCALARS),

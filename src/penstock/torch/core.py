@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import (
@@ -25,6 +26,7 @@ from penstock._work.task import Task
 from penstock.loader import DataLoader
 from penstock.torch import private
 from penstock.torch.collate import collate
+from penstock.torch.marks import has_state
 
 
 class Stacked:
@@ -99,6 +101,9 @@ class Core(DataLoader[Any]):
         # A torch dataset may have a method of this name for another purpose.
         return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
 
+    def _keeps_state(self) -> bool:
+        return super()._keeps_state() and has_state(self._dataset)
+
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         with warnings.catch_warnings():  # torch's constructor has said so
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
@@ -108,10 +113,34 @@ class Core(DataLoader[Any]):
             for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
                 setattr(self, name, getattr(before, name))
 
+    def close_idle(self) -> None:
+        """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
+        engine = self._crews.take()
+        if engine is not None:
+            engine.close()
+
+    def twin(self) -> Core:
+        """Another at the same place. What this one hands out from now on does not move it."""
+        made, progress = copy.copy(self), copy.copy(self._progress)
+        if progress is not None:
+            progress._beyond = dict(progress._beyond)
+        made._progress = progress
+        return made
+
+
+class Ours(NamedTuple):
+    """What the constructor was given that torch's does not know. The public names may become a subclass's own."""
+
+    seed: int | None
+    on_error: str
+    max_errors: int | None
+    shard: tuple[int, int] | str | None
+    last_batch: str | None
+
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. It is kept in that one, and counts its epochs."""
-    core, settings = loader.__dict__.get("_penstock"), settings_of(loader, loader.seed)
+    core, settings = loader.__dict__.get("_penstock"), _settings(loader)
     if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
@@ -119,21 +148,17 @@ def core_of(loader: Any) -> Core:
     return made
 
 
-def settings_of(loader: Any, seed: int) -> dict[str, Any]:
-    """The arguments of penstock's loader for a loader of torch's."""
+def _settings(loader: Any) -> dict[str, Any]:
+    """The arguments of penstock's loader, as the loader of torch's has them now."""
     settings: dict[str, Any] = {
+        **loader._ours._asdict(),
         "dataset": loader.dataset,
         "collate_fn": _STACKED if loader.collate_fn is default_collate else loader.collate_fn,
         "num_workers": loader.num_workers,
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
         "in_order": loader.in_order,
-        "seed": seed,
-        "on_error": getattr(loader, "on_error", "raise"),
-        "max_errors": getattr(loader, "max_errors", None),
-        "dtype": getattr(loader, "_cast", None),
-        "shard": getattr(loader, "shard", None),
-        "last_batch": getattr(loader, "last_batch", None),
+        "dtype": loader._cast,
         **_order(loader),
     }
     if loader.num_workers:

@@ -24,7 +24,7 @@ from penstock._work.task import Job, Kind
 from penstock.backends.launch import choose_method
 from penstock.backends.processes import ProcessBackend
 from penstock.torch import private
-from penstock.torch.core import core_of
+from penstock.torch.core import Core, core_of
 from penstock.torch.place import Place
 from penstock.torch.worker import NOT_THE_END, Replica, sealed
 
@@ -196,6 +196,7 @@ class Seeded(_Ours):
     """penstock's semantics (`seed=`): what is in a batch does not depend on who computes it."""
 
     def __init__(self, loader: Any) -> None:
+        self._core: Core | None = None
         self._stream: Any = None
         self._persistent_workers = loader.persistent_workers
         self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
@@ -207,8 +208,8 @@ class Seeded(_Ours):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._stream = None  # its engine is free for the next
-        self._core = core_of(loader)
-        self._stream = iter(self._core)
+        self._core = core = core_of(loader)
+        self._stream = iter(core)
         _count()
 
     def __next__(self) -> Any:
@@ -216,16 +217,22 @@ class Seeded(_Ours):
             return self._pinned(next(self._stream))
 
     def __len__(self) -> int:
+        assert self._core is not None
         return len(self._core)
 
     @property
     def _workers(self) -> list[Any]:  # type: ignore[override]
-        return self._core.workers
+        return [] if self._core is None else self._core.workers
 
     def _shutdown_workers(self) -> None:
         self._stream = None
-        if self._persistent_workers:
+        if self._core is not None and self._persistent_workers:
             self._core.close()
+
+    def __del__(self) -> None:
+        self._stream = None
+        if self._core is not None and self._persistent_workers:
+            self._core.close_idle()
 
 
 def new_iterator(loader: Any) -> Any:
@@ -264,7 +271,7 @@ def _begun(loader: Any, place: Place) -> None:
 
 def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
     workers = loader.num_workers
-    resumed = [(copy.mark, copy.more) for copy in place.copies]
+    resumed = [(copy.known, copy.more) for copy in place.copies]
     marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
     window = loader.prefetch_factor * workers
     job = Job(

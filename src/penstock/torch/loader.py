@@ -5,24 +5,36 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
 from penstock._work.cast import DTYPES, Cast
 from penstock.torch import private, tensors
-from penstock.torch.core import core_of
+from penstock.torch.core import Ours, core_of
 from penstock.torch.iterators import Seeded, new_iterator
 from penstock.torch.place import Place
 from penstock.torch.state import Saved, check_maker, loaded, state_of
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 tensors.register()
 
 _FAILS = "without it, a sample that fails is an error, as in torch."
+
+
+class _Shown(Generic[T]):
+    """A property that a subclass may set an attribute of its own over."""
+
+    def __init__(self, read: Callable[[Any], T]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, loader: Any, kind: type | None = None) -> T:
+        return self if loader is None else self._read(loader)  # type: ignore[return-value]
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -39,6 +51,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
     a mapping from fields to these; `torch.bfloat16` is one of them.
     """
+
+    seed: int | None
+    on_error: str
+    max_errors: int | None
+    shard: tuple[int, int] | str | None
+    last_batch: str | None
+    dtype: Any
+    casting: str
 
     def __init__(
         self,
@@ -76,11 +96,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
         super().__init__(*args, **kwargs)
-        self.seed = None if seed is None else operator.index(seed)
+        self._ours = Ours(
+            None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch
+        )
+        self._cast = cast
         self.snapshot_every_n_steps = every
-        self.on_error, self.max_errors = on_error, max_errors
-        self.dtype, self.casting, self._cast = dtype, casting, cast
-        self.shard, self.last_batch = shard, last_batch
+        # For who reads them, frameworks too, which look into `vars`. A subclass may have attributes of these names.
+        for name, value in {**self._ours._asdict(), "dtype": dtype, "casting": casting}.items():
+            if not hasattr(type(self), name):
+                vars(self).setdefault(name, value)
         self._saved: Saved | None = None
         self._place: Place | None = None
         if on_error != "raise" or shard is not None or last_batch is not None:
@@ -94,15 +118,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Plain data, ready for JSON, unless a dataset or sampler with a `state_dict` of its own puts other things into
         its. It may be taken at any point, also inside a loop.
         """
-        return state_of(self) if self.seed is None else core_of(self).state_dict()
+        return state_of(self) if self._ours.seed is None else core_of(self).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` goes on where the state was taken.
 
         A state that does not fit raises a StateError that says what differs, and nothing is changed.
         """
-        check_maker(state_dict, self.seed)
-        if self.seed is not None:
+        check_maker(state_dict, self._ours.seed)
+        if self._ours.seed is not None:
             core_of(self).load_state_dict(state_dict)
             return
         # An empty one is what a loader of DataPipes has, and torchdata's takes it too: nothing is known.
@@ -111,25 +135,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._iterator = None  # persistent workers have another epoch's seeds
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_place"} | {"_place": None}
+        state = {**self.__dict__, "_place": None}
+        if "_penstock" in state:
+            state |= {"_penstock": state["_penstock"].twin(), "_iterator": None}
+        return state
 
     # What a seed adds.
 
-    @property
+    @_Shown
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
-        return [] if self.seed is None else core_of(self).skipped
+        return [] if self._ours.seed is None else core_of(self).skipped
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
-        if self.seed is None:
+        if self._ours.seed is None:
             raise ValueError(
                 "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
             )
         core_of(self).set_epoch(epoch)
 
     def __len__(self) -> int:
-        if self.shard is None and self.last_batch is None:
+        if self._ours.shard is None and self._ours.last_batch is None:
             return super().__len__()
         return len(core_of(self))
 
@@ -140,7 +167,7 @@ def _iterate(loader: Any) -> Any:
             "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
         )
         return _theirs(loader)
-    if isinstance(loader, DataLoader) and loader.seed is not None:
+    if isinstance(loader, DataLoader) and loader._ours.seed is not None:
         return Seeded(loader)
     return new_iterator(loader)
 

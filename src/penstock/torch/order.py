@@ -19,10 +19,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from penstock._work.marks import mark_of, opened
 from penstock.checkpoint import Progress
 from penstock.plan.reading import Mark, Reading, by_next, has_state
 from penstock.torch import generators, private
+from penstock.torch.marks import opened, taken
 
 # torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
 # else from torch's global one. Their subclasses are a caller's own.
@@ -48,9 +48,7 @@ class Order:
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
         self._marks: deque[tuple[int, bytes | Mark]] = deque()
-        self.end: Mark | None = (
-            None  # of a sampler with a state, once it has ended: the next epoch begins with it
-        )
+        self._end: bytes | None = None
 
     # What a state holds of it.
 
@@ -93,8 +91,12 @@ class Order:
     @property
     def mark(self) -> Mark | None:
         """Where a sampler with a state was when it had given the last of the steps that were handed out."""
-        at = next((mark for step, mark in self._marks if step == self._progress.steps), None)
-        return opened(at) if isinstance(at, bytes) else at
+        return opened(next((mark for step, mark in self._marks if step == self._progress.steps), None))
+
+    @property
+    def end(self) -> Mark | None:
+        """Of a sampler with a state, once it has ended: the next epoch begins with it."""
+        return opened(self._end)
 
     # How it is drawn.
 
@@ -195,12 +197,12 @@ class Order:
         reading.open(mark)
         size = self._index.batch_size if self._batched else 1
         step = self._progress.steps
-        self._keep(step, mark or mark_of(reading))
+        self._keep(step, mark or taken(self.sampler, reading.mark))
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
-            self._keep(step, mark_of(reading))
+            self._keep(step, taken(self.sampler, reading.mark))
             yield keys if self._batched else keys[0]
-        self.end = reading.end()
+        self._end = taken(self.sampler, reading.end)
 
     def _keep(self, step: int, mark: bytes | Mark | None) -> None:
         """After so many steps the sampler is there. Marks from before what was handed out are of no use any more."""

@@ -8,11 +8,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock._work.marks import opened
 from penstock._work.task import Task
 from penstock.checkpoint import Progress, State
-from penstock.plan.reading import Mark, by_next, has_state
+from penstock.errors import StateError
+from penstock.plan.reading import Mark, by_next
 from penstock.torch import generators, private
+from penstock.torch.marks import asked, has_state, opened
 from penstock.torch.order import Order
 
 if TYPE_CHECKING:
@@ -35,18 +36,21 @@ class Copy:
 
     @property
     def mark(self) -> Mark | None:
-        if isinstance(self._mark, bytes):
-            self._mark = opened(self._mark)
-        return self._mark
+        return opened(self._mark)
 
     @property
-    def is_end(self) -> bool:
-        """Whether nothing was left of it."""
-        return _is_end(self.mark)
+    def known(self) -> Mark | None:
+        """The mark; None also where it could not be taken."""
+        with suppress(StateError):
+            return self.mark
+        return None
 
     def in_next_epoch(self) -> Copy:
         """The copy when another epoch of a stream begins."""
-        kept = None if self.mark is None else self.mark.kept
+        try:
+            kept = None if self.mark is None else self.mark.kept
+        except StateError:
+            return Copy(self._mark)  # nor is it known what was kept
         return Copy() if kept is None else Copy(Mark(0, {}, kept))
 
 
@@ -82,9 +86,9 @@ class Place:
         elif before is not None:
             if lives:
                 self.base_seed = before.base_seed
-                self._copies = [Copy(copy.mark) for copy in before._copies]
+                self._copies = [Copy(copy._mark) for copy in before._copies]
             # What was resumed at its end was not made what it was there, since nothing was left to read.
-            if self.is_stream and (lives or (not self._workers and before._copies[0].is_end)):
+            if self.is_stream and (lives or (not self._workers and _is_end(before._copies[0].known))):
                 self._copies = [copy.in_next_epoch() for copy in before._copies]
             if before.order is not None and _is_end(before._mark):
                 self._mark = before.order.end
@@ -123,8 +127,8 @@ class Place:
         if self._workers or not self._copies:
             return self._copies
         if self.is_stream:
-            return [self._read_here()]
-        return [Copy(Mark(0, {"iterable": self.dataset.state_dict()}))]
+            return [asked(self.dataset, self._read_here)]
+        return [asked(self.dataset, lambda: Copy(Mark(0, {"iterable": self.dataset.state_dict()})))]
 
     def _read_here(self) -> Copy:
         """How far the caller's own copy of a stream is."""
@@ -138,7 +142,7 @@ class Place:
         if fetcher is None:
             return copy
         if fetcher.ended:
-            return copy if copy.is_end else Copy(Mark(0, None, self._kept()))
+            return copy if _is_end(copy.mark) else Copy(Mark(0, None, self._kept()))
         parts = {"iterable": self.dataset, "iterator": fetcher.dataset_iter}
         if parts["iterator"] is self.dataset:
             del parts["iterable"]

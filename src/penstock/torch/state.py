@@ -16,8 +16,9 @@ import torch
 
 from penstock.checkpoint import State
 from penstock.errors import StateError
-from penstock.plan.reading import Mark, has_state
+from penstock.plan.reading import Mark
 from penstock.torch import generators, private
+from penstock.torch.marks import has_state
 from penstock.torch.place import Copy, Place
 
 # The field that only these states have.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ from penstock._memory.layout import Writer
 from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import mark_of, packed
 from penstock._work.runner import StreamEnded
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
-from penstock.plan.reading import Mark, Reading, has_state
+from penstock.plan.reading import Mark, Reading
 from penstock.torch import private
 from penstock.torch.collate import collate
+from penstock.torch.marks import has_state, taken
 
 
 class Replica:
@@ -85,9 +85,10 @@ class Replica:
         try:
             samples = self._samples(task)
             into = None if self._field is None else Into(self._field, writer.empty)
-            batch = (
-                collate(samples, into or writer.empty) if job.collate_fn is None else job.collate_fn(samples)
-            )
+            if job.collate_fn is None:
+                batch = collate(samples, into or writer.empty, alone=False)
+            else:
+                batch = job.collate_fn(samples)
             return batch if into is None else into.finish(batch, len(samples) if task.kind in BATCHED else 0)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
@@ -126,7 +127,7 @@ class Replica:
             many = getattr(dataset, "__getitems__", None)
             samples = many(keys) if many else [self._get(key) for key in keys]
         if self._asks:
-            self.mark = dumps(Mark(0, {"iterable": dataset.state_dict()}))
+            self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
         return samples
 
     def _get(self, key: Any) -> Any:
@@ -142,17 +143,18 @@ class Replica:
         stream = self._stream
         samples = stream.take(count)
         if not samples or (stream.ended and self._job.drop_last and task.kind is Kind.PULL):
-            self._stream = Reading(())  # so that the state at the end is asked for once, also if that fails
-            self.mark = packed(stream.end()) if self._marks else None
+            self._stream = Reading(())  # so that the state at the end is asked for once
+            self.mark = taken(self._job.dataset, stream.end) if self._marks else None
             raise StreamEnded
         if self._marks and stream.read % self._marks == 0:
-            self.mark = mark_of(stream)
+            self.mark = taken(self._job.dataset, stream.mark)
         return samples if task.kind is Kind.PULL else samples[0]
 
     def _open_stream(self, run: int, count: int) -> None:
         self._stream_run = run
         self._stream = Reading(())  # until iter() has come back
-        stream = Reading(self._job.dataset)
+        dataset = self._job.dataset
+        stream = Reading(dataset if has_state(dataset) else _Stateless(dataset))
         (mark, more), self._resumed = self._resumed or (None, 0), None
         if mark is not None and mark.states is None and mark.kept is not None:
             # Nothing is left now, and the next epoch begins with this.
@@ -162,6 +164,16 @@ class Replica:
             with suppress(Exception):  # it was raised the first time
                 stream.take(count)
         self._stream = stream
+
+
+class _Stateless:
+    """A stream, without the `state_dict` of a Module that it may have. Its iterator's, if it has one, is left."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._stream)
 
 
 class TorchFailure(NamedTuple):

@@ -1,0 +1,72 @@
+"""Marks of a loader with torch's semantics: taking one never fails a batch, since nobody may ask for a state.
+
+A mark that cannot be taken travels as the StateError that says why, and is raised where a state is asked for.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from penstock._work.marks import packed
+from penstock.errors import StateError
+from penstock.plan import reading
+from penstock.plan.reading import Mark
+
+T = TypeVar("T")
+
+
+def has_state(thing: object) -> bool:
+    """Whether it has a state that says where it is. What a Module has by itself are its parameters."""
+    plain = isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict
+    return not plain and reading.has_state(thing)
+
+
+def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
+    """The mark that `take` gives for the owner, or why there is none, on its way; None if it has no state."""
+    try:
+        return packed(take())
+    except Exception as error:
+        return pickle.dumps(_refusal(owner, error))
+
+
+def opened(mark: bytes | Mark | None) -> Mark | None:
+    """The mark. A StateError says why there is none."""
+    if not isinstance(mark, bytes):
+        return mark
+    try:
+        found: Any = pickle.loads(mark)
+    except Exception as error:
+        raise StateError(
+            f"The loader has no state now: one that came from a worker cannot be read ({_short(error)})."
+        ) from error
+    if isinstance(found, StateError):
+        try:
+            raise found
+        finally:
+            del found  # its traceback holds this frame, which must not hold it in turn
+    made: Mark = found
+    return made
+
+
+def asked(owner: object, take: Callable[[], T]) -> T:
+    """What `take` gives for the owner, here and now. A StateError says why it gives nothing."""
+    try:
+        return take()
+    except Exception as error:
+        raise _refusal(owner, error) from error
+
+
+def _refusal(owner: object, error: Exception) -> StateError:
+    name = type(owner).__name__
+    return StateError(
+        f"The loader has no state now: {name} has state_dict() and load_state_dict(), and its state cannot be taken "
+        f"({_short(error)}). Mend its state_dict(), or remove both, and it is read again from its beginning."
+    )
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
