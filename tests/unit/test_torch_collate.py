@@ -225,7 +225,7 @@ def test_collate_does_what_torch_does(samples: list[Any]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(batches())
 def test_in_a_worker_collate_does_what_torch_does_in_a_worker(samples: list[Any]) -> None:
-    # torch's workers lose channels_last, which its inline loader keeps; we keep it in both.
+    # torch's workers lose channels_last, which its inline loader keeps; we keep it in both, unless told so.
     with in_a_worker():
         check(samples, strides=False)
 
