@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# A shell that starts us in the background has us ignore Ctrl-C, and so would the programs that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 def descriptors() -> Counter[str]:
