@@ -173,14 +173,18 @@ class Engine:
             return self._next(timeout)
         finally:
             self._inside = False
-            self._owner.pop("thread", None)
-            if self._ended_by and self._finalizer.alive:  # another thread's close() came in between
-                self._end_if_free()
+            self._leave()
 
     def _is_free(self) -> bool:
         """Takes it for this thread, if no other has it."""
         me = threading.get_ident()
         return self._owner.setdefault("thread", me) == me and not self._inside
+
+    def _leave(self) -> None:
+        """Gives it up, and does what another thread's close() in between has left to this one."""
+        self._owner.pop("thread", None)
+        if self._ended_by and self._finalizer.alive:
+            self._end_if_free()
 
     def _next(self, timeout: float | None) -> Delivery:
         if self.closed:
@@ -244,7 +248,7 @@ class Engine:
         try:
             self._cancel()
         finally:
-            self._owner.pop("thread", None)
+            self._leave()
 
     def _cancel(self) -> None:
         with self._closed_on_error():
@@ -294,7 +298,7 @@ class Engine:
         try:
             yield
         finally:
-            self._owner.pop("thread", None)
+            self._leave()
 
     def _end(self, by: str) -> None:
         self._ended_by = by

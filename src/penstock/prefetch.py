@@ -176,9 +176,8 @@ class Prefetcher:
     @property
     def _can_begin(self) -> bool:
         """Whether nothing that was read ahead would be lost, or the source can be read again."""
-        over = self._over and not isinstance(
-            self._source, Generator
-        )  # which is spent then, and can only be made anew
+        # A generator is spent then, and can only be made anew.
+        over = self._over and not isinstance(self._source, Generator)
         return self._feed.wanted is None or over or self._feed.can_restart
 
     def reset(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from conformance import sources
 from penstock import DataLoader, Dataset, _engine
 from penstock._engine import Engine
+from penstock._work.updates import Setting, packed
 from penstock.backends import processes
 
 
@@ -49,6 +50,29 @@ def test_close_in_another_thread_ends_the_workers_when_next_is_done(monkeypatch:
         assert not engine._finalizer.alive
         with pytest.raises(RuntimeError, match="was closed"):
             next(batches)
+
+
+@pytest.mark.parametrize("during", ["update", "cancel"])
+def test_close_in_another_thread_ends_the_workers_when_they_are_free(
+    monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    cancel = Engine._cancel
+
+    def closed_meanwhile(engine: Engine) -> None:
+        thread = threading.Thread(target=engine.close)
+        thread.start()
+        thread.join()
+        cancel(engine)
+
+    with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
+        batches = in_a_bundle(loader)
+        engine = batches._engine
+        monkeypatch.setattr(Engine, "_cancel", closed_meanwhile)
+        if during == "update":
+            engine.update(packed(Setting({"slow": {}})))
+        else:
+            engine.cancel()
+        assert not engine._finalizer.alive
 
 
 @pytest.mark.parametrize("where", ["open", "passed"])

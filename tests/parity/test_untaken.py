@@ -10,14 +10,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from parity.test_state import SHAPES
 from penstock.errors import StateError
 from penstock.torch import DataLoader
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "inline": {},
-    "workers": {"num_workers": 2},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
-}
 
 
 class Keys(Dataset[int]):

@@ -82,14 +82,10 @@ class ImageFolder(Images):
         path = os.path.join(self.root, self.paths[key])
         with open(path, "rb", buffering=0) as file:
             data: bytes = file.read()
-        label = (
-            None
-            if not self.labels
-            else self.targets[key]
-            if self.targets.ndim > 1
-            else self.targets.item(key)
-        )
-        return data, label, path
+        if not self.labels:
+            return data, None, path
+        label = self.targets[key]
+        return data, label if label.ndim else label.item(), path
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
         with os.scandir(self.root) as entries:
