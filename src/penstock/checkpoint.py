@@ -34,8 +34,7 @@ class State:
 
     `consumed` is how far all ranks have used up the order with these steps; None if it is not a function. `mark` is
     where a sampler or stream with a state was then, or earlier; `dataset` is the state of one that has keys.
-    `about` is what must be the same where the state is loaded: else the steps would be others. (A state that goes
-    on here has of it only what may change while an epoch runs, as it was at the epoch's beginning.)
+    `about` is what must be the same where the state is loaded: else the steps would be others.
     """
 
     epoch: int
@@ -53,17 +52,8 @@ class State:
         return bool(self.steps or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "penstock": VERSION,
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "beyond": _as_ranges(self.beyond),
-            "seed": self.seed,
-            "about": dict(self.about),
-            "consumed": self.consumed,
-            "mark": None if self.mark is None else self.mark._asdict(),
-            "dataset": self.dataset,
-        }
+        plain = _plain(self.epoch, self.steps, self.beyond, self.about, self.consumed, self.mark)
+        return {**plain, "seed": self.seed, "dataset": self.dataset}
 
     @classmethod
     def parse(cls, value: object) -> State:
@@ -213,7 +203,13 @@ class Progress:
         """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
         return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
 
-    def state(self) -> State:
+    @property
+    def beyond(self) -> list[int]:
+        """The steps that were handed out early."""
+        return sorted(self._beyond)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state, without seed and dataset. It may be asked for after every step: so no `State` is made for it."""
         plan, consumed = self._plan, None
         if not self.steps and not self._beyond:
             consumed = 0
@@ -221,8 +217,28 @@ class Progress:
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, self.steps)
-        beyond = tuple(sorted(self._beyond))
-        return State(self.epoch, self.steps, beyond, about=self._about, consumed=consumed, mark=self.mark)
+        return _plain(self.epoch, self.steps, self._beyond, self._about, consumed, self.mark)
+
+
+def _plain(
+    epoch: int,
+    steps: int,
+    beyond: Iterable[int],
+    about: Mapping[str, Any],
+    consumed: int | None,
+    mark: Mark | None,
+) -> dict[str, Any]:
+    return {
+        "penstock": VERSION,
+        "epoch": epoch,
+        "steps": steps,
+        "beyond": _as_ranges(beyond) if beyond else [],
+        "seed": None,
+        "about": dict(about),
+        "consumed": consumed,
+        "mark": None if mark is None else mark._asdict(),
+        "dataset": None,
+    }
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:

@@ -202,12 +202,15 @@ class DataLoader(Generic[T_co]):
         """
         progress = self._progress
         if self._resume is not None or progress is None or progress.is_over:
-            state = self._begin()
+            state = self._begin().as_dict()
         else:
-            state = progress.state()
-        kept = self._dataset.state_dict() if self._keeps_state() else None
-        about = {**self._about(), **(state.about if state.begun else {})}
-        return replace(state, seed=self.seed, about=about, dataset=kept).as_dict()
+            state = progress.as_dict()
+        state["seed"] = self.seed
+        if not state["steps"] and not state["beyond"]:  # else as it was when the epoch began
+            state["about"] = self._about()
+        if self._keeps_state():
+            state["dataset"] = self._dataset.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
@@ -235,7 +238,7 @@ class DataLoader(Generic[T_co]):
             self._crews.close()  # workers have the seed from the beginning
             self._seed = parsed.seed
         self.set_epoch(parsed.epoch)
-        self._resume = replace(parsed, about={name: about.get(name) for name in ("length", "sampler")})
+        self._resume = replace(parsed, about=about)
 
     def _keeps_state(self) -> bool:
         """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
@@ -492,12 +495,12 @@ class DataLoader(Generic[T_co]):
         return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch, begin, length = self._next_epoch, self._begin(), self._length_now()
+        epoch, begin, about = self._next_epoch, self._begin(), self._about()
         plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
         if begin.begun:  # dataset and sampler may have changed since the state was loaded
-            begin.check({"length": length, "sampler": content(plan, length)})
+            begin.check({**about, "sampler": content(plan, about["length"])})
         else:
-            begin = replace(begin, about={"length": length})
+            begin = replace(begin, about=about)
         engine = self._take_engine(plan)
         try:
             ahead = engine.ahead

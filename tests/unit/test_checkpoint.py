@@ -17,7 +17,7 @@ def test_the_mark_is_of_the_last_step_before_the_first_that_is_missing() -> None
     found = []
     for step in (0, 2, 3, 1, 5):
         progress.passed(step, mark(step + 1))
-        state = progress.state()
+        state = State.parse(progress.as_dict())
         assert state.mark is not None
         found.append((state.steps, state.beyond, state.mark.read))
     assert found == [(1, (), 1), (1, (2,), 1), (1, (2, 3), 1), (4, (), 4), (4, (5,), 4)]
@@ -25,10 +25,10 @@ def test_the_mark_is_of_the_last_step_before_the_first_that_is_missing() -> None
 
 def test_a_step_without_a_mark_leaves_the_one_before_it() -> None:
     progress = Progress(State(0, 7, beyond=(9,), mark=Mark(6, None, {"iterable": 1})), None)
-    assert progress.state().mark == Mark(6, None, {"iterable": 1})
+    assert State.parse(progress.as_dict()).mark == Mark(6, None, {"iterable": 1})
     progress.passed(7, mark(8))
     progress.passed(8, None)
-    state = progress.state()
+    state = State.parse(progress.as_dict())
     assert (state.steps, state.beyond, state.mark) == (10, (), Mark(8, {"iterable": 8}))
 
 

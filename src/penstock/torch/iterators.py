@@ -139,12 +139,10 @@ class Workers(_Ours):
             engine.cancel()
         with place.beginning(seed=False):
             private.BaseIterator._reset(self, loader, first_iter)
-        at = place.progress.state()
-        self._num_yielded = at.steps + len(at.beyond)
+        steps, beyond = place.progress.steps, place.progress.beyond
+        self._num_yielded = steps + len(beyond)
         keys = _DRAWN[self._kind](place.keys(self._sampler_iter))
-        self._run = Run(
-            self._runs, 0, self._kind, keys, None, at.steps, frozenset(at.beyond), seat=place.seat
-        )
+        self._run = Run(self._runs, 0, self._kind, keys, None, steps, frozenset(beyond), seat=place.seat)
         engine.open(self._run)
         self._workers = engine.workers
         self._raise_the_samplers_error()

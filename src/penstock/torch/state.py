@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def state_of(loader: Any) -> dict[str, Any]:
         # Persistent workers, if there are any, are held by the loader.
         place = Place(loader, before=place, lives=place is not None and loader._iterator is not None)
     order = place.order if begun else None
-    state = replace(place.progress.state(), about=_about(loader, place), mark=mark).as_dict()
+    state = place.progress.as_dict()
+    state["about"], state["mark"] = _about(loader, place), None if mark is None else mark._asdict()
     state[PART] = {
         "base_seed": place.base_seed,
         "origin": None if order is None or order.origin is None else dict(order.origin),
