@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from penstock._work.failure import annotate
-from penstock._work.marks import mark_of, packed
+from penstock._work.marks import taken
 from penstock._work.rng import StepSource, working_at
 from penstock._work.task import Kind, Task
 from penstock.plan import Draw, Plan
@@ -78,10 +78,10 @@ class Run:
             else:
                 keys = next(self._keys)
             if self._reading is not None:
-                mark = mark_of(self._reading)
+                mark = taken(self._reading.source, self._reading.mark)
         except StopIteration:
             if self._reading is not None and self.end is None:
-                self.end = packed(self._reading.end())
+                self.end = taken(self._reading.source, self._reading.end)
             return None
         except Exception as error:
             what = "the stream" if self._kind in (Kind.ITEMS, Kind.ITEM) else "the sampler"

@@ -33,7 +33,8 @@ class State:
     """`steps` steps of the epoch were handed out from its beginning on, and those in `beyond` besides.
 
     `consumed` is how far all ranks have used up the order with these steps; None if it is not a function. `mark` is
-    where a sampler or stream with a state was then, or earlier; `dataset` is the state of one that has keys.
+    where a sampler or stream with a state was then, or earlier (in bytes while nobody has asked for it); `dataset` is
+    the state of one that has keys.
     `about` is what must be the same where the state is loaded: else the steps would be others.
     """
 
@@ -43,7 +44,7 @@ class State:
     seed: int | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     consumed: int | None = 0
-    mark: Mark | None = None
+    mark: bytes | Mark | None = None
     dataset: Any = None
 
     @property
@@ -196,12 +197,13 @@ class Progress:
     @property
     def began_at_end(self) -> bool:
         """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
-        return self._begin.mark is not None and self._begin.mark.states is None
+        mark = self._begin.mark
+        return isinstance(mark, Mark) and mark.states is None
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> bytes | Mark | None:
         """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
-        return self._begin.mark if self._mark is None and not self.is_over else opened(self._mark)
+        return self._begin.mark if self._mark is None and not self.is_over else self._mark
 
     @property
     def beyond(self) -> list[int]:
@@ -226,8 +228,9 @@ def _plain(
     beyond: Iterable[int],
     about: Mapping[str, Any],
     consumed: int | None,
-    mark: Mark | None,
+    mark: bytes | Mark | None,
 ) -> dict[str, Any]:
+    place = opened(mark)
     return {
         "penstock": VERSION,
         "epoch": epoch,
@@ -236,7 +239,7 @@ def _plain(
         "seed": None,
         "about": dict(about),
         "consumed": consumed,
-        "mark": None if mark is None else mark._asdict(),
+        "mark": None if place is None else place._asdict(),
         "dataset": None,
     }
 

@@ -25,6 +25,7 @@ from penstock._engine import Engine
 from penstock._readers import Batches, IndexedBatches, Reader
 from penstock._run import Drawing, Run, SamplerReading, light_items
 from penstock._work.collate import convert, default_collate
+from penstock._work.marks import asked, known
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
 from penstock._work.updates import Restoring, Setting, packed
 from penstock.batch import Batch
@@ -209,7 +210,7 @@ class DataLoader(Generic[T_co]):
         if not state["steps"] and not state["beyond"]:  # else as it was when the epoch began
             state["about"] = self._about()
         if self._keeps_state():
-            state["dataset"] = self._dataset.state_dict()
+            state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -505,7 +506,7 @@ class DataLoader(Generic[T_co]):
         try:
             ahead = engine.ahead
             if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
-                ahead = self._new_run(epoch, plan, begin, begin.mark if self._loads(engine) else None)
+                ahead = self._new_run(epoch, plan, begin, known(begin.mark) if self._loads(engine) else None)
             progress = Progress(begin, plan)
             iterator = kind(self, engine, ahead, progress)
             engine.open(ahead)

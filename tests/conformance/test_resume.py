@@ -509,18 +509,56 @@ def test_a_state_is_what_it_was_when_the_step_was_drawn(make_concurrent: Any) ->
     assert loader.state_dict()["mark"] == {"read": 1, "states": {"iterable": {"at": 4}}, "kept": None}
 
 
-class Forgetful(KeptStream):
+class Forgetful:
     def state_dict(self) -> Any:
         raise LookupError("no state today")
 
+    def load_state_dict(self, state: Any) -> None:
+        raise LookupError("nor will it be loaded")
 
+
+class ForgetfulStream(Forgetful, KeptStream):
+    pass
+
+
+class ForgetfulLight(Forgetful, KeptLight):
+    pass
+
+
+class ForgetfulSampler(Forgetful, KeptSampler):
+    pass
+
+
+class ForgetfulKeys(Forgetful, Noisy):
+    pass
+
+
+FORGETFUL: dict[str, Any] = {
+    "ForgetfulStream": lambda: {"dataset": ForgetfulStream(alone=False)},
+    "ForgetfulLight": lambda: {"dataset": ForgetfulLight(alone=False)},
+    "ForgetfulSampler": lambda: {"dataset": Noisy(alone=False), "sampler": ForgetfulSampler()},
+    "ForgetfulKeys": lambda: {"dataset": ForgetfulKeys(alone=False)},
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+@pytest.mark.parametrize("persistent", [None, False])
 @pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
-def test_an_error_in_a_stream_s_state_is_that_step_s_error(make: Any) -> None:
-    batches = iter(make(Forgetful(alone=False), batch_size=4, seed=1))
-    with pytest.raises(LookupError, match="no state today") as caught:
-        next(batches)
-    assert any("In state_dict() of the stream, step 0 of epoch 0" in note for note in caught.value.__notes__)
+def test_a_state_that_cannot_be_taken_is_an_error_only_for_who_asks_for_it(
+    make: Any, name: str, persistent: bool | None
+) -> None:
+    loader = make(**FORGETFUL[name](), batch_size=4, seed=1, persistent_workers=persistent)
+    why = rf"{name} .*cannot be taken \(LookupError: no state today\)"
+    for _ in range(2):
+        assert [len(batch.index) for batch in loader.batches()] == [4, 4, 4, 4, 4, 3]
+        with pytest.raises(StateError, match=why):
+            loader.state_dict()
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(StateError, match=why):
+        loader.state_dict()
+    assert len(list(batches)) == 5
 
 
 def test_a_step_that_failed_has_been_handed_out(make: Any) -> None:

@@ -239,6 +239,24 @@ def test_a_stream_with_a_state_goes_on_in_another_worker(tmp_path: Path, stream:
     assert (tmp_path / "deaths").read_text().split() == ["0", "7", "20"]
 
 
+class Forgetful(Restored):
+    def state_dict(self) -> Any:
+        raise LookupError("no state today")
+
+
+def test_the_error_for_a_lost_stream_says_that_its_state_could_not_be_taken(tmp_path: Path) -> None:
+    stream = Forgetful(20, tmp_path / "deaths", (7,))
+    with DataLoader(stream, 2, seed=3, num_workers=1) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(
+            WorkerLost, match=r"(?s)the epoch ends here.*Forgetful .*LookupError: no state today"
+        ):
+            next(batches)
+        assert list(batches) == []
+
+
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
 def test_a_rank_s_stream_goes_on_in_another_worker(tmp_path: Path, last_batch: str) -> None:
     for rank in range(3):

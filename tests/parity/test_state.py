@@ -860,6 +860,9 @@ def test_a_stream_that_is_a_module_is_read_again(shape: str) -> None:
 
 def test_with_a_seed_the_parameters_of_a_module_are_not_its_state_either() -> None:
     assert DataLoader(Layers(), seed=1).state_dict()["dataset"] is None  # type: ignore[arg-type]
+    loader = DataLoader(LayersStream(), 2, seed=1)
+    next(iter(loader))
+    assert loader.state_dict()["mark"] is None
 
 
 def test_a_module_may_have_a_state_of_its_own() -> None:

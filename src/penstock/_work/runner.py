@@ -13,10 +13,10 @@ from penstock._work.cast import Into
 from penstock._work.collate import Empty, collate, convert
 from penstock._work.failure import Failure, annotate, keep
 from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import NOT_LOST, mark_of, opened, packed
+from penstock._work.marks import NOT_LOST, opened, packed, taken
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock.errors import CastError, CollateError, WorkerLost
+from penstock.errors import CastError, CollateError, StateError, WorkerLost
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 from penstock.source.kind import way
@@ -133,10 +133,8 @@ class Runner:
                 self._finish_round(task)
             return batch
         except StreamEnded:
-            # Only once: if the user's code fails here, what comes after it ends.
-            stream, self._stream = self._stream, Reading(())
-            self._at = "state_dict() of the stream at its end, "
-            self.mark = packed(stream.end())
+            stream, self._stream = self._stream, Reading(())  # so that the state at the end is asked for once
+            self.mark = taken(stream.source, stream.end)
             raise
         except StopIteration as error:
             raise RuntimeError(
@@ -364,8 +362,7 @@ class Runner:
             self._open_stream(task, resumed, mark)
         self._pass_over(task, count, self._number(task.step))
         samples = self._take(count)
-        self._at = "state_dict() of the stream, "
-        self.mark = mark_of(self._stream)
+        self.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
             raise StreamEnded
         return samples
@@ -408,14 +405,18 @@ class Runner:
         self._stream_run = task.run
         self._stream_begin = task.step * self._world if resumed else 0
         self._stream = Reading(())  # which stays, where it cannot be opened
-        inherited = self._inherited(task)
+        lost = NOT_LOST
+        try:
+            inherited = self._inherited(task)
+        except StateError as error:
+            inherited, lost = None, str(error)
         if not resumed:
             mark = inherited
         if task.step > 0 and not resumed and mark is None:
             raise WorkerLost(
                 f"The worker that read the stream died before step {task.step} of epoch {task.epoch}, and the "
                 "stream's position died with it: the epoch ends here. The samples before were delivered.\n"
-                f"  {NOT_LOST}"
+                f"  {lost}"
             )
         self._at = "iter(dataset), "
         if self._number(task.step) > 0:

@@ -136,7 +136,7 @@ class OrderPlan:
         """
         if self.rollover:
             return None
-        return min(self._position(step, epoch) - self.rank * self._size, self.order.size(epoch))
+        return min(self.start + (step - self.first_step) * self._stride, self.order.size(epoch))
 
     def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)

@@ -22,8 +22,13 @@ class Mark(NamedTuple):
 
 
 def has_state(thing: object) -> bool:
-    """Whether it has both `state_dict` and `load_state_dict`."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    """Whether it has both `state_dict` and `load_state_dict`, and they say where it is.
+
+    What a Module of torch's has by itself are its parameters.
+    """
+    take = getattr(thing, "state_dict", None)
+    is_place = callable(take) and getattr(take, "__module__", None) != "torch.nn.modules.module"
+    return is_place and callable(getattr(thing, "load_state_dict", None))
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
@@ -37,7 +42,7 @@ class Reading:
     def __init__(self, source: Iterable[Any]) -> None:
         self.read = 0
         self.ended = False
-        self._source: Any = source
+        self.source: Any = source
         self._items: Iterator[Any] | None = iter(())  # None: it is iterated when it is first asked
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
@@ -56,7 +61,7 @@ class Reading:
             return True
         states = mark.kept or mark.states
         if "iterable" in states:
-            _restore(self._source, states["iterable"])
+            _restore(self.source, states["iterable"])
         items = self._iterate()
         if "iterator" in states:
             _restore(items, states["iterator"])
@@ -68,7 +73,7 @@ class Reading:
         return not first
 
     def _iterate(self) -> Iterator[Any]:
-        source = self._source
+        source = self.source
         items: Iterator[Any] = iter(source)
         self._items = by_next(items)
         # An iterable that is its own iterator may begin again in `iter()`, so it is restored after that.
@@ -91,7 +96,7 @@ class Reading:
 
     def _check_some(self, taken: list[Any]) -> None:
         if not taken:
-            name = type(self._source).__name__
+            name = type(self.source).__name__
             raise StateError(
                 f"{name} gives nothing, though iterated twice, after its state from the end of the epoch before was "
                 "loaded. A state that was taken there must not say that nothing is left in any epoch to come. Where "
@@ -113,8 +118,8 @@ class Reading:
 
     def _keep(self) -> dict[str, Any] | None:
         """What outlives the iterator, if there is anything."""
-        if self._kept is None and has_state(self._source):
-            return {"iterable": self._source.state_dict()}
+        if self._kept is None and has_state(self.source):
+            return {"iterable": self.source.state_dict()}
         return self._kept
 
 

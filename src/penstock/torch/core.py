@@ -26,7 +26,6 @@ from penstock._work.task import Task
 from penstock.loader import DataLoader
 from penstock.torch import private
 from penstock.torch.collate import collate
-from penstock.torch.marks import has_state
 
 
 class Stacked:
@@ -100,9 +99,6 @@ class Core(DataLoader[Any]):
     def _has_load(dataset: Any) -> bool:
         # A torch dataset may have a method of this name for another purpose.
         return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
-
-    def _keeps_state(self) -> bool:
-        return super()._keeps_state() and has_state(self._dataset)
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         with warnings.catch_warnings():  # torch's constructor has said so

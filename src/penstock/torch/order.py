@@ -19,10 +19,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from penstock._work.marks import opened, taken
 from penstock.checkpoint import Progress
 from penstock.plan.reading import Mark, Reading, by_next, has_state
 from penstock.torch import generators, private
-from penstock.torch.marks import opened, taken
 
 # torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
 # else from torch's global one. Their subclasses are a caller's own.

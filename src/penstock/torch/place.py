@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from penstock._work.marks import asked, known, opened
 from penstock._work.task import Task
 from penstock.checkpoint import Progress, State
 from penstock.errors import StateError
-from penstock.plan.reading import Mark, by_next
+from penstock.plan.reading import Mark, by_next, has_state
 from penstock.torch import generators, private
-from penstock.torch.marks import asked, has_state, opened
 from penstock.torch.order import Order
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ class Copy:
     @property
     def known(self) -> Mark | None:
         """The mark; None also where it could not be taken."""
-        with suppress(StateError):
-            return self.mark
-        return None
+        return known(self._mark)
 
     def in_next_epoch(self) -> Copy:
         """The copy when another epoch of a stream begins."""
@@ -82,7 +80,7 @@ class Place:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
-            self._mark = saved.state.mark
+            self._mark = opened(saved.state.mark)
         elif before is not None:
             if lives:
                 self.base_seed = before.base_seed

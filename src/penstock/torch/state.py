@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from penstock._work.marks import opened
 from penstock.checkpoint import State
 from penstock.errors import StateError
-from penstock.plan.reading import Mark
+from penstock.plan.reading import Mark, has_state
 from penstock.torch import generators, private
-from penstock.torch.marks import has_state
 from penstock.torch.place import Copy, Place
 
 # The field that only these states have.
@@ -138,8 +138,9 @@ def _parse(value: Mapping[str, Any], state: State, place: Place) -> Saved:
     given = list(part["generators"])
     for generator, text in zip(place.generators, given, strict=True):
         torch.Generator(generator.device).set_state(generators.tensor_of(text))
-    if state.mark is not None:
-        _check_owner(state.mark, None if order is None else order.sampler)
+    mark = opened(state.mark)
+    if mark is not None:
+        _check_owner(mark, None if order is None else order.sampler)
     copies = [_copy(entry, place.dataset) for entry in part["workers"]]
     if len(copies) != place.count:
         raise ValueError(f"it is of {len(copies)} copies of the dataset, not of {place.count}")

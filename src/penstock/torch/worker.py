@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ from penstock._memory.layout import Writer
 from penstock._work.cast import Into
 from penstock._work.failure import annotate
 from penstock._work.info import WorkerInfo, set_worker_info
+from penstock._work.marks import taken
 from penstock._work.runner import StreamEnded
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock.backends.reply import dumps
-from penstock.plan.reading import Mark, Reading
+from penstock.plan.reading import Mark, Reading, has_state
 from penstock.torch import private
 from penstock.torch.collate import collate
-from penstock.torch.marks import has_state, taken
 
 
 class Replica:
@@ -153,8 +153,7 @@ class Replica:
     def _open_stream(self, run: int, count: int) -> None:
         self._stream_run = run
         self._stream = Reading(())  # until iter() has come back
-        dataset = self._job.dataset
-        stream = Reading(dataset if has_state(dataset) else _Stateless(dataset))
+        stream = Reading(self._job.dataset)
         (mark, more), self._resumed = self._resumed or (None, 0), None
         if mark is not None and mark.states is None and mark.kept is not None:
             # Nothing is left now, and the next epoch begins with this.
@@ -164,16 +163,6 @@ class Replica:
             with suppress(Exception):  # it was raised the first time
                 stream.take(count)
         self._stream = stream
-
-
-class _Stateless:
-    """A stream, without the `state_dict` of a Module that it may have. Its iterator's, if it has one, is left."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._stream)
 
 
 class TorchFailure(NamedTuple):
