@@ -81,7 +81,9 @@ def test_packed_floats_are_read_too() -> None:
         (b"", "it is empty"),
         (b"\x08\x02\x10\x01\x18\x01\x22\x01x", r"1 values do not make an array of shape \(2, 1, 1\)"),
         (b"\x08\x01\x08\x01", "field 1 of form 0 is none of Datum's, or its second"),
-        (b"\x40\x01", "field 8 of form 0"),
+        (b"\x40\x01", "it is empty"),
+        (b"\x43\x01", "a field at byte 1 has form 3, which there is not"),
+        (b"\x00\x01", "field 0 of form 0"),
         (b"\x0a\x02\x08\x01", "field 1 of form 2"),  # an AnnotatedDatum has a Datum as its first field
         (b"\x22\x05abc", "5 bytes at byte 2 go on after its end"),
         (b"\x22\xff", "an integer at byte 1 has no end"),
@@ -158,10 +160,23 @@ def test_color_is_said_once(path: Path) -> None:
         CaffeLMDB(path, Transform(), color="rgb")
 
 
+# NVCaffe's record_id, and fields of each other form.
+ADDED = [b"\x40\x96\x01", b"\x49" + bytes(8), b"\x52\x03abc", b"\x5d" + bytes(4)]
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_fields_that_others_have_added_are_passed_over(added: bytes) -> None:
+    whole = dump(b"a picture", 7)
+    for message in (added + whole, whole + added, added + whole + added):
+        assert parse(memoryview(message)) == parse(memoryview(whole))
+    with pytest.raises(DatumError, match="end"):
+        parse(memoryview(whole + added[:-1]))
+
+
 def test_an_entry_that_is_no_datum_names_its_key(path: Path) -> None:
-    put(path, b"5", b"\x40\x01")
+    put(path, b"5", b"\x0a\x00")
     with pytest.raises(
-        RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Datum of Caffe's: field 8"
+        RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Datum of Caffe's: field 1"
     ):
         CaffeLMDB(path)[4]
 

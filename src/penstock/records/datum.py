@@ -1,7 +1,8 @@
 """Caffe's Datum: an array, or an encoded image, and its label, as a protobuf message.
 
 A message is a row of fields. Each begins with a number that says which field and of which form: an integer, 7 bits
-in a byte; 4 bytes; or a length and as many bytes. Datum has seven fields, so no library is needed.
+in a byte; 8 or 4 bytes; or a length and as many bytes. Datum has seven fields, so no library is needed; what
+others have added to it (NVCaffe's record_id) is passed over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-VARINT, BYTES, FOUR = 0, 2, 5
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
 _NO_FLOATS = np.empty(0, np.float32)
@@ -55,6 +56,8 @@ def parse(message: memoryview) -> Datum:
         elif field == _FLOATS and form == FOUR:
             run, at = _run_of_floats(message, at)
             floats.append(run)
+        elif field > _ENCODED:
+            at = _after(message, at, form)
         else:
             raise DatumError(f"field {field} of form {form} is none of Datum's, or its second of that kind")
     return _datum(numbers, data or memoryview(b""), np.concatenate(floats) if floats else _NO_FLOATS)
@@ -90,6 +93,21 @@ def block(message: memoryview, at: int) -> tuple[memoryview, int]:
     if size > len(message) - at:
         raise DatumError(f"{size:,} bytes at byte {at:,} go on after its end, at {len(message):,}")
     return message[at : at + size], at + size
+
+
+def _after(message: memoryview, at: int, form: int) -> int:
+    """Where a field that is none of ours ends."""
+    if form in (EIGHT, FOUR):
+        at += 8 if form == EIGHT else 4
+    elif form == VARINT:
+        _, at = integer(message, at)
+    elif form == BYTES:
+        _, at = block(message, at)
+    else:
+        raise DatumError(f"a field at byte {at:,} has form {form}, which there is not")
+    if at > len(message):
+        raise DatumError(f"a field goes on after its end, at {len(message):,}")
+    return at
 
 
 def floats_of(packed: memoryview) -> NDArray[np.float32]:
