@@ -18,7 +18,7 @@ from textwrap import indent
 from typing import Any, NamedTuple
 
 from penstock._memory.lease import Leases
-from penstock._memory.pool import Pool
+from penstock._memory.pool import BUNDLE, Pool
 from penstock._run import Run
 from penstock._schedule.assigned import Assigned
 from penstock._schedule.commands import (
@@ -56,7 +56,7 @@ from penstock.errors import WorkerLost as WorkerLostError
 # some 50 µs beyond its steps, and a change of processes. A caller who keeps one batch of a bundle keeps its slab: so
 # the more slabs are lent, the less of them is bundled, down to the smaller of the two.
 _BUNDLE_SECONDS = 1.6e-3
-_BUNDLE_BYTES = 256 << 10, 4 << 20
+_BUNDLE_BYTES = 256 << 10, BUNDLE
 _SLOW = 1e-3  # seconds that a step takes, until it is known: not to be bundled with many
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
@@ -399,7 +399,8 @@ class Engine:
                 self._end_run(task, error)
             else:
                 self._tasks[seq] = task
-                self._backend.post(task, payload, self._pool.region(slab, len(payload), task.steps), seat)
+                region = self._pool.region(slab, len(payload), task.steps, self._most_steps)
+                self._backend.post(task, payload, region, seat)
                 return
         self._events.append(Exhausted(seq))
 

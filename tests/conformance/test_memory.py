@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,25 @@ def test_the_steady_state_maps_nothing_and_faults_nothing(make: Any) -> None:
     assert after[1] == before[1]
     # A fault for every page would be 16,000. The interpreter itself has a few.
     assert after[0] - before[0] < 400
+
+
+class Hurried(Filled):
+    """Its first samples take 2 ms each, and the others next to nothing."""
+
+    def __getitem__(self, key: int) -> Any:
+        if key < 120:
+            time.sleep(0.002)
+        return super().__getitem__(key)
+
+
+def test_what_is_bundled_when_samples_come_faster_needs_no_other_memory(make: Any) -> None:
+    batches = iter(make(Hurried(1600, 20_000), batch_size=2))
+    for _ in range(50):
+        next(batches)
+    before = _maps()
+    for _ in batches:
+        pass
+    assert _maps() == before
 
 
 def _maps() -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from penstock._memory.arena import EXTENT, Arena, Region
 
+# How many bytes may be bundled in one slab, where a batch alone does not need more.
+BUNDLE = 4 << 20
+
 # What a batch needs beside its bytes: the reply that tells of it, and room to align it.
 _BESIDE = 256
 
@@ -16,11 +19,12 @@ class Pool:
         self._regions: dict[int, Region] = {}
         self.largest = 0  # bytes, of one batch
 
-    def region(self, slab: int, at_least: int, count: int = 1) -> Region:
+    def region(self, slab: int, at_least: int, count: int = 1, most: int = 1) -> Region:
         """The memory of a slab for `count` batches, which nobody uses now: larger than before if it must be.
 
-        Before the first batch is known a slab is as large as an extent; its pages are taken only
-        as they are written, so a generous guess costs nothing.
+        Before the first batch is known a slab is as large as an extent, and later it has room for `most` batches,
+        as far as these may be bundled: its pages are taken only as they are written, so a generous guess costs
+        nothing.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
@@ -28,7 +32,8 @@ class Pool:
             return region
         if region is not None:
             self.arena.discard(region)
-        capacity = wanted + wanted // 4 if self.largest else max(EXTENT, wanted)
+        room = max(wanted, min(self.largest * most, BUNDLE) + _BESIDE * most)
+        capacity = room + room // 4 if self.largest else max(EXTENT, wanted)
         region = self._regions[slab] = self.arena.carve(capacity)
         return region
 
