@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -39,21 +40,22 @@ class Arena:
         self.fd = fd
         self._end = 0
         self._maps: dict[int, Mapping] = {}
-        self._unused: dict[int, list[Region]] = {}
+        self._unused: dict[int, Iterator[Region]] = {}
 
     def carve(self, capacity: int) -> Region:
         """A region of at least `capacity` bytes that was never carved before."""
         capacity = max(PAGE, -(-capacity // PAGE) * PAGE)
-        unused = self._unused.setdefault(capacity, [])
-        if not unused:
-            count = max(1, EXTENT // capacity)
-            extent, length = self._end, count * capacity
-            self._end += length
-            if self.fd is not None:
-                os.ftruncate(self.fd, self._end)
-            starts = reversed(range(0, length, capacity))
-            unused.extend(Region(extent, length, start, capacity) for start in starts)
-        return unused.pop()
+        region = next(self._unused.get(capacity, iter(())), None)
+        if region is not None:
+            return region
+        extent, length = self._end, max(1, EXTENT // capacity) * capacity
+        self._end += length
+        if self.fd is not None:
+            os.ftruncate(self.fd, self._end)
+        # One after the other: there may be ten thousand, of which few are ever asked for.
+        regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
+        self._unused[capacity] = regions
+        return next(regions)
 
     def root(self, region: Region) -> NDArray[np.uint8]:
         """A fresh array over the whole region. Every view made from it keeps it alive."""
