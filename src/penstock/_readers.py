@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock._run import Run
 from penstock._work.failure import annotate
 from penstock._work.task import BY_KEY, Kind, Mended
 from penstock.batch import Batch
+from penstock.plan import OrderPlan
 
 if TYPE_CHECKING:
     from penstock.loader import DataLoader
@@ -48,6 +50,8 @@ class Reader:
             try:
                 delivery = engine.next(self._timeout)
                 if delivery.task is not None:
+                    if delivery.task.step in self._run.again:
+                        continue
                     self.told.passed(delivery.task.step, delivery.task.mark)
             except BaseException:
                 if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
@@ -151,3 +155,28 @@ def _index(delivery: Delivery, loader: DataLoader[Any]) -> NDArray[np.uint64] | 
     if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
         return np.array(keys, np.uint64)
     return None
+
+
+class Keys:
+    """The keys of the loader's current epoch, in order."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[int]:
+        plan = self._plan()
+        for keys in plan.draw(self._loader.epoch):
+            yield from np.atleast_1d(keys).tolist()
+
+    def __len__(self) -> int:
+        epoch, plan = self._loader.epoch, self._plan()
+        steps = plan.steps(epoch)
+        if steps == 0:
+            return 0
+        return (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
+
+    def _plan(self) -> OrderPlan:
+        plan = self._loader._plan()
+        assert isinstance(plan, OrderPlan)
+        whole = plan.world == 1 and not plan.padded and not plan.rollover
+        return OrderPlan(plan.order, None) if whole else plan

@@ -10,7 +10,7 @@ from typing import Any
 from penstock._work.failure import annotate
 from penstock._work.marks import taken
 from penstock._work.rng import StepSource, working_at
-from penstock._work.task import Kind, Task
+from penstock._work.task import PULLED, Kind, Task
 from penstock.plan import Draw, Plan
 from penstock.plan.reading import Mark, Reading
 
@@ -18,8 +18,9 @@ from penstock.plan.reading import Mark, Reading
 class Run:
     """The steps of one epoch, in order. Once one cannot be drawn there are no more.
 
-    `keys` begins at `step`. Steps in `skip` are passed over: they were handed out before. `reading` is what the keys
-    are read from, where that may have a state. `seat` is whose the first step is, where that matters.
+    `keys` begins at `step`. Steps in `skip` were handed out before and are passed over: here, or in the `again` of a
+    stream that cannot leave them out, by whoever they are delivered to. `reading` is what the keys are read from,
+    where that may have a state. `seat` is whose the first step is, where that matters.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class Run:
         self._keys = keys
         self._take = keys.take if isinstance(keys, Draw) and kind is Kind.KEYS else None
         self._step = step
-        self._skip = skip
+        self._skip = set() if kind in PULLED else set(skip)
+        self.again = skip if kind in PULLED else frozenset()
         self._reading = reading
 
     def follow(self) -> Run | None:
@@ -64,7 +66,7 @@ class Run:
         """
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
-            self._skip -= {task.step}
+            self._skip.discard(task.step)
             task = self._draw(seq, 1)
         return task
 

@@ -67,7 +67,7 @@ class State:
             raise StateError(
                 f"This is no resume state of penstock's: it has no field 'penstock', but {_names(value)}."
             )
-        if value["penstock"] != VERSION:
+        if _differ(value["penstock"], VERSION):
             raise StateError(
                 f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
@@ -80,8 +80,10 @@ class State:
         about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
             raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict.")
-        world = about.get("world", 1)  # the states of torch's loaders have none
-        if mark is not None and isinstance(world, int) and mark.read > _number(value, "steps") * world:
+        world = _number({"world": 1, **about}, "world")  # the states of torch's loaders have none
+        if not world:
+            raise StateError("The resume state is damaged: 'world' is 0, and there is at least one rank.")
+        if mark is not None and mark.read > _number(value, "steps") * world:
             raise StateError(
                 f"The resume state is damaged: 'mark' is of batch {mark.read}, after the {value['steps']} steps that "
                 "were handed out."
@@ -106,7 +108,7 @@ class State:
         elsewhere = world != about.get("world")
         for name in {**about, **self.about}:
             then, now = self.about.get(name), about.get(name)
-            if then != now and not (elsewhere and name in _SHAPE):
+            if _differ(then, now) and not (elsewhere and name in _SHAPE):
                 raise StateError(
                     f"The resume state is of another loader: {name} was {then!r} when it was taken, and is {now!r} "
                     "here. Make the loader as it was, or begin anew without the state."
@@ -138,6 +140,10 @@ class State:
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
             size = plan.order.size(self.epoch)
+            if consumed is None and self.begun and not plan.rollover:
+                raise StateError(
+                    "The resume state is damaged: 'consumed' is None, of an order whose samples can be counted."
+                )
             if consumed is not None:
                 if consumed > (0 if plan.rollover else size):
                     raise StateError(
@@ -169,30 +175,39 @@ class Progress:
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
-        self.steps = begin.steps
         self.is_over = False
-        self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)
         self._plan = plan
         self._begin = begin
         self._about = begin.about
-        self._mark: bytes | None = None  # the last that came
+        # Steps, those beyond with their marks, and the last mark: one value that is replaced and never changed, so
+        # that another thread may take a state at any moment.
+        self._at: tuple[int, Mapping[int, bytes | None], bytes | None]
+        self._at = begin.steps, dict.fromkeys(begin.beyond), None
+        self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None) -> None:
         """This step was handed out, as a batch or as an error; `mark`: see `Task`."""
-        if step != self.steps:
-            self._beyond[step] = mark
+        steps, beyond, last = self._at
+        if step != steps:
+            self._at = steps, {**beyond, step: mark}, last
             return
-        self._mark = mark or self._mark
-        self.steps += 1
-        while self.steps in self._beyond:
-            self._mark = self._beyond.pop(self.steps) or self._mark
-            self.steps += 1
+        steps, last = steps + 1, mark or last
+        if beyond:
+            left = dict(beyond)
+            while steps in left:
+                steps, last = steps + 1, left.pop(steps) or last
+            beyond = left
+        self._at = steps, beyond, last
 
     def finish(self, end: bytes | None) -> None:
         """The epoch is over; `end`: see `Run`."""
-        self.is_over = True
         # Of an epoch that had nothing, nothing is kept: the next must not be asked for more than it has.
-        self._mark = end if self.steps else None
+        self._end = end if self.steps else None
+        self.is_over = True
+
+    @property
+    def steps(self) -> int:
+        return self._at[0]
 
     @property
     def began_at_end(self) -> bool:
@@ -203,23 +218,23 @@ class Progress:
     @property
     def mark(self) -> bytes | Mark | None:
         """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
-        return self._begin.mark if self._mark is None and not self.is_over else self._mark
+        return self._end if self.is_over else self._at[2] or self._begin.mark
 
     @property
     def beyond(self) -> list[int]:
         """The steps that were handed out early."""
-        return sorted(self._beyond)
+        return sorted(self._at[1])
 
     def as_dict(self) -> dict[str, Any]:
         """The state, without seed and dataset. It may be asked for after every step: so no `State` is made for it."""
-        plan, consumed = self._plan, None
-        if not self.steps and not self._beyond:
+        (steps, beyond, mark), plan, consumed = self._at, self._plan, None
+        if not steps and not beyond:
             consumed = 0
         elif "sampler" not in self._about:  # once in an epoch: it may have many keys
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
-            consumed = plan.consumed(self.epoch, self.steps)
-        return _plain(self.epoch, self.steps, self._beyond, self._about, consumed, self.mark)
+            consumed = plan.consumed(self.epoch, steps)
+        return _plain(self.epoch, steps, beyond, self._about, consumed, mark or self._begin.mark)
 
 
 def _plain(
@@ -325,8 +340,10 @@ def _mark(value: object) -> Mark | None:
     if isinstance(value, Mapping) and set(value) == set(Mark._fields):
         states, kept = value["states"], value["kept"]
         sound = all(part is None or isinstance(part, Mapping) for part in (states, kept))
+        read = _number(value, "read")
+        sound = sound and (states != {} or not read)  # else what was read would be read again
         if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
-            return Mark(_number(value, "read"), _copied(states), _copied(kept))
+            return Mark(read, _copied(states), _copied(kept))
     raise StateError(
         f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then."
     )
@@ -334,6 +351,13 @@ def _mark(value: object) -> Mark | None:
 
 def _copied(states: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if states is None else dict(states)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    try:
+        return bool(one != other)
+    except Exception:  # arrays, which nobody has put there
+        return True
 
 
 def _names(value: Mapping[Any, Any]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock import _crew
 from penstock._engine import Engine
-from penstock._readers import Batches, IndexedBatches, Reader
+from penstock._readers import Batches, IndexedBatches, Keys, Reader
 from penstock._run import Drawing, Run, SamplerReading, light_items
 from penstock._work.collate import convert, default_collate
 from penstock._work.marks import asked, known
@@ -32,7 +32,7 @@ from penstock.batch import Batch
 from penstock.checkpoint import Progress, State, content
 from penstock.errors import StateError
 from penstock.options import Options
-from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, deal
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, rest
 from penstock.plan.reading import Mark, Reading, has_state
 from penstock.plan.samplers import BatchSampler, order_of
 from penstock.plan.seeds import draw_key
@@ -220,26 +220,38 @@ class DataLoader(Generic[T_co]):
         A state that does not fit raises a StateError that says what differs, and nothing is changed.
         """
         parsed = State.parse(state)
-        plan, about = self._plan(seed=parsed.seed or 0) if self._kind in BY_KEY else None, self._about()
-        if parsed.begun:
-            about["sampler"] = content(plan, about["length"])
-        parsed.check(about)
-        given = self._options.seed
-        if given is not None:
-            replace(parsed, about={"seed": parsed.seed}).check({"seed": given})
-        parsed = parsed.dealt_anew(plan, self._options.shard.world)
-        if parsed.dataset is not None:
+        if parsed.dataset is None:
+            resume = self._fitting(parsed)
+        else:
             if not self._keeps_state():
                 raise StateError(
                     f"The resume state has a state of the dataset, and {type(self._dataset).__name__} has no "
                     "load_state_dict() here. Give the loader the dataset that it had when the state was taken."
                 )
-            self.update(Restoring(parsed.dataset))
-        if parsed.seed != self._seed:
+            before = asked(self._dataset, self._dataset.state_dict)
+            try:
+                self.update(Restoring(parsed.dataset))  # first: the dataset may have another length then
+                resume = self._fitting(parsed)
+            except BaseException:
+                self.update(Restoring(before))
+                raise
+        if resume.seed != self._seed:
             self._crews.close()  # workers have the seed from the beginning
-            self._seed = parsed.seed
-        self.set_epoch(parsed.epoch)
-        self._resume = replace(parsed, about=about)
+            self._seed = resume.seed
+        self.set_epoch(resume.epoch)
+        self._resume = resume
+
+    def _fitting(self, state: State) -> State:
+        """The state as it goes on here, or else a StateError."""
+        plan, about = self._plan(seed=state.seed or 0) if self._kind in BY_KEY else None, self._about()
+        if state.begun:
+            about["sampler"] = content(plan, about["length"])
+        state.check(about)
+        if state.seed is None:
+            raise StateError("The resume state is damaged: 'seed' is None, and every loader has one.")
+        if self._options.seed is not None:
+            replace(state, about={"seed": state.seed}).check({"seed": self._options.seed})
+        return replace(state.dealt_anew(plan, self._options.shard.world), about=about)
 
     def _keeps_state(self) -> bool:
         """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
@@ -385,7 +397,7 @@ class DataLoader(Generic[T_co]):
         """
         options = self._options
         ours = options.sampler is None and options.batch_sampler is None and self._kind in BY_KEY
-        return _Keys(self) if ours else options.sampler
+        return Keys(self) if ours else options.sampler
 
     @property
     def batch_sampler(self) -> Any:
@@ -514,8 +526,10 @@ class DataLoader(Generic[T_co]):
             engine.close()
             raise
         self._crews.begun(engine)
+        # In this order: another thread may take a state between any two.
+        self._progress, self._skipped = progress, iterator.skipped
+        self._resume = None
         self._epoch, self._next_epoch = epoch, epoch + 1
-        self._resume, self._progress, self._skipped = None, progress, iterator.skipped
         return iterator
 
     def _take_engine(self, plan: OrderPlan | SamplerPlan | None) -> Engine:
@@ -545,7 +559,7 @@ class DataLoader(Generic[T_co]):
         keys: Iterator[Any]
         options, reading = self._options, None
         drawing = Drawing(self.seed, epoch, self._borrow)
-        size, skip = options.batch_size or 1, frozenset(at.beyond)
+        size = options.batch_size or 1
         if isinstance(plan, OrderPlan):
             keys = plan.draw(epoch, at.steps)
         elif plan is not None:
@@ -555,16 +569,15 @@ class DataLoader(Generic[T_co]):
             reading.open(mark)
             keys = plan.draw(epoch, at.steps, reading)
         elif self._kind in PULLED:
-            # The reader is told to pass over what was handed out. It cannot leave out single steps.
+            # The reader is told to pass over what was handed out.
             first = [(size, mark)] if at.steps or mark is not None else []
-            keys, skip = itertools.chain(first, itertools.repeat(size)), frozenset()
+            keys = itertools.chain(first, itertools.repeat(size))
         else:
             reading = Reading(self._dataset)
             items = light_items(reading, mark, options.batch_size, options.drop_last, drawing)
             read = 0 if mark is None else mark.read
-            items = itertools.islice(items, at.steps * options.shard.world - read, None)
-            keys = deal(items, *options.shard, options.drop_last)
-        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, skip, reading)
+            keys = rest(items, at.steps, read, *options.shard, options.drop_last)
+        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, frozenset(at.beyond), reading)
 
     def _new_engine(self, order: Order | None) -> Engine:
         options, collate_fn = self._options, self._options.collate_fn
@@ -611,31 +624,6 @@ _SETTINGS = frozenset({"dataset", *Options.__slots__})
 
 
 _I = TypeVar("_I", bound=Reader)
-
-
-class _Keys:
-    """The keys of the loader's current epoch, in order."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[int]:
-        plan = self._plan()
-        for keys in plan.draw(self._loader.epoch):
-            yield from np.atleast_1d(keys).tolist()
-
-    def __len__(self) -> int:
-        epoch, plan = self._loader.epoch, self._plan()
-        steps = plan.steps(epoch)
-        if steps == 0:
-            return 0
-        return (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
-
-    def _plan(self) -> OrderPlan:
-        plan = self._loader._plan()
-        assert isinstance(plan, OrderPlan)
-        whole = plan.world == 1 and not plan.padded and not plan.rollover
-        return OrderPlan(plan.order, None) if whole else plan
 
 
 def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -356,7 +358,7 @@ def test_out_of_order_a_sampler_with_a_state_is_asked_for_each_step_once_more_at
         loader.load_state_dict(state)
         seen += [key for batch in loader.batches() for key in batch.index.tolist()]
         assert sorted(seen) == list(range(N))
-        assert Backwards.asked <= N - 2 * state["steps"]
+        assert Backwards.asked <= max(0, N - 2 * state["steps"])
 
 
 @pytest.mark.parametrize(("sampler", "asked"), [(Backwards, N), (KeptSampler, N - 16)])
@@ -666,10 +668,20 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "more steps beyond than can be": ({**GOOD, "beyond": [[1, 10**10]]}, "at most 1000000 steps after 0"),
     "steps beyond the end": ({**GOOD, "beyond": [[2, 6]]}, "it is of 7 steps, and epoch 0 has 6"),
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
+    "an order of which nothing was consumed": ({**GOOD, "steps": 2, "consumed": None}, "'consumed' is None"),
+    "a world that is none": ({**GOOD, "about": {**GOOD["about"], "world": "x"}}, "'world' is 'x'"),
+    "no world": ({**GOOD, "about": {**GOOD["about"], "world": 0}}, "'world' is 0"),
+    "no seed": ({**GOOD, "seed": None}, "'seed' is None"),
+    "an array": ({**GOOD, "penstock": np.arange(2)}, "version array"),
+    "an array in it": ({**GOOD, "about": {**GOOD["about"], "order": np.arange(2)}}, "order was array"),
+    "a mark without states": (
+        {**GOOD, "steps": 2, "consumed": 8, "mark": {"read": 2, "states": {}, "kept": None}},
+        "'mark' is",
+    ),
     "a mark that is none": ({**GOOD, "mark": {"read": 1}}, "'mark' is"),
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
     "a mark of what is to come": (
-        {**GOOD, "mark": {"read": 1, "states": {}, "kept": None}},
+        {**GOOD, "mark": {"read": 1, "states": {"iterable": 1}, "kept": None}},
         "'mark' is of batch 1, after the 0 steps",
     ),
     "a mark, and nothing about the loader": (
@@ -824,6 +836,75 @@ def test_with_rollover_too_a_damaged_state_says_so(change: dict[str, Any], why: 
     with pytest.raises(StateError, match=why):
         loader.load_state_dict({**state, **change})
     assert loader.state_dict() == state
+
+
+class Phased(KeptKeys):
+    """As long as its state says."""
+
+    def __len__(self) -> int:
+        return 8 * self.size
+
+
+@pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
+def test_a_dataset_may_be_as_long_as_its_own_state_says(make: Any) -> None:
+    loader = make(Phased(), 4, seed=3)
+    loader.update(size=3)
+    batches = iter(loader)
+    next(batches)
+    state = through_a_file(loader.state_dict())
+    other = make(Phased(), 4, seed=3)
+    assert len(other) == 2
+    with pytest.raises(StateError, match=r"length was 24 .* and is 16"):
+        other.load_state_dict({**state, "dataset": {"size": 2}})
+    with pytest.raises(KeyError, match="size"):
+        other.load_state_dict({**state, "dataset": {}})
+    assert len(other) == 2
+    other.load_state_dict(state)
+    assert same(list(other), list(batches))
+
+
+@pytest.mark.parametrize("kind", ["sampler", "items", "pulled"])
+@pytest.mark.parametrize("make", ["inline", "fork-2"], indirect=True)
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_what_ends_before_the_place_of_a_state_says_so(make: Any, kind: str) -> None:
+    given: Any = {"dataset": Noisy(alone=False), "sampler": list(range(8))}
+    if kind != "sampler":
+        given = {"dataset": (Light if kind == "items" else Stream)(alone=False)}
+    loader = make(**given, batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    state = {**loader.state_dict(), "steps": 40}
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=r"of 40 batches, and now there were only \d+: what is read is not"):
+        next(iter(loader))
+
+
+def test_another_thread_may_take_a_state_at_any_moment() -> None:
+    loader = DataLoader(range(6_000), 2, shuffle=True, seed=1)
+    found: list[str] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        other = DataLoader(range(6_000), 2, shuffle=True, seed=1)
+        while not done.is_set():
+            try:
+                other.load_state_dict(loader.state_dict())
+            except StateError as error:
+                found.append(str(error))
+
+    watcher = threading.Thread(target=watch)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    watcher.start()
+    try:
+        for _ in range(2):
+            for _ in loader:
+                pass
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        watcher.join(30)
+    assert found == []
 
 
 def test_a_damaged_state_leaves_the_dataset_as_it_is() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import StateError
 from penstock.plan import permutation as permutation_module
 from penstock.plan.order import Order, Sequential, Shuffled
 from penstock.plan.permutation import Permutation
@@ -110,7 +112,12 @@ def test_a_plan_over_keys_one_by_one_is_the_sampler_plan_of_them(order: Order, e
 @given(n=st.integers(0, 300), size=st.integers(1, 20), drop_last=st.booleans(), start=st.integers(0, 40))
 def test_a_sampler_starts_late_by_dropping_steps(n: int, size: int, drop_last: bool, start: int) -> None:
     plan = SamplerPlan(range(n), size, drop_last)
-    assert list(plan.draw(0, start)) == list(plan.draw(0))[start:]
+    whole = list(plan.draw(0))
+    if start <= len(whole):
+        assert list(plan.draw(0, start)) == whole[start:]
+        return
+    with pytest.raises(StateError, match=f"of {start} batches, and now there were only {len(whole)}"):
+        next(plan.draw(0, start))
 
 
 @law

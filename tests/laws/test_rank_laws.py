@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import StateError
 from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan.plan import OrderPlan, SamplerPlan
 
@@ -240,10 +241,16 @@ def test_a_foreign_sampler_is_dealt_step_by_step(
     assert [len(share) for share in shares] == [plan.steps(0) for plan in ranks]
     alone = SamplerPlan(sampler, size, drop_last and size is not None and not batched, batched)
     steps = list(alone.draw(0))
+    reached = start * world - len(steps) < world
     if drop_last:
         steps = steps[: len(steps) // world * world]
     assert shares == [steps[rank::world] for rank in range(world)]
-    assert [list(plan.draw(0, start)) for plan in ranks] == [share[start:] for share in shares]
+    if reached:
+        assert [list(plan.draw(0, start)) for plan in ranks] == [share[start:] for share in shares]
+        return
+    for plan in ranks:
+        with pytest.raises(StateError, match="what is read is not what it was"):
+            next(plan.draw(0, start))
 
 
 # A rank has the position p of a world of w ranks and batches of b if p // b % w is its number: any rank's block

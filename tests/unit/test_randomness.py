@@ -33,6 +33,30 @@ def test_an_integer_is_its_own_number_whatever_its_type(kind: Any) -> None:
     assert type(number_of(kind(7))) is int
 
 
+SOME: list[Any] = [
+    {1, "a"},
+    {1},
+    np.array([1, 2]),
+    np.array([[1, 2]]),
+    np.array([1.0, 2.0]),
+    np.datetime64("2026-11-16"),
+]
+
+
+def test_sets_and_arrays_have_a_number_whatever_way_they_came() -> None:
+    numbers = [number_of(key) for key in SOME]
+    assert len(set(numbers)) == len(numbers)
+    assert numbers == [number_of(pickle.loads(pickle.dumps(key))) for key in SOME]
+    assert number_of(np.array([1, 2, 3, 4])[::2]) == number_of(np.array([1, 3]))
+    assert number_of({"at": np.array([1, 2])}) == number_of({"at": np.array([1, 2])})
+
+
+def test_a_tensor_has_the_number_of_what_is_in_it() -> None:
+    torch = pytest.importorskip("torch")
+    assert number_of(torch.tensor(7)) == 7
+    assert number_of(torch.arange(8)[2:4]) == number_of(np.array([2, 3]))
+
+
 def test_which_parts_of_a_key_are_one_object_does_not_matter() -> None:
     one = "".join(["pa", "th"])
     other = "".join(["pa", "th"])

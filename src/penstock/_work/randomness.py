@@ -9,7 +9,7 @@ import ctypes
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -80,8 +80,17 @@ def number_of(key: object) -> int:
         return int(key)
     if isinstance(key, tuple):  # part by part: a pickle of the whole also tells which parts are one object
         return mix(*map(number_of, key))
-    if isinstance(key, frozenset):
+    if isinstance(key, (set, frozenset)):
         return mix(len(key), *sorted(map(number_of, key)))
+    if hasattr(
+        key, "__array__"
+    ):  # numpy's, and tensors, which tell another process of themselves in other words
+        with suppress(Exception):
+            array = np.asarray(key)
+            if array.dtype.kind in "biu" and not array.ndim:
+                return int(array)
+            if array.dtype.kind != "O":
+                return mix(number_of(array.dtype.str), *array.shape, number_of(array.tobytes()))
     if isinstance(key, (list, dict)):
         return mix(len(key), *map(number_of, key.items() if isinstance(key, dict) else key))
     if isinstance(

@@ -17,6 +17,7 @@ from penstock._work.marks import NOT_LOST, opened, packed, taken
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
 from penstock.errors import CastError, CollateError, StateError, WorkerLost
+from penstock.plan.plan import check_reached
 from penstock.plan.reading import Mark, Reading
 from penstock.plan.seeds import mix
 from penstock.source.kind import way
@@ -361,6 +362,9 @@ class Runner:
         if task.run != self._stream_run:
             self._open_stream(task, resumed, mark)
         self._pass_over(task, count, self._number(task.step))
+        if resumed:
+            behind = task.step * self._world
+            check_reached(behind - self._stream.read, behind, self._world)
         samples = self._take(count)
         self.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):

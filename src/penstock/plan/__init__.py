@@ -2,7 +2,7 @@
 
 from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan.permutation import Permutation
-from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan, deal
+from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan, rest
 from penstock.plan.samplers import (
     BatchSampler,
     DistributedSampler,
@@ -33,6 +33,6 @@ __all__ = [
     "SubsetRandomSampler",
     "Weighted",
     "WeightedRandomSampler",
-    "deal",
     "mix",
+    "rest",
 ]

@@ -147,21 +147,29 @@ class Selected:
 
     >>> Selected(Sequential(2), np.array([30, 10])).at(0, np.arange(2)).tolist()
     [30, 10]
+    >>> Selected(Sequential(2), range(30, 50, 10)).at(0, np.arange(2)).tolist()
+    [30, 40]
     """
 
     order: Order
-    keys: NDArray[np.int64]
+    keys: NDArray[np.int64] | range
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selected):
             return NotImplemented
-        return self.order == other.order and np.array_equal(self.keys, other.keys)
+        ours, theirs = self.keys, other.keys
+        if isinstance(ours, range) or isinstance(theirs, range):  # else it would be made an array
+            alike = type(ours) is type(theirs) and ours == theirs
+        else:
+            alike = np.array_equal(ours, theirs)
+        return self.order == other.order and bool(alike)
 
     def size(self, epoch: int) -> int:
         return self.order.size(epoch)
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.keys[self.order.at(epoch, positions)]
+        at, keys = self.order.at(epoch, positions), self.keys
+        return keys.start + at * keys.step if isinstance(keys, range) else keys[at]
 
 
 # Making one costs about as much as asking it for 64 keys. Two epochs and a second loader fit.

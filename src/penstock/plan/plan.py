@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import StateError
 from penstock.plan.order import Order
 from penstock.plan.reading import Reading
 from penstock.plan.samplers import batches, check_drop_last, positive
@@ -261,17 +262,42 @@ class SamplerPlan:
         if reading is None:
             reading = Reading(self.sampler)
             reading.open()
-        batches = self._read(reading)
-        behind = start * self.world - reading.read
-        if behind:
-            batches = islice(batches, behind, None)
-        return deal(batches, self.rank, self.world, self.drop_last) if self.world > 1 else batches
+        return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
 
     def _read(self, reading: Reading) -> Iterator[Any]:
         """The batches of all ranks."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
             yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+def rest(
+    batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
+) -> Iterator[Any]:
+    """The steps of a rank after the first `steps`, where `read` of the batches of all ranks were read before."""
+    behind = steps * world - read
+    if behind > 0:
+        batches = _after(batches, behind, world)
+    return deal(batches, rank, world, drop_last) if world > 1 else batches
+
+
+def _after(batches: Iterator[Any], behind: int, world: int) -> Iterator[Any]:
+    given = sum(1 for _ in islice(batches, behind))
+    check_reached(behind - given, behind, world)
+    yield from batches
+
+
+def check_reached(missing: int, behind: int, world: int) -> None:
+    """Raises a StateError where what is read has ended before the place that a state tells of.
+
+    A rank may have had a step more than another, so that up to world - 1 batches may be missing.
+    """
+    if missing >= world:
+        raise StateError(
+            f"The resume state is of {behind} batches, and now there were only {behind - missing}: what is read is "
+            "not what it was when the state was taken. Give the loader what it had then, or begin anew without the "
+            "state."
+        )
 
 
 def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:

@@ -329,20 +329,20 @@ def order_of(sampler: object, seed: int) -> Order | None:
         return Weighted.by(sampler.weights, sampler.num_samples, seed)
     if type(sampler) is SubsetRandomSampler:
         keys = _as_keys(sampler.indices)
-        return None if keys is None else Selected(Shuffled(keys.size, seed), keys)
+        return None if keys is None else Selected(Shuffled(len(keys), seed), keys)
     return None
 
 
-def _as_keys(indices: object) -> NDArray[np.int64] | None:
+def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
     """A copy of the indices, where all of them are integers from 0 on; else None."""
+    if isinstance(indices, range):
+        ends = (indices[0], indices[-1]) if indices else (0,)
+        return indices if min(ends) >= 0 and max(ends) < 1 << 62 else None
     try:
-        if isinstance(indices, range):
-            keys = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-        else:
-            found = np.asarray(indices)  # a list of numpy's integers, or a tensor, too
-            if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-                return None
-            keys = found.astype(np.int64)
+        found = np.asarray(indices)  # a list of numpy's integers, or a tensor, too
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            return None
+        keys = found.astype(np.int64)
     except (TypeError, ValueError, OverflowError):
         return None
     return keys if not keys.size or keys.min() >= 0 else None

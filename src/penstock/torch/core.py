@@ -117,10 +117,8 @@ class Core(DataLoader[Any]):
 
     def twin(self) -> Core:
         """Another at the same place. What this one hands out from now on does not move it."""
-        made, progress = copy.copy(self), copy.copy(self._progress)
-        if progress is not None:
-            progress._beyond = dict(progress._beyond)
-        made._progress = progress
+        made = copy.copy(self)
+        made._progress = copy.copy(self._progress)
         return made
 
 
