@@ -7,10 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, _engine
+from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, _engine
+from penstock._work.updates import Log, Setting, packed
 
 
 class Sized(Dataset[Any]):
@@ -161,3 +163,109 @@ def test_a_change_that_fails_changes_nothing(make: Any) -> None:
     with pytest.raises(LookupError):
         loader.update(fails)
     assert [batch[0].tolist() for batch in batches] == [[key, key + 1] for key in range(2, 60, 2)]
+
+
+def test_another_dataset_in_a_subset_is_gathered_from(make: Any) -> None:
+    loader = make(Subset(ArrayDataset(np.arange(8)), np.arange(8)), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.update(dataset=ArrayDataset(np.arange(8) + 100))
+    assert [batch.tolist() for batch in batches] == [[102, 103], [104, 105], [106, 107]]
+
+
+class Loading(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.load: Any = int
+
+    def __iter__(self) -> Any:
+        return iter("12345678")
+
+
+def test_another_load_is_loaded_with(make: Any) -> None:
+    loader = make(Loading(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.update(load=float)
+    assert [batch.dtype for batch in batches] == [np.float64] * 3
+
+
+class Bad(Sized):
+    def __getitem__(self, key: int) -> Any:
+        if key == 2:
+            raise LookupError("sample 2 is bad")
+        return super().__getitem__(key)
+
+
+class OnlyHere:
+    """A change that raises in every process but this one."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __call__(self, dataset: Any) -> None:
+        if os.getpid() != self.home:
+            raise OSError("no such file here")
+
+
+def test_a_change_that_fails_in_a_worker_is_the_error_of_all_that_it_does(make_processes: Any) -> None:
+    loader = make_processes(Bad(6))
+    batches = iter(loader)
+    next(batches), next(batches)
+    with pytest.raises(LookupError):
+        next(batches)
+    loader.update(OnlyHere())
+    loader.update(size=3)
+    for step in range(3, 6):
+        with pytest.raises(OSError, match="no such file here") as caught:
+            next(batches)
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"In update(), made before step {step} of epoch 0, in worker ")
+
+
+class Key(str):
+    """A key that arrives only where it was made, or if it is a good one."""
+
+    def __reduce__(self) -> Any:
+        return _key, (str(self), os.getpid())
+
+
+def _key(name: str, home: int) -> Key:
+    if name == "c" and os.getpid() != home:
+        raise OSError("no database here")
+    return Key(name)
+
+
+class Named(Dataset[Any]):
+    def __getitem__(self, key: Any) -> Any:
+        if key == "b":
+            raise LookupError("b is bad")
+        return str(key)
+
+
+def test_keys_that_do_not_arrive_are_not_blamed_on_the_sample_before(make_processes: Any) -> None:
+    batches = iter(make_processes(Named(), batch_sampler=[[Key("a")], [Key("b")], [Key("c")]]))
+    assert next(batches) == ["a"]
+    with pytest.raises(LookupError):
+        next(batches)
+    with pytest.raises(OSError, match="no database here") as caught:
+        next(batches)
+    (note,) = caught.value.__notes__
+    assert note.startswith("In the keys of step 2 of epoch 0, as they arrived in worker ")
+
+
+def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux takes 2 GiB a call at most."""
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, start: pwrite(fd, data[:7], start))
+    monkeypatch.setattr(os, "preadv", lambda fd, to, start: preadv(fd, [to[0][:7]], start))
+    fd = os.memfd_create("log")
+    try:
+        wrote, reads, dataset = Log(), Log(), Sized()
+        for size in (5, 6):
+            wrote.write(fd, packed(Setting({"size": size})))
+        for change in reads.read(fd, wrote.end):
+            change(dataset)
+    finally:
+        os.close(fd)
+    assert dataset.size == 6
+    assert reads.end == wrote.end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _LENGTH = struct.Struct("<q")
@@ -59,13 +59,23 @@ class Log:
 
     def write(self, fd: int, change: bytes) -> None:
         """Adds a change that `packed` has packed."""
-        os.pwrite(fd, _LENGTH.pack(len(change)) + change, self.end)
-        self.end += _LENGTH.size + len(change)
+        entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
+        while done < len(entry):  # Linux writes, and reads, at most 2 GiB a call
+            done += os.pwrite(fd, entry[done:], self.end + done)
+        self.end += done
 
-    def catch_up(self, fd: int, end: int, dataset: Any) -> None:
-        """Applies to the dataset what was written up to `end`."""
+    def read(self, fd: int, end: int) -> Iterator[Change]:
+        """What was written up to `end`, each change once."""
         while self.end < end:
-            (length,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, self.end))
-            change: Change = pickle.loads(os.pread(fd, length, self.end + _LENGTH.size))
-            self.end += _LENGTH.size + length  # also where it fails: the next task has it behind
-            change(dataset)
+            (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
+            start = self.end + _LENGTH.size
+            self.end = start + length
+            change: Change = pickle.loads(_read(fd, start, length))
+            yield change
+
+
+def _read(fd: int, start: int, length: int) -> bytearray:
+    data, done = bytearray(length), 0
+    while done < length:
+        done += os.preadv(fd, [memoryview(data)[done:]], start + done)
+    return data
