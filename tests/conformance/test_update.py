@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +154,100 @@ def test_what_cannot_be_read_again_is_refused() -> None:
         loader.update(once_more, size=1)
 
 
-def fails(dataset: Any) -> None:
-    raise LookupError("no")
+def half(dataset: Any) -> None:
+    dataset.size = 10
+    raise LookupError("the other half")
 
 
-def test_a_change_that_fails_changes_nothing(make: Any) -> None:
-    loader = make(Sized(), batch_size=2)
+def test_a_change_that_fails_half_way_ends_the_iterators_and_the_next_have_what_the_caller_has(
+    make: Any,
+) -> None:
+    loader = make(Sized(4), batch_size=2)
     batches = iter(loader)
     next(batches)
     with pytest.raises(LookupError):
-        loader.update(fails)
-    assert [batch[0].tolist() for batch in batches] == [[key, key + 1] for key in range(2, 60, 2)]
+        loader.update(half)
+    with pytest.raises(RuntimeError, match="was ended by LookupError"):
+        next(batches)
+    assert [batch[1].tolist() for batch in loader] == [[10, 10], [10, 10]]
+
+
+class Unsendable:
+    def __call__(self, dataset: Any) -> None:
+        dataset.size = 10
+
+    def __reduce__(self) -> Any:
+        raise LookupError("not to be sent")
+
+
+def test_a_change_that_cannot_be_sent_changes_nothing(make_processes: Any) -> None:
+    loader = make_processes(Sized(4), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(LookupError):
+        loader.update(Unsendable())
+    assert [batch[1].tolist() for batch in batches] == [[1, 1]]
+    assert loader.dataset.size == 1
+
+
+def test_a_change_from_inside_of_next_is_refused_and_not_made(make: Any) -> None:
+    refused: list[RuntimeError] = []
+
+    class Meddling:
+        def __iter__(self) -> Any:
+            for key in range(20):
+                if key == 19:
+                    with pytest.raises(RuntimeError, match="from inside of its own next") as caught:
+                        loader.update(size=10)
+                    refused.append(caught.value)
+                yield key
+
+    loader = make(Sized(), sampler=Meddling())
+    assert [int(batch[1][0]) for batch in loader] == [1] * 20
+    assert refused
+    assert loader.dataset.size == 1
+
+
+class Here:
+    """A change that calls a function in this process, and does nothing in workers."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, dataset: Any) -> None:
+        self.function()
+
+    def __reduce__(self) -> Any:
+        return Setting, ({},)
+
+
+def test_neither_a_change_nor_a_batch_comes_from_inside_of_a_change(make: Any) -> None:
+    loader = make(Sized(4), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+
+    def meddle() -> None:
+        for deed in (lambda: loader.update(size=10), lambda: next(batches)):
+            with pytest.raises(RuntimeError, match="from inside of its own next"):
+                deed()
+
+    loader.update(Here(meddle))
+    assert [batch[1].tolist() for batch in batches] == [[1, 1]]
+
+
+def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(make: Any) -> None:
+    loader = make(Sized(4), batch_size=2)
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.extend(batch[1].tolist() for batch in loader))
+
+    def begin() -> None:
+        other.start()
+        time.sleep(0.05)  # if the other did not wait, it would have its workers by now
+        loader.dataset.size = 10
+
+    loader.update(Here(begin))
+    other.join()
+    assert found == [[10, 10], [10, 10]]
 
 
 def test_another_dataset_in_a_subset_is_gathered_from(make: Any) -> None:

@@ -23,6 +23,7 @@ from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
+from penstock._work.updates import Change, packed
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
@@ -168,6 +169,9 @@ class ProcessBackend:
         else:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
+
+    def packed(self, change: Change) -> bytes:
+        return packed(change)
 
     def update(self, change: bytes) -> None:
         self._log.write(self._updates, change)

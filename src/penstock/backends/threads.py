@@ -19,6 +19,7 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
+from penstock._work.updates import Change
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
 
@@ -63,6 +64,9 @@ class ThreadBackend:
     def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
+
+    def packed(self, change: Change) -> bytes:
+        return b""
 
     def update(self, change: bytes) -> None:
         for runner in self._runners:  # the dataset is the caller's own
