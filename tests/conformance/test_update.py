@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -169,6 +171,7 @@ def test_a_change_that_fails_half_way_ends_the_iterators_and_the_next_have_what_
         loader.update(half)
     with pytest.raises(RuntimeError, match="was ended by LookupError"):
         next(batches)
+    assert loader.state_dict()["steps"] == 1
     assert [batch[1].tolist() for batch in loader] == [[10, 10], [10, 10]]
 
 
@@ -248,6 +251,26 @@ def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(make: Any)
     loader.update(Here(begin))
     other.join()
     assert found == [[10, 10], [10, 10]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_child_that_is_forked_meanwhile_waits_for_nobody() -> None:
+    loader = DataLoader(Sized(4), batch_size=2)
+    ended: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if not pid:
+            os._exit(7 if len(list(loader)) == 2 else 1)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def beside() -> None:
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join()
+
+    loader.update(Here(beside))
+    assert ended == [7]
 
 
 def test_another_dataset_in_a_subset_is_gathered_from(make: Any) -> None:
@@ -354,3 +377,62 @@ def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.M
         os.close(fd)
     assert dataset.size == 6
     assert reads.end == wrote.end
+
+
+def of_main(monkeypatch: pytest.MonkeyPatch, cls: Any) -> Any:
+    """The class, as if the program that is run had defined it."""
+    cls.__module__, cls.__qualname__ = "__main__", cls.__name__
+    monkeypatch.setattr(sys.modules["__main__"], cls.__name__, cls, raising=False)
+    return cls
+
+
+def new_mode(monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Mode(enum.Enum):
+        TRAIN = 1
+        EVAL = 2
+
+    return of_main(monkeypatch, Mode)
+
+
+def new_scale(monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Scale:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+    return of_main(monkeypatch, Scale)
+
+
+class Scaled(Dataset[Any]):
+    def __init__(self, mode: Any, scale: Any) -> None:
+        self.evaluates, self.mode = mode.EVAL, mode.TRAIN
+        self.scales, self.scale = scale, scale(1)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: int) -> Any:
+        return self.mode is self.evaluates, isinstance(self.scale, self.scales), self.scale.by
+
+
+def test_a_class_of_the_program_is_the_same_class_in_workers(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, scale = new_mode(monkeypatch), new_scale(monkeypatch)
+    loader = make(Scaled(mode, scale))
+    batches = iter(loader)
+    assert [column.item() for column in next(batches)] == [False, True, 1]
+    loader.update(mode=mode.EVAL, scale=scale(10))
+    assert [column.item() for column in next(batches)] == [True, True, 10]
+    loader.update(lambda dataset: setattr(dataset, "scale", scale(20)))
+    assert [column.item() for column in next(batches)] == [True, True, 20]
+
+
+def test_a_class_that_the_program_has_defined_anew_is_another_class(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, scale = new_mode(monkeypatch), new_scale(monkeypatch)
+    loader = make(Scaled(mode, scale))
+    batches = iter(loader)
+    next(batches)
+    loader.update(scale=new_scale(monkeypatch)(10))
+    assert [column.item() for column in next(batches)] == [False, False, 10]
