@@ -16,6 +16,10 @@ from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.options import Options
 
+# Bytes of updates, which are kept for workers that are still to read them, and nobody knows how far each is. A crew
+# that has more is not used for another epoch: new workers have the dataset as it is.
+_MOST_UPDATES = 64 << 20
+
 
 class Crews:
     """The engines of one loader: at most one is idle and waits for the next epoch.
@@ -55,6 +59,8 @@ class Crews:
 
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
+        if engine is not None and engine.job.log.end > _MOST_UPDATES:
+            engine.close()
         # A forked child has a copy of the idle engine; its workers belong to the parent.
         usable = engine is not None and not engine.closed and engine.is_ours()
         return engine if usable else None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, _engine
+from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, _crew, _engine
 from penstock._work.updates import Log, Setting, packed
 
 
@@ -436,3 +436,19 @@ def test_a_class_that_the_program_has_defined_anew_is_another_class(
     next(batches)
     loader.update(scale=new_scale(monkeypatch)(10))
     assert [column.item() for column in next(batches)] == [False, False, 10]
+
+
+def test_a_crew_with_a_long_log_of_updates_is_not_used_again(
+    make_processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_crew, "_MOST_UPDATES", 10_000)
+    loader = make_processes(Sized(4), batch_size=2)
+    pids = []
+    for size in (2, 3, 4):
+        batches = iter(loader)
+        pids.append({worker.pid for worker in loader.workers})
+        next(batches)
+        loader.update(size=size, bank=np.full(6000, size, np.uint8))
+        assert [batch[1].tolist() for batch in batches] == [[size, size]]
+    assert pids[0] == pids[1]
+    assert not pids[1] & pids[2]
