@@ -73,7 +73,7 @@ class DataLoader(Generic[T_co]):
     those of single fields. What would be lost (300 as uint8) is an error, but with `casting="unsafe"`.
 
     Worker processes have the dataset as it was when they were started. They are started anew when
-    its length has changed; any other change needs a new loader.
+    its length has changed; any other change goes through `update`.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
