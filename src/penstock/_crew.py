@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
+from contextlib import ExitStack
+from typing import Any
 
 from penstock._engine import Engine
 from penstock._schedule import Scheduler
 from penstock._work.task import MOST_STEPS, PULLED, Job, Kind
+from penstock._work.updates import Change
 from penstock.backends.base import Backend
 from penstock.backends.inline import InlineBackend
 from penstock.options import Options
+
+# Bytes of updates, which are kept for workers that are still to read them, and nobody knows how far each is. A crew
+# that has more is not used for another epoch: new workers have the dataset as it is.
+_MOST_UPDATES = 64 << 20
 
 
 class Crews:
@@ -22,9 +31,36 @@ class Crews:
         self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._idle: Engine | None = None
         self._last: weakref.ref[Engine] | None = None
+        self._changing: dict[int, threading.RLock] = {}
+
+    def changing(self) -> threading.RLock:
+        """For whoever begins an epoch or changes the dataset: no worker is started with half of a change.
+
+        By process: a child may have been forked while another thread had it.
+        """
+        return self._changing.setdefault(os.getpid(), threading.RLock())
+
+    def update(self, change: Change, dataset: Any) -> None:
+        """Changes the dataset, here and in all workers."""
+        if any(engine.is_in_use_here() for engine in tuple(self.live)):  # before anything is waited for
+            raise RuntimeError(
+                "The loader cannot be changed from inside of its own next() or update(), as by a signal handler."
+            )
+        with self.changing(), ExitStack() as held:
+            engines = [engine for engine in tuple(self.live) if engine.is_ours() and not engine.closed]
+            # First: what cannot be sent changes nothing here either.
+            sent = [engine.packed(change) for engine in engines]
+            # A worker that was forked in between would make the change twice.
+            for engine in engines:
+                held.enter_context(engine.held())
+            change(dataset)
+            for engine, packed in zip(engines, sent, strict=True):
+                engine.update(packed)
 
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
+        if engine is not None and engine.job.log.end > _MOST_UPDATES:
+            engine.close()
         # A forked child has a copy of the idle engine; its workers belong to the parent.
         usable = engine is not None and not engine.closed and engine.is_ours()
         return engine if usable else None

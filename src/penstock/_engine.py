@@ -48,6 +48,7 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
 from penstock._work.marks import NOT_LOST
 from penstock._work.task import PULLED, Job, Mended, Task, shorten
+from penstock._work.updates import Change
 from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -121,9 +122,10 @@ class Engine:
         self._asking = False
         self._answer: Delivery | None = None
         # Which thread is at it, by one call that cannot be interrupted: an entry of this thread's from before an
-        # interrupt is its own again. While one is inside `next`, another may only ask it to close.
+        # interrupt is its own again. While one is inside, in "next" or in "update", another may only ask it to close.
         self._owner: dict[str, int] = {}
-        self._inside = False
+        self._inside = ""
+        self._wanted = 0  # the thread that comes before those that are in `next` again and again
         self._ended_by = ""
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._owner) if not backend.leaves_nothing else (bool,)
@@ -147,8 +149,10 @@ class Engine:
         """Begins a run: the one that is prefetched, or any other."""
         if run is not self.ahead:
             self.cancel()
-        self._run, self.ahead = run, None
-        with self._closed_on_error():
+        if self.closed:
+            raise self._closed_error()
+        with self.held():
+            self._run, self.ahead = run, None
             self._carry_out(Opened(run.seat))
             self._backend.flush()
 
@@ -159,21 +163,31 @@ class Engine:
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
             )
-        while not self._is_free():
-            if self._ended_by:
-                raise self._closed_error()
-            if self._inside:
-                raise RuntimeError(
-                    "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
-                    "or let them take turns."
-                )
-            time.sleep(1e-3)  # another thread is in update()
+        while self._wanted or not self._is_free():
+            self._wait_for_turn()
         try:
-            self._inside = True
+            self._inside = "next"
             return self._next(timeout)
         finally:
-            self._inside = False
+            self._inside = ""
             self._leave()
+
+    def _wait_for_turn(self) -> None:
+        """Lets a thread that is in update(), or waits to be, go first."""
+        if self._ended_by:
+            raise self._closed_error()
+        if self.is_in_use_here() or self._wanted == threading.get_ident():
+            raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
+        if self._inside == "next":
+            raise RuntimeError(
+                "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
+                "or let them take turns."
+            )
+        time.sleep(1e-3)
+
+    def is_in_use_here(self) -> bool:
+        """Whether this thread is in the middle of using it."""
+        return bool(self._inside) and self._owner.get("thread") == threading.get_ident() and self.is_ours()
 
     def _is_free(self) -> bool:
         """Takes it for this thread, if no other has it."""
@@ -214,39 +228,66 @@ class Engine:
         answer, self._answer, self._asking = self._answer, None, False
         return answer
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For this thread alone: one that is in `next` is waited for, and the next one has to wait.
+
+        Whatever is raised meanwhile ends the workers: how much was done, nobody knows.
+        """
+        self._wanted = threading.get_ident()
+        try:
+            while not self._is_free():
+                time.sleep(1e-3)
+            try:
+                self._inside = "update"
+                with self._closed_on_error():
+                    yield
+            finally:
+                self._inside = ""
+                self._leave()
+        finally:
+            self._wanted = 0
+
+    def packed(self, change: Change) -> bytes:
+        """The change as `update` takes it. What cannot be sent raises."""
+        return self._backend.packed(change)
+
     def update(self, change: bytes) -> None:
-        """The dataset is changed for all that was not handed out yet; what was prefetched is done again."""
-        if self.closed or not self.is_ours():
+        """While it is held: the dataset was changed, for all that was not handed out yet.
+
+        What was prefetched is done again.
+        """
+        if self.closed:
             return
-        with self._held(), self._closed_on_error():
-            run, ahead = self._run, self.ahead
-            again = [task for task, _ in self._ready]
-            again += [step for _, task in sorted(self._tasks.items()) for step in task.single()]
-            again += self._again
-            # Before anything is dropped: a worker that is forked meanwhile, in another's place, has the change
-            # already and must not make it again.
-            self._backend.update(change)
-            self._cancel()
-            self._pace, self._bundle = _SLOW, 1  # steps may take any time from now on
-            if run is not None:
-                # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
-                self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
-                self._run = run
-                self._carry_out(Opened())
-                self._backend.flush()
+        run, ahead = self._run, self.ahead
+        again = [task for task, _ in self._ready]
+        again += [step for _, task in sorted(self._tasks.items()) for step in task.single()]
+        again += self._again
+        # Before anything is dropped: a worker that is forked meanwhile, in another's place, has the change
+        # already and must not make it again.
+        self._backend.update(change)
+        self._cancel()
+        self._pace, self._bundle = _SLOW, 1  # steps may take any time from now on
+        if run is not None:
+            # The one that is prefetched is drawn anew: what it is, is for the next iter() to say.
+            self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)
+            self._run = run
+            self._carry_out(Opened())
+            self._backend.flush()
 
     def cancel(self) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void.
 
         While another thread waits for a batch, it is closed instead.
         """
-        if self.closed or not self.is_ours():
+        if not self.is_ours():
             return
         if not self._is_free():
             self.close()
             return
         try:
-            self._cancel()
+            if not self.closed:  # asked only now: from here on no other thread ends it
+                self._cancel()
         finally:
             self._leave()
 
@@ -285,20 +326,6 @@ class Engine:
         finally:
             self._owner.pop("thread", None)
         return True
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """For this thread alone; one that is in `next` is waited for."""
-        while not self._is_free():
-            if self._owner.get("thread") == threading.get_ident():
-                raise RuntimeError(
-                    "The loader cannot be changed from inside of next(), as by a signal handler."
-                )
-            time.sleep(1e-3)
-        try:
-            yield
-        finally:
-            self._leave()
 
     def _end(self, by: str) -> None:
         self._ended_by = by

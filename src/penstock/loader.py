@@ -27,7 +27,7 @@ from penstock._run import Drawing, Run, SamplerReading, light_items
 from penstock._work.collate import convert, default_collate
 from penstock._work.marks import asked, known
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
-from penstock._work.updates import Restoring, Setting, packed
+from penstock._work.updates import Restoring, Setting
 from penstock.batch import Batch
 from penstock.checkpoint import Progress, State, content
 from penstock.errors import StateError
@@ -73,7 +73,7 @@ class DataLoader(Generic[T_co]):
     those of single fields. What would be lost (300 as uint8) is an error, but with `casting="unsafe"`.
 
     Worker processes have the dataset as it was when they were started. They are started anew when
-    its length has changed; any other change needs a new loader.
+    its length has changed; any other change goes through `update`.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
@@ -301,7 +301,7 @@ class DataLoader(Generic[T_co]):
         """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
 
         The next batch that is handed out has it, on every backend, as it would without workers: what was
-        prefetched is done again.
+        prefetched is done again. A change that raises ends the iterators that live: some of it may be made.
         """
         if (change is None) == (not attributes):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
@@ -310,17 +310,7 @@ class DataLoader(Generic[T_co]):
                 "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
                 "it load(item), or use num_workers=0."
             )
-        made = Setting(attributes) if change is None else change
-        engines = tuple(self._crews.live)
-        # First: what cannot be sent changes nothing here either.
-        sent = packed(made) if engines and self._options.backend == "process" else b""
-        try:
-            made(self._dataset)
-            for engine in engines:
-                engine.update(sent)
-        except KeyboardInterrupt:  # who was told of it, nobody knows
-            self._crews.close()
-            raise
+        self._crews.update(Setting(attributes) if change is None else change, self._dataset)
         self._length = self._length_now()
 
     # The life of the workers.
@@ -508,29 +498,32 @@ class DataLoader(Generic[T_co]):
         return State(self._next_epoch, 0, mark=mark)
 
     def _start(self, kind: type[_I]) -> _I:
-        epoch, begin, about = self._next_epoch, self._begin(), self._about()
-        plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
-        if begin.begun:  # dataset and sampler may have changed since the state was loaded
-            begin.check({**about, "sampler": content(plan, about["length"])})
-        else:
-            begin = replace(begin, about=about)
-        engine = self._take_engine(plan)
-        try:
-            ahead = engine.ahead
-            if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
-                ahead = self._new_run(epoch, plan, begin, known(begin.mark) if self._loads(engine) else None)
-            progress = Progress(begin, plan)
-            iterator = kind(self, engine, ahead, progress)
-            engine.open(ahead)
-        except BaseException:
-            engine.close()
-            raise
-        self._crews.begun(engine)
-        # In this order: another thread may take a state between any two.
-        self._progress, self._skipped = progress, iterator.skipped
-        self._resume = None
-        self._epoch, self._next_epoch = epoch, epoch + 1
-        return iterator
+        with self._crews.changing():
+            epoch, begin, about = self._next_epoch, self._begin(), self._about()
+            plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
+            if begin.begun:  # dataset and sampler may have changed since the state was loaded
+                begin.check({**about, "sampler": content(plan, about["length"])})
+            else:
+                begin = replace(begin, about=about)
+            engine = self._take_engine(plan)
+            try:
+                ahead = engine.ahead
+                if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
+                    ahead = self._new_run(
+                        epoch, plan, begin, known(begin.mark) if self._loads(engine) else None
+                    )
+                progress = Progress(begin, plan)
+                iterator = kind(self, engine, ahead, progress)
+                engine.open(ahead)
+            except BaseException:
+                engine.close()
+                raise
+            self._crews.begun(engine)
+            # In this order: another thread may take a state between any two.
+            self._progress, self._skipped = progress, iterator.skipped
+            self._resume = None
+            self._epoch, self._next_epoch = epoch, epoch + 1
+            return iterator
 
     def _take_engine(self, plan: OrderPlan | SamplerPlan | None) -> Engine:
         """The idle engine, if its workers know dataset and order as they are, or else a new one."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import threading
 import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,9 +73,117 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
         engine = batches._engine
         monkeypatch.setattr(Engine, "_cancel", closed_meanwhile)
         if during == "update":
-            engine.update(packed(Setting({"slow": {}})))
+            with engine.held():
+                engine.update(packed(Setting({"slow": {}})))
         else:
             engine.cancel()
+        assert not engine._finalizer.alive
+
+
+class Gated(Dataset[Any]):
+    """Sample 2 waits until there is a file."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+        self.times = 0
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, key: int) -> Any:
+        while key == 2 and not self.gate.exists():
+            time.sleep(0.001)
+        return key, self.times
+
+
+def once_more(dataset: Any) -> None:
+    dataset.times += 1
+
+
+class AtTheGate:
+    """A loader with one thread that waits for sample 2 of it, and others in update(), which wait for that thread."""
+
+    def __init__(self, gate: Path, *changes: Any) -> None:
+        self.loader: Any = DataLoader(Gated(gate), num_workers=1, multiprocessing_context="fork")
+        self.batches: Any = iter(self.loader)
+        self.engine: Engine = self.batches._engine
+        self.found: list[tuple[int, int]] = []
+        next(self.batches), next(self.batches)
+        self.reading = self._began(self._read)
+        while self.engine._inside != "next":
+            time.sleep(0.001)
+        self.changing = [self._began(self.loader.update, change) for change in changes]
+        while not self.engine._wanted:
+            time.sleep(0.001)
+
+    def _began(self, *what: Any) -> threading.Thread:
+        thread = threading.Thread(target=what[0], args=what[1:])
+        thread.start()
+        return thread
+
+    def _read(self) -> None:
+        with suppress(RuntimeError):  # it was closed
+            self.found.extend((int(key[0]), int(times[0])) for key, times in self.batches)
+
+    def end(self) -> None:
+        for thread in (self.reading, *self.changing):
+            thread.join()
+        self.loader.close()
+
+
+def test_a_worker_that_is_forked_while_update_waits_makes_the_change_once(tmp_path: Path) -> None:
+    there = AtTheGate(tmp_path / "gate", once_more)
+    assert there.loader.dataset.times == 0
+    os.kill(there.loader.workers[0].pid, signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    there.end()
+    assert there.found == [(2, 0), *((key, 1) for key in range(3, 30))]
+
+
+def test_update_comes_before_a_thread_that_asks_without_pause_and_all_in_one_order(tmp_path: Path) -> None:
+    changes = [partial(_append, number) for number in range(8)]
+    there = AtTheGate(tmp_path / "gate", *changes)
+    (tmp_path / "gate").touch()
+    there.end()
+    assert there.found[0] == (2, 0)
+    assert there.found[1][1] > 0
+    assert there.found[-1][1] == there.loader.dataset.times
+
+
+def _append(number: int, dataset: Any) -> None:
+    dataset.times = dataset.times * 10 + number + 1
+
+
+def test_an_engine_that_is_closed_while_update_waits_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = AtTheGate(tmp_path / "gate", once_more)
+    wrote: list[bytes] = []
+    monkeypatch.setattr(there.engine._backend, "update", wrote.append)
+    there.loader.close()
+    there.end()
+    assert not wrote
+    assert there.loader.dataset.times == 1
+
+
+def test_an_engine_that_is_closed_just_before_it_is_cancelled_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_free = Engine._is_free
+
+    def closed_meanwhile(engine: Engine) -> bool:
+        monkeypatch.undo()
+        thread = threading.Thread(target=engine.close)
+        thread.start()
+        thread.join()
+        monkeypatch.setattr(engine, "_cancel", lambda: pytest.fail("its descriptors are somebody else's"))
+        return is_free(engine)
+
+    with DataLoader(range(40), num_workers=1) as loader:
+        batches: Any = iter(loader)
+        engine = batches._engine
+        monkeypatch.setattr(Engine, "_is_free", closed_meanwhile)
+        engine.cancel()
         assert not engine._finalizer.alive
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, _engine
+from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, _crew, _engine
+from penstock._work.updates import Log, Setting, packed
 
 
 class Sized(Dataset[Any]):
@@ -150,14 +156,299 @@ def test_what_cannot_be_read_again_is_refused() -> None:
         loader.update(once_more, size=1)
 
 
-def fails(dataset: Any) -> None:
-    raise LookupError("no")
+def half(dataset: Any) -> None:
+    dataset.size = 10
+    raise LookupError("the other half")
 
 
-def test_a_change_that_fails_changes_nothing(make: Any) -> None:
-    loader = make(Sized(), batch_size=2)
+def test_a_change_that_fails_half_way_ends_the_iterators_and_the_next_have_what_the_caller_has(
+    make: Any,
+) -> None:
+    loader = make(Sized(4), batch_size=2)
     batches = iter(loader)
     next(batches)
     with pytest.raises(LookupError):
-        loader.update(fails)
-    assert [batch[0].tolist() for batch in batches] == [[key, key + 1] for key in range(2, 60, 2)]
+        loader.update(half)
+    with pytest.raises(RuntimeError, match="was ended by LookupError"):
+        next(batches)
+    assert loader.state_dict()["steps"] == 1
+    assert [batch[1].tolist() for batch in loader] == [[10, 10], [10, 10]]
+
+
+class Unsendable:
+    def __call__(self, dataset: Any) -> None:
+        dataset.size = 10
+
+    def __reduce__(self) -> Any:
+        raise LookupError("not to be sent")
+
+
+def test_a_change_that_cannot_be_sent_changes_nothing(make_processes: Any) -> None:
+    loader = make_processes(Sized(4), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(LookupError):
+        loader.update(Unsendable())
+    assert [batch[1].tolist() for batch in batches] == [[1, 1]]
+    assert loader.dataset.size == 1
+
+
+def test_a_change_from_inside_of_next_is_refused_and_not_made(make: Any) -> None:
+    refused: list[RuntimeError] = []
+
+    class Meddling:
+        def __iter__(self) -> Any:
+            for key in range(20):
+                if key == 19:
+                    with pytest.raises(RuntimeError, match="from inside of its own next") as caught:
+                        loader.update(size=10)
+                    refused.append(caught.value)
+                yield key
+
+    loader = make(Sized(), sampler=Meddling())
+    assert [int(batch[1][0]) for batch in loader] == [1] * 20
+    assert refused
+    assert loader.dataset.size == 1
+
+
+class Here:
+    """A change that calls a function in this process, and does nothing in workers."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, dataset: Any) -> None:
+        self.function()
+
+    def __reduce__(self) -> Any:
+        return Setting, ({},)
+
+
+def test_neither_a_change_nor_a_batch_comes_from_inside_of_a_change(make: Any) -> None:
+    loader = make(Sized(4), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+
+    def meddle() -> None:
+        for deed in (lambda: loader.update(size=10), lambda: next(batches)):
+            with pytest.raises(RuntimeError, match="from inside of its own next"):
+                deed()
+
+    loader.update(Here(meddle))
+    assert [batch[1].tolist() for batch in batches] == [[1, 1]]
+
+
+def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(make: Any) -> None:
+    loader = make(Sized(4), batch_size=2)
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.extend(batch[1].tolist() for batch in loader))
+
+    def begin() -> None:
+        other.start()
+        time.sleep(0.05)  # if the other did not wait, it would have its workers by now
+        loader.dataset.size = 10
+
+    loader.update(Here(begin))
+    other.join()
+    assert found == [[10, 10], [10, 10]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_child_that_is_forked_meanwhile_waits_for_nobody() -> None:
+    loader = DataLoader(Sized(4), batch_size=2)
+    ended: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if not pid:
+            os._exit(7 if len(list(loader)) == 2 else 1)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def beside() -> None:
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join()
+
+    loader.update(Here(beside))
+    assert ended == [7]
+
+
+def test_another_dataset_in_a_subset_is_gathered_from(make: Any) -> None:
+    loader = make(Subset(ArrayDataset(np.arange(8)), np.arange(8)), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.update(dataset=ArrayDataset(np.arange(8) + 100))
+    assert [batch.tolist() for batch in batches] == [[102, 103], [104, 105], [106, 107]]
+
+
+class Loading(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.load: Any = int
+
+    def __iter__(self) -> Any:
+        return iter("12345678")
+
+
+def test_another_load_is_loaded_with(make: Any) -> None:
+    loader = make(Loading(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.update(load=float)
+    assert [batch.dtype for batch in batches] == [np.float64] * 3
+
+
+class Bad(Sized):
+    def __getitem__(self, key: int) -> Any:
+        if key == 2:
+            raise LookupError("sample 2 is bad")
+        return super().__getitem__(key)
+
+
+class OnlyHere:
+    """A change that raises in every process but this one."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __call__(self, dataset: Any) -> None:
+        if os.getpid() != self.home:
+            raise OSError("no such file here")
+
+
+def test_a_change_that_fails_in_a_worker_is_the_error_of_all_that_it_does(make_processes: Any) -> None:
+    loader = make_processes(Bad(6))
+    batches = iter(loader)
+    next(batches), next(batches)
+    with pytest.raises(LookupError):
+        next(batches)
+    loader.update(OnlyHere())
+    loader.update(size=3)
+    for step in range(3, 6):
+        with pytest.raises(OSError, match="no such file here") as caught:
+            next(batches)
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"In update(), made before step {step} of epoch 0, in worker ")
+
+
+class Key(str):
+    """A key that arrives only where it was made, or if it is a good one."""
+
+    def __reduce__(self) -> Any:
+        return _key, (str(self), os.getpid())
+
+
+def _key(name: str, home: int) -> Key:
+    if name == "c" and os.getpid() != home:
+        raise OSError("no database here")
+    return Key(name)
+
+
+class Named(Dataset[Any]):
+    def __getitem__(self, key: Any) -> Any:
+        if key == "b":
+            raise LookupError("b is bad")
+        return str(key)
+
+
+def test_keys_that_do_not_arrive_are_not_blamed_on_the_sample_before(make_processes: Any) -> None:
+    batches = iter(make_processes(Named(), batch_sampler=[[Key("a")], [Key("b")], [Key("c")]]))
+    assert next(batches) == ["a"]
+    with pytest.raises(LookupError):
+        next(batches)
+    with pytest.raises(OSError, match="no database here") as caught:
+        next(batches)
+    (note,) = caught.value.__notes__
+    assert note.startswith("In the keys of step 2 of epoch 0, as they arrived in worker ")
+
+
+def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux takes 2 GiB a call at most."""
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, start: pwrite(fd, data[:7], start))
+    monkeypatch.setattr(os, "preadv", lambda fd, to, start: preadv(fd, [to[0][:7]], start))
+    fd = os.memfd_create("log")
+    try:
+        wrote, reads, dataset = Log(), Log(), Sized()
+        for size in (5, 6):
+            wrote.write(fd, packed(Setting({"size": size})))
+        for change in reads.read(fd, wrote.end):
+            change(dataset)
+    finally:
+        os.close(fd)
+    assert dataset.size == 6
+    assert reads.end == wrote.end
+
+
+def of_main(monkeypatch: pytest.MonkeyPatch, cls: Any) -> Any:
+    """The class, as if the program that is run had defined it."""
+    cls.__module__, cls.__qualname__ = "__main__", cls.__name__
+    monkeypatch.setattr(sys.modules["__main__"], cls.__name__, cls, raising=False)
+    return cls
+
+
+def new_mode(monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Mode(enum.Enum):
+        TRAIN = 1
+        EVAL = 2
+
+    return of_main(monkeypatch, Mode)
+
+
+def new_scale(monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Scale:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+    return of_main(monkeypatch, Scale)
+
+
+class Scaled(Dataset[Any]):
+    def __init__(self, mode: Any, scale: Any) -> None:
+        self.evaluates, self.mode = mode.EVAL, mode.TRAIN
+        self.scales, self.scale = scale, scale(1)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: int) -> Any:
+        return self.mode is self.evaluates, isinstance(self.scale, self.scales), self.scale.by
+
+
+def test_a_class_of_the_program_is_the_same_class_in_workers(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, scale = new_mode(monkeypatch), new_scale(monkeypatch)
+    loader = make(Scaled(mode, scale))
+    batches = iter(loader)
+    assert [column.item() for column in next(batches)] == [False, True, 1]
+    loader.update(mode=mode.EVAL, scale=scale(10))
+    assert [column.item() for column in next(batches)] == [True, True, 10]
+    loader.update(lambda dataset: setattr(dataset, "scale", scale(20)))
+    assert [column.item() for column in next(batches)] == [True, True, 20]
+
+
+def test_a_class_that_the_program_has_defined_anew_is_another_class(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, scale = new_mode(monkeypatch), new_scale(monkeypatch)
+    loader = make(Scaled(mode, scale))
+    batches = iter(loader)
+    next(batches)
+    loader.update(scale=new_scale(monkeypatch)(10))
+    assert [column.item() for column in next(batches)] == [False, False, 10]
+
+
+def test_a_crew_with_a_long_log_of_updates_is_not_used_again(
+    make_processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_crew, "_MOST_UPDATES", 10_000)
+    loader = make_processes(Sized(4), batch_size=2)
+    pids = []
+    for size in (2, 3, 4):
+        batches = iter(loader)
+        pids.append({worker.pid for worker in loader.workers})
+        next(batches)
+        loader.update(size=size, bank=np.full(6000, size, np.uint8))
+        assert [batch[1].tolist() for batch in batches] == [[size, size]]
+    assert pids[0] == pids[1]
+    assert not pids[1] & pids[2]

@@ -78,7 +78,8 @@ def _importable(cls: type) -> bool:
     return found is cls
 
 
-def _tagged(known: bytes) -> type:
+def tagged(known: bytes) -> type:
+    """The class of this tag."""
     return _class_of[known]
 
 
@@ -86,7 +87,7 @@ def _reduce_class(obj: Any) -> Any:
     if isinstance(obj, type):
         known = _tag_of.get(obj)
         if known is not None:
-            return _tagged, (known,)
+            return tagged, (known,)
     return NotImplemented
 
 

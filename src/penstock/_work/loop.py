@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import penstock._work.randomness  # noqa: F401 - what every worker needs, before it is forked and not in each
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
+from penstock._work.failure import Failure
 from penstock._work.rng import at_work
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Kind, Task
@@ -38,12 +39,17 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     at_work.source = None  # a forked worker may have been started by a dataset at work
     tell_when_asked(fds["stacks"])
     board = Board(fds["board"], job.slots)
-    runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
+    who = f"worker {seat} (pid {os.getpid()})"
+    runner = (job.make_runner or Runner)(job, who)
     runner.heritage = _heritage(fds["heritage"])
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
-        catch_up = partial(job.log.catch_up, fds["updates"], dataset=job.dataset)
-        desk = _Desk(Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays), catch_up)
+
+        def catch_up(end: int) -> None:
+            if job.log.end < end:
+                runner.change(job.log.read(fds["updates"], end))
+
+        desk = _Desk(who, Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays), catch_up)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
         while token := os.read(tokens, TOKEN.size):
             slot, seq = TOKEN.unpack(token)
@@ -73,8 +79,9 @@ class _Desk:
     """Where a worker does the tasks that it has claimed."""
 
     def __init__(
-        self, arena: Arena, runner: Runner, replier: Replier, catch_up: Callable[[int], None]
+        self, who: str, arena: Arena, runner: Runner, replier: Replier, catch_up: Callable[[int], None]
     ) -> None:
+        self._who = who
         self._catch_up = catch_up
         self._arena = arena
         self._runner = runner
@@ -86,7 +93,8 @@ class _Desk:
         try:
             keys = _keys(payload, root)
         except Exception as error:  # of a class of the user's
-            failure = self._runner.capture(error, Task(seq, run, epoch, step, _KINDS[kind], None))
+            where = f"In the keys of step {step} of epoch {epoch}, as they arrived in {self._who}."
+            failure = Failure.capture(error, where=where)
             self._replier.send(self._replier.failed(seq, failure, Writer(root), 0, perf_counter_ns(), None))
             return
         task = Task(seq, run, epoch, step, _KINDS[kind], keys, count)

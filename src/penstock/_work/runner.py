@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock._work.info import WorkerInfo, set_worker_info
 from penstock._work.marks import NOT_LOST, opened, packed, taken
 from penstock._work.rng import at_work
 from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
+from penstock._work.updates import Change
 from penstock.errors import CastError, CollateError, StateError, WorkerLost
 from penstock.plan.plan import check_reached
 from penstock.plan.reading import Mark, Reading
@@ -43,9 +45,9 @@ class Runner:
 
     def __init__(self, job: Job, who: str) -> None:
         self._job = job
-        self._who = who
-        self._init_error: BaseException | None = None
-        self._init_notes: list[str] = []
+        self.who = who
+        # What every task fails with, once there is such a thing: where, with which traceback and notes it came.
+        self._broken: tuple[str, BaseException, TracebackType | None, list[str]] | None = None
         self._stream = Reading(())  # whose batches are those of other ranks too
         self._stream_run = -1
         self._stream_begin = 0  # so many batches were handed out before the run was resumed
@@ -69,16 +71,20 @@ class Runner:
         self.mended: Mended | None = None
         self.mark: bytes | None = None
 
-        dataset, custom = job.dataset, job.collate_fn
+        # A collate function that can write its arrays where they belong.
+        self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)
+        # What becomes of the batch's numbers. Our own collate does it while it writes.
+        self._field = None if job.cast is None else job.cast.root()
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Finds the dataset's ways to its samples: at the beginning, and whenever it was changed."""
+        dataset, custom = self._job.dataset, self._job.collate_fn
         self._getitems: Callable[[Any], Any] | None = way(dataset, "__getitems__")
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
             self._gather = way(dataset, "__gather__")
-        # What becomes of the batch's numbers. Our own collate does it while it writes.
-        self._field = None if job.cast is None else job.cast.root()
         self._finishes = custom is not None or self._gather is not None
-        # A collate function that can write its arrays where they belong.
-        self._into: Callable[[Any, Any], Any] | None = getattr(custom, "into", None)
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
 
     def begin(self, seat: int, *, alone: bool) -> None:
@@ -98,8 +104,20 @@ class Runner:
             try:
                 job.worker_init_fn(seat)
             except BaseException as error:
-                self._init_error = error
-                self._init_notes = list(getattr(error, "__notes__", ()))
+                self._break("worker_init_fn, called before ", error)
+
+    def change(self, changes: Iterable[Change]) -> None:
+        """Makes changes of the dataset. An error in one is the error of every task from then on."""
+        if self._broken is None:
+            try:
+                for change in changes:
+                    change(self._job.dataset)
+                self.look_up()
+            except BaseException as error:
+                self._break("update(), made before ", error)
+
+    def _break(self, at: str, error: BaseException) -> None:
+        self._broken = at, error, error.__traceback__, list(getattr(error, "__notes__", ()))
 
     def prepare(self, task: Task) -> int:
         """In a process of its own: sets the global random generators for the task; the number for it."""
@@ -187,10 +205,10 @@ class Runner:
         return range(len(self._task.keys) if self._task.kind is Kind.KEYS else 0)
 
     def _run(self, task: Task, writer: Writer) -> object:
-        if self._init_error is not None:
-            self._at = "worker_init_fn, called before "
-            self._init_error.__notes__ = list(self._init_notes)  # not those of the step before
-            raise self._init_error
+        if self._broken is not None:
+            self._at, error, trace, notes = self._broken
+            error.__notes__ = list(notes)  # not those of the step before
+            raise error.with_traceback(trace)
         if self._field is None:
             return self._batch(task, writer.empty)
         into = Into(self._field, writer.empty)
@@ -251,7 +269,7 @@ class Runner:
     def where(self, task: Task) -> str:
         """Which sample of which step failed, and who was at it: for the error that just came out."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
-        return f"In {self._at}{keys}step {task.step} of epoch {task.epoch}, in {self._who}."
+        return f"In {self._at}{keys}step {task.step} of epoch {task.epoch}, in {self.who}."
 
     def _samples(self, task: Task) -> Sequence[Any]:
         match task.kind:

@@ -6,11 +6,17 @@ was posted is part of the task, so a worker knows how far to read.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+
+from penstock._work.failure import tag, tagged
 
 _LENGTH = struct.Struct("<q")
 
@@ -38,11 +44,47 @@ class Restoring:
         dataset.load_state_dict(self._state)
 
 
-def packed(change: Change) -> bytes:
+Known = weakref.WeakValueDictionary[int, type]
+
+
+def classes_of_main() -> Known:
+    """The classes of the program, by id: a worker that is forked from now on has them, and knows them by tag."""
+    found: Known = weakref.WeakValueDictionary()
+    todo: list[object] = [sys.modules["__main__"]]
+    while todo:
+        for value in tuple(vars(todo.pop()).values()):
+            ours = issubclass(type(value), type) and vars(value).get("__module__") == "__main__"
+            if ours and id(value) not in found:
+                with suppress(TypeError):  # a metaclass may leave its classes without a hash
+                    tag(value)
+                    found[id(value)] = value
+                    todo.append(value)
+    return found
+
+
+def packed(change: Change, known: Known | None = None) -> bytes:
+    """The change as bytes. Of classes without an importable name, those that are `known` go by tag.
+
+    All others go by value, and arrive as other classes: `is`, `==` and isinstance would say that they differ.
+    """
     import cloudpickle  # late: 25 ms, for the few who need it
 
-    data: bytes = cloudpickle.dumps(change)
-    return data
+    file = io.BytesIO()
+    pickler = cloudpickle.Pickler(file, protocol=5)
+    by_value = pickler.reducer_override
+
+    def reduce(part: Any) -> Any:
+        found = None if known is None else known.get(id(part))
+        if found is not None and found is part:
+            return tagged, (tag(found),)
+        return by_value(part)
+
+    pickler.reducer_override = reduce
+    try:
+        pickler.dump(change)
+    finally:
+        del pickler.reducer_override  # a cycle that would keep the change alive
+    return file.getvalue()
 
 
 class Log:
@@ -59,13 +101,23 @@ class Log:
 
     def write(self, fd: int, change: bytes) -> None:
         """Adds a change that `packed` has packed."""
-        os.pwrite(fd, _LENGTH.pack(len(change)) + change, self.end)
-        self.end += _LENGTH.size + len(change)
+        entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
+        while done < len(entry):  # Linux writes, and reads, at most 2 GiB a call
+            done += os.pwrite(fd, entry[done:], self.end + done)
+        self.end += done
 
-    def catch_up(self, fd: int, end: int, dataset: Any) -> None:
-        """Applies to the dataset what was written up to `end`."""
+    def read(self, fd: int, end: int) -> Iterator[Change]:
+        """What was written up to `end`, each change once."""
         while self.end < end:
-            (length,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, self.end))
-            change: Change = pickle.loads(os.pread(fd, length, self.end + _LENGTH.size))
-            self.end += _LENGTH.size + length  # also where it fails: the next task has it behind
-            change(dataset)
+            (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
+            start = self.end + _LENGTH.size
+            self.end = start + length
+            change: Change = pickle.loads(_read(fd, start, length))
+            yield change
+
+
+def _read(fd: int, start: int, length: int) -> bytearray:
+    data, done = bytearray(length), 0
+    while done < length:
+        done += os.preadv(fd, [memoryview(data)[done:]], start + done)
+    return data

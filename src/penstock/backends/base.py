@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._memory.arena import Arena, Region
 from penstock._work.task import Mended, Task
+from penstock._work.updates import Change
 
 
 class Filled(NamedTuple):
@@ -111,6 +112,9 @@ class Backend(Protocol):
 
         Its batch goes into `region`.
         """
+
+    def packed(self, change: Change) -> bytes:
+        """The change as bytes, where it must travel. What cannot be sent raises."""
 
     def update(self, change: bytes) -> None:
         """What is posted from now on is done by workers whose dataset has this change."""

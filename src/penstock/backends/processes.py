@@ -23,6 +23,7 @@ from penstock._memory.mapping import Mapping
 from penstock._work.failure import annotate, restore
 from penstock._work.loop import main
 from penstock._work.task import MOST_STEPS, Job, Kind, Task
+from penstock._work.updates import Change, classes_of_main, packed
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
 from penstock.backends.board import TOKEN, Board
@@ -102,6 +103,7 @@ class ProcessBackend:
         self._assigned = job.assigned
         self._log = job.log
         self._method = method
+        self._known = classes_of_main() if method == "fork" else None
         # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
         # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
         payload = weakref.ref(job) if method == "fork" else job
@@ -168,6 +170,9 @@ class ProcessBackend:
         else:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
+
+    def packed(self, change: Change) -> bytes:
+        return packed(change, self._known)
 
     def update(self, change: bytes) -> None:
         self._log.write(self._updates, change)

@@ -19,6 +19,7 @@ from penstock._memory.layout import Writer
 from penstock._work.failure import annotate
 from penstock._work.runner import Runner, StreamEnded
 from penstock._work.task import Job, Task
+from penstock._work.updates import Change
 from penstock.backends import stack
 from penstock.backends.base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
 
@@ -42,15 +43,18 @@ class ThreadBackend:
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
         self._doing: dict[int, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
+        self._runners: list[Runner] = []
 
     @property
     def workers(self) -> list[Any]:
         return []
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+        runner = Runner(self._job, f"worker {seat} (thread)")
         thread = threading.Thread(
-            target=self._work, args=(worker, seat), name=f"penstock-{seat}", daemon=True
+            target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}", daemon=True
         )
+        self._runners.append(runner)
         self._threads.append(thread)
         thread.start()
 
@@ -61,8 +65,12 @@ class ThreadBackend:
         self._posted.append((task, self.arena.root(region)))
         self._permits.put(True)
 
+    def packed(self, change: Change) -> bytes:
+        return b""
+
     def update(self, change: bytes) -> None:
-        pass  # the dataset is the caller's own
+        for runner in self._runners:  # the dataset is the caller's own
+            runner.look_up()
 
     def flush(self) -> None:
         pass
@@ -107,16 +115,14 @@ class ThreadBackend:
             self._threads[-1].join(max(0.0, deadline - time.monotonic()))
             self._threads.pop()
 
-    def _work(self, worker: int, seat: int) -> None:
-        who = f"worker {seat} (thread)"
-        runner = Runner(self._job, who)
+    def _work(self, runner: Runner, worker: int, seat: int) -> None:
         runner.begin(seat, alone=False)
         while self._permits.get():
             try:
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[task.seq] = who, threading.get_ident()
+            self._doing[task.seq] = runner.who, threading.get_ident()
             outcome = self._run(runner, worker, task, Writer(root))
             del self._doing[task.seq], root
             self._outcomes.put(outcome)
