@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -477,6 +478,32 @@ def test_a_template_that_died_is_replaced_and_its_workers_live_on(crew_of: Any) 
     assert old.is_alive()
     old.kill()
     assert ended(old) == 255  # nobody was left to read its status
+
+
+def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> None:
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(6)]  # so that the numbers below are not used again
+    crew = crew_of("forkserver", idle)
+    old = crew.start()
+    crew.heard()
+    template = crew.launcher._crew.template
+    link = template._link
+    for fd in spare:
+        os.close(fd)
+    os.kill(template.pid, signal.SIGKILL)
+    template.join()
+    crew.start()
+    assert not os.path.exists(f"/proc/self/fd/{link}")
+    ours, theirs = socket.socketpair()
+    os.dup2(theirs.fileno(), link)  # the program opens a socket, and gets this number
+    theirs.shutdown(socket.SHUT_RD)  # so that nobody would wait for an answer
+    old.kill()
+    assert ended(old) == 255
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ours.recv(100)
+    os.close(link)
+    ours.close()
+    theirs.close()
 
 
 def test_a_template_that_dies_each_time_is_an_error_that_says_so(crew_of: Any) -> None:

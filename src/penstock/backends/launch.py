@@ -510,6 +510,8 @@ class _Template(_Process):
 
     def _ask(self, what: int, about: int) -> tuple[int, list[int]]:
         with self._talk:
+            if not self._usable():  # replaced, while workers of it live: its link's number may be anybody's
+                raise _TemplateGone
             try:
                 with self._socket() as link:
                     link.send(REQUEST.pack(what, about), socket.MSG_NOSIGNAL)
