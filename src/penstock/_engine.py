@@ -546,6 +546,7 @@ _LIKELY = {
     "prefetch_factor, or smaller batches.",
     "SIGSEGV": "Native code that the dataset calls has crashed: run these samples with num_workers=0 under "
     "python -X faulthandler.",
+    "unknown": "Perhaps it is the kernel's out-of-memory killer, or native code that the dataset calls has crashed.",
     "SIGBUS": "Memory or a mapped file ended under the reader: a truncated file, or no memory left.",
 }
 _UNLIKELY = "The dataset, or a library that it calls, ended the process."

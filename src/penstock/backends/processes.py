@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 import select
-import signal
 import socket
 import struct
 import time
@@ -30,6 +29,7 @@ from penstock.backends.launch import (
     Launcher,
     WorkerProcess,
     close_in_child,
+    fate,
     forget,
     no_fork,
     take_standard_streams,
@@ -388,7 +388,7 @@ class ProcessBackend:
         process, who = self._workers[worker], self._who(worker)
         self._poller.unregister(pidfd)
         process.join()
-        how, name = _fate(process.exitcode)
+        how, name = fate(process.exitcode)
         cause = process.failure
         process.close()
         del self._workers[worker]
@@ -403,14 +403,3 @@ class ProcessBackend:
         if not self._assigned:
             self._send_tokens_again()
         return Lost(worker, lost, at, who, how, name, cause)
-
-
-def _fate(exitcode: int | None) -> tuple[str, str]:
-    """How a process ended, in words, and the name of the signal that ended it."""
-    if exitcode is None or exitcode >= 0:
-        return f"exited with code {exitcode}", ""
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-exitcode} ({name})", name
