@@ -385,7 +385,16 @@ class Engine:
 
     def _hire(self, command: Hire) -> None:
         self._backend.flush()
-        self._backend.hire(command.worker, command.seat, self.heritage)
+        try:
+            self._backend.hire(command.worker, command.seat, self.heritage)
+        except Exception as error:
+            if not self._losses:  # it is of the first crew: that is for the caller to know
+                raise
+            # As if it had died at birth: those who live go on.
+            loss = next(reversed(self._losses.values()))
+            unborn = f"{type(error).__name__}: {error}"
+            self._losses[command.worker] = loss._replace(seq=None, cause=error, unborn=unborn)
+            self._events.append(WorkerLost(command.worker, None))
 
     def _post(self, command: Post) -> None:
         seq, slab, _, seat = command
@@ -508,6 +517,12 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
 
 def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
     """The error for a step that cost too many workers their lives."""
+    if loss.unborn:
+        return WorkerLostError(
+            f"{loss.who} {loss.how}, and no other could be started in its place ({loss.unborn}): nobody could fill "
+            f"step {task.step} of epoch {task.epoch}.\n"
+            f"  {_LIKELY.get(loss.signal, _UNLIKELY)}"
+        )
     if loss.seq != task.seq:
         return WorkerLostError(
             f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so nobody could fill "

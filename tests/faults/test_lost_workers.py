@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, IterableDataset, WorkerLost, rng
+from penstock.backends import launch
 from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -101,6 +103,58 @@ def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: s
         pytest.raises(WorkerLost, match="exited with code 3"),
     ):
         next(iter(loader))
+
+
+def no_memory(**how: Any) -> int:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_where_no_other_can_be_started_those_who_live_do_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 1))
+    with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        monkeypatch.setattr(launch, "fork", no_memory)
+        assert [batch[:, 0].tolist() for batch in batches] == np.arange(40).reshape(10, 4).tolist()
+        assert len(loader.workers) == 1
+        monkeypatch.undo()
+        assert len(list(loader)) == 10
+        assert len(loader.workers) == 2
+
+
+def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 1))
+    with DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        (worker,) = loader.workers
+        monkeypatch.setattr(launch, "fork", no_memory)
+        rows = [next(batches)[:, 0].tolist() for _ in range(3)]
+        with pytest.raises(WorkerLost) as caught:
+            next(batches)
+        said = str(caught.value)
+        assert said.startswith(
+            f"worker 0 (pid {worker.pid}) was killed by signal 9 (SIGKILL), and no other could be started in its "
+            "place (OSError: [Errno 12] Cannot allocate memory): nobody could fill step 3 of epoch 0."
+        )
+        assert "out-of-memory" in said
+        assert isinstance(caught.value.__cause__, OSError)
+        monkeypatch.undo()
+        with suppress(WorkerLost):  # of a step that had been prefetched
+            next(batches)
+        rows += [batch[:, 0].tolist() for batch in batches]
+    assert rows[-1] == [36, 37, 38, 39]
+
+
+def test_a_crew_that_cannot_be_started_is_the_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "fork", no_memory)
+    with (
+        DataLoader(range(4), num_workers=2, multiprocessing_context="fork") as loader,
+        pytest.raises(OSError, match="Cannot allocate memory"),
+    ):
+        iter(loader)
 
 
 class Pids(Dataset[Any]):

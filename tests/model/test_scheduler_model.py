@@ -45,6 +45,19 @@ WORLDS = {
     "a crew that dies at birth": Setting(runs=(3, 1), window=2, workers=1, retries=0, crashes=5),
     "half a crew that dies at birth": Setting(runs=(2,), window=2, retries=0, crashes=5),
     "a crew that dies, cancel": Setting(runs=(1, 1), window=1, retries=0, crashes=4, cancels=1, unread=0),
+    "a worker that is not started": Setting(runs=(3, 1), crashes=1, refusals=1, unread=0),
+    "workers that are not started": Setting(
+        runs=(2, 1), course="found", window=2, retries=0, crashes=1, refusals=4, unread=0
+    ),
+    "workers that are not started, stream": Setting(
+        runs=(2, 1), course="stream", window=2, workers=1, retries=0, crashes=1, refusals=2, fatal=True
+    ),
+    "workers that are not started, cancel": Setting(
+        runs=(1, 1), window=2, workers=1, retries=0, crashes=1, refusals=2, cancels=1, unread=0
+    ),
+    "workers that are not started, bundles as they come": Setting(
+        runs=(4,), course="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
+    ),
     "bundles, crash": Setting(runs=(5,), course="found", bundle=2, window=2, crashes=1),
     "bundles, two crashes": Setting(runs=(4, 1), course="found", bundle=2, window=2, crashes=2, unread=0),
     "bundles, no retries": Setting(

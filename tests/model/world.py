@@ -71,6 +71,7 @@ class Setting:
     spare: int | None = None
     hold: int = 1  # batches kept while asking for another
     crashes: int = 0
+    refusals: int = 0  # workers that the system does not start
     fatal: bool = False  # nobody can go on in the middle of a run with what a dead worker was at
     cancels: int = 0
     bundle: int = 1  # steps drawn as one (not with "known", which counts on one seq for each)
@@ -85,7 +86,7 @@ class Task(NamedTuple):
     place: int  # in its run
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
-    # It was on the board when the last of a crew died that is not replaced, or nobody else can do it.
+    # It was taken off the board when the last of a crew had died that is not replaced, or nobody else can do it.
     doomed: bool = False
     steps: int = 1  # places, from `place` on
 
@@ -143,6 +144,8 @@ class World:
         self.last_worker = -1
         self.idle_losses = 0
         self.crashes = setting.crashes
+        self.refusals = setting.refusals
+        self.refusing = 0  # of the next that are hired
         # the consumer
         self.mode = OUT
         self.run = -1
@@ -168,7 +171,8 @@ class World:
             tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._warm), len(s._cold), len(s._crew),
             tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed, t.steps) for seq, t in self.tasks.items()]),
-            self.board, self.drawn, self.idle_losses, self.crashes, self.mode, self.run,
+            self.board, self.drawn, self.idle_losses, self.crashes, self.refusals, self.refusing,
+            self.mode, self.run,
             tuple(sorted([(w.alive, -1 if w.claim is None else w.claim, str(w.pipe))
                           for w in self.workers.values()])),
             len(self.got) if self.setting.in_order else tuple(sorted(self.got)), tuple(sorted(self.held)),
@@ -189,6 +193,8 @@ class World:
             for worker, w in self.workers.items():
                 if w.alive:
                     yield ("die", worker)
+        if self.refusals:
+            yield ("refuse", 0)
         for seq in self.held:
             yield ("give_back", seq)
         if self.mode == OUT and self.run + 1 < len(self.setting.runs):
@@ -241,6 +247,10 @@ class World:
         self.crashes -= 1
         self.workers[worker] = self.workers[worker]._replace(alive=False)
 
+    def refuse(self, _: int) -> None:
+        self.refusals -= 1
+        self.refusing += 1
+
     def hear(self, worker: int) -> None:
         w = self.workers[worker]
         kind: Any
@@ -255,10 +265,10 @@ class World:
         self.tell(kind(seq, worker))
 
     def notice(self, worker: int) -> None:
-        w = self.workers.pop(worker)
+        w = self.workers[worker]
         steps, at, fatal = 1, 0, False
         if w.claim is None:
-            self.idle_losses += 1
+            pass
         elif not self.tasks[w.claim].wanted:
             del self.tasks[w.claim]
         else:
@@ -272,10 +282,11 @@ class World:
             guilty = self.tasks[w.claim + at]
             self.tasks[w.claim + at] = guilty._replace(deaths=task.deaths + 1, doomed=fatal)
             self.tasks = dict(sorted(self.tasks.items()))
-        if not self.workers and self.idle_losses > self.setting.workers + self.setting.retries:
-            for seq, task in self.tasks.items():
-                self.tasks[seq] = task._replace(doomed=True)
         self.tell(WorkerLost(worker, w.claim, steps, at, fatal))
+
+    def bury(self, worker: int) -> None:
+        if self.workers.pop(worker).claim is None:
+            self.idle_losses += 1
 
     def give_back(self, seq: int) -> None:
         self.tell(SlabReturned(self.held.pop(seq)))
@@ -327,6 +338,8 @@ class World:
             self.history = (event, self.history)
             if type(event) is Exhausted:
                 del self.undrawn[event.seq]
+            if type(event) is WorkerLost:
+                self.bury(event.worker)
             try:
                 commands = self.scheduler.handle(event)
                 if self.checked:
@@ -348,7 +361,10 @@ class World:
                     self.idle_losses = 0
                 self.law(self.idle_losses <= patience, f"a hire after {self.idle_losses} idle deaths")
                 self.last_worker = worker
-                self.workers[worker] = Worker(seat)
+                self.workers[worker] = Worker(seat, alive=not self.refusing)
+                if self.refusing:
+                    self.refusing -= 1
+                    yield WorkerLost(worker, None)
             case Post(seq, slab, attempt) if seq in self.tasks:
                 task = self.tasks[seq]
                 kept = slab not in self.taken() if task.slab == NO_SLAB else slab == task.slab
@@ -378,6 +394,10 @@ class World:
                     self.board = tuple(s for s in self.board if s != seq)
                     if not self.tasks[seq].wanted:
                         del self.tasks[seq]
+                    else:
+                        given_up = self.idle_losses > self.setting.workers + self.setting.retries
+                        self.law(not self.workers and given_up, f"step {seq} is given up, and could be done")
+                        self.tasks[seq] = self.tasks[seq]._replace(doomed=True)
                     yield Rescinded(seq)
             case Deliver(seq, slab):
                 task = self.receive(seq, slab)

@@ -161,7 +161,7 @@ def _work(boot: dict[str, Any], worker: int) -> NoReturn:
 
 
 def _serve(boot: dict[str, Any], number: int) -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, so would we: and know no status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, there is no status
     requests = socket.socket(fileno=number)
     try:
         main, payload = unpack(boot["shipment"])
