@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -155,6 +156,69 @@ def test_a_crew_that_cannot_be_started_is_the_error_of_the_system(monkeypatch: p
         pytest.raises(OSError, match="Cannot allocate memory"),
     ):
         iter(loader)
+
+
+class Growing(Dataset[Any]):
+    """Tells whether a change was made, and how often."""
+
+    grown = 0
+    lock: Any = None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> Any:
+        return 100 * self.grown + key
+
+
+def grow(dataset: Growing) -> None:
+    dataset.grown += 1
+
+
+def test_beside_threads_that_came_later_a_replacement_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    with DataLoader(Growing(), num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).item()]
+        loader.update(grow)
+        seen.append(next(batches).item())
+        monkeypatch.setattr(launch, "survives_fork", lambda: False)  # as beside a thread
+        monkeypatch.setattr(launch, "fork", no_memory)
+        for _ in range(2):  # the second from the dataset that was sent for the first
+            kill(loader)
+            seen.append(next(batches).item())
+            loader.update(grow)
+            seen.append(next(batches).item())
+        seen += [batch.item() for batch in batches]
+    assert seen == [0, 101, 102, 203, 204, *range(305, 312)]
+
+
+def test_a_dataset_that_cannot_be_sent_is_forked_beside_threads_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    dataset = Growing()
+    dataset.lock = threading.Lock()
+    with DataLoader(dataset, num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).item()]
+        monkeypatch.setattr(launch, "survives_fork", lambda: False)
+        kill(loader)
+        with pytest.warns(RuntimeWarning, match=r"(?s)forked beside threads.*\.lock is a _thread\.lock"):
+            seen += [batch.item() for batch in batches]
+        kill(loader)
+        assert [batch.item() for batch in loader] == seen == list(range(12))  # it is said once
+
+
+def test_fork_that_was_asked_for_stays_fork_beside_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: False)
+    dataset = Growing()
+    dataset.lock = threading.Lock()
+    with DataLoader(dataset, num_workers=1, prefetch_factor=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        next(batches)
+        kill(loader)
+        assert len(list(batches)) == 11
 
 
 class Pids(Dataset[Any]):

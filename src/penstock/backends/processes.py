@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import time
+import warnings
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import (
     Launcher,
     WorkerProcess,
+    choose_method,
     close_in_child,
     fate,
     forget,
@@ -47,6 +49,11 @@ _NO_STEP = -1
 
 _FD = struct.Struct("i")
 
+_FORKED_ANYWAY = (
+    "A worker is forked beside threads that were not there when the first was. If one of them holds a lock just now, "
+    "the worker may wait for it for ever. It could not be started in any other way:"
+)
+
 
 class ProcessBackend:
     """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew.
@@ -64,6 +71,7 @@ class ProcessBackend:
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
+        self._former: Launcher | None = None
         try:
             self._start(job, method, explicit)
         except BaseException:
@@ -86,7 +94,7 @@ class ProcessBackend:
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
-        theirs = {
+        self._theirs = {
             "arena": arena,
             "board": board,
             "updates": self._updates,
@@ -103,9 +111,11 @@ class ProcessBackend:
         self._log = job.log
         self._method = method
         # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
-        # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
-        payload = weakref.ref(job) if method == "fork" else job
-        self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
+        # objects, the loader whose end ends them. The engine keeps it for workers that are started later.
+        self._job = weakref.ref(job)
+        payload = self._job if method == "fork" else job
+        self._launcher = Launcher(method, main, payload, self._theirs, explicit=explicit)
+        self._fork_is_our_choice = method == "fork" and not explicit
         self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
@@ -124,16 +134,39 @@ class ProcessBackend:
         return fds
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        assert self._launcher is not None
         if heritage is not None:
             # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
             data = pickle.dumps(heritage)
             os.ftruncate(self._heritage, len(data))
             os.pwrite(self._heritage, data, 0)
-        process = self._launcher.start(worker * self._seats + seat)
+        process = self._launch(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
         self._poller.register(process.fileno(), select.POLLIN)
+
+    def _launch(self, number: int) -> WorkerProcess:
+        assert self._launcher is not None
+        if self._fork_is_our_choice and (method := choose_method(None)) != "fork":
+            try:
+                return self._launch_by(method, number)
+            except Exception as error:  # pickling runs the user's code
+                text = f"{_FORKED_ANYWAY} {type(error).__name__}: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                self._fork_is_our_choice = False
+        return self._launcher.start(number)
+
+    def _launch_by(self, method: str, number: int) -> WorkerProcess:
+        """From here on workers are started in another way: with the dataset as it is now, and how far the log is."""
+        self._former = self._launcher
+        self._launcher = Launcher(method, main, self._job(), self._theirs)
+        try:
+            process = self._launcher.start(number)
+        except Exception:
+            self._launcher.close()
+            self._launcher = self._former
+            raise
+        self._method, self._fork_is_our_choice = method, False
+        return process
 
     def pack(self, task: Task) -> Payload:
         keys = task.keys
@@ -252,8 +285,9 @@ class ProcessBackend:
             process.join()
             process.close()
             del self._workers[worker]
-        if self._launcher is not None:
-            self._launcher.close()
+        for launcher in (self._launcher, self._former):
+            if launcher is not None:
+                launcher.close()
         self._close_fds(*self._fds, *self._unclaimed_strays.values())
 
     def _close_fds(self, *fds: int) -> None:
