@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -116,6 +118,7 @@ class Engine:
         self._pace = _SLOW  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
+        self._given_up: dict[int, Lost] = {}  # by seat, and the caller was not told yet
         self.heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
         self._events: deque[Event] = deque()
         self._asking = False
@@ -384,6 +387,7 @@ class Engine:
     # What each command means.
 
     def _hire(self, command: Hire) -> None:
+        self._given_up.pop(command.seat, None)
         self._backend.flush()
         try:
             self._backend.hire(command.worker, command.seat, self.heritage)
@@ -395,6 +399,9 @@ class Engine:
             unborn = f"{type(error).__name__}: {error}"
             self._losses[command.worker] = loss._replace(seq=None, cause=error, unborn=unborn)
             self._events.append(WorkerLost(command.worker, None))
+
+    def _give_up(self, command: GiveUp) -> None:
+        self._given_up[command.seat] = self._losses[command.worker]
 
     def _post(self, command: Post) -> None:
         seq, slab, _, seat = command
@@ -435,6 +442,10 @@ class Engine:
             self._events.append(Bounded(task.seq))
 
     def _deliver(self, command: Deliver) -> None:
+        if self._given_up:  # not before there is a batch: where nobody lives on, an error tells it
+            for loss in self._given_up.values():
+                warnings.warn(vacancy(loss), RuntimeWarning, stacklevel=2)
+            self._given_up.clear()
         seq, slab = command
         task, outcome = self._tasks.pop(seq), self._outcomes.pop(seq)
         if isinstance(outcome, Bundle):
@@ -510,6 +521,7 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
     DeliverLost: Engine._deliver_lost,
     Finish: Engine._finish,
     Hire: Engine._hire,
+    GiveUp: Engine._give_up,
     Rescind: Engine._rescind,
     Cool: Engine._cool,
 }
@@ -540,6 +552,17 @@ def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> Wor
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
         f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
         f"  {tried}"
+    )
+
+
+def vacancy(loss: Lost) -> str:
+    """The warning for a seat that is left empty."""
+    why = "the last of several there that died with nothing to do"
+    if loss.unborn:
+        why = f"and no other could be started in its place ({loss.unborn})"
+    return (
+        f"{loss.who} {loss.how}, {why}. Its place stays empty until the next epoch; the others do its work.\n"
+        f"  {_LIKELY.get(loss.signal, _UNLIKELY)} Look at worker_init_fn."
     )
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -106,6 +107,41 @@ def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: s
         next(iter(loader))
 
 
+class OneDiesAtBirth(Dataset[Any]):
+    """Whoever has the second seat. The other waits, at each of the first steps, until one more was found dead."""
+
+    def __init__(self, births: Path) -> None:
+        births.touch()
+        self.births = births
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: int) -> Any:
+        while sum(not Path(f"/proc/{pid}").exists() for pid in self.born()) < min(key + 1, 4):
+            time.sleep(1e-3)
+        return key
+
+    def begin(self, seat: int) -> None:
+        if seat == 1:
+            with self.births.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            os._exit(3)
+
+    def born(self) -> list[str]:
+        return self.births.read_text().split()
+
+
+def test_a_seat_where_all_die_at_birth_is_left_empty_and_the_caller_is_told(tmp_path: Path) -> None:
+    dataset = OneDiesAtBirth(tmp_path / "births")
+    with DataLoader(dataset, num_workers=2, worker_init_fn=dataset.begin) as loader:
+        with pytest.warns(RuntimeWarning, match=r"worker 1 \(pid \d+\) exited with code 3") as said:
+            assert [batch.item() for batch in loader] == list(range(8))
+        assert len(said) == 1
+        assert "stays empty until the next epoch" in str(said[0].message)
+        assert len(dataset.born()) == 4  # retries=2 more than two
+
+
 def no_memory(**how: Any) -> int:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
@@ -117,7 +153,9 @@ def test_where_no_other_can_be_started_those_who_live_do_the_rest(
     with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork") as loader:
         batches = iter(loader)
         monkeypatch.setattr(launch, "fork", no_memory)
-        assert [batch[:, 0].tolist() for batch in batches] == np.arange(40).reshape(10, 4).tolist()
+        with pytest.warns(RuntimeWarning, match=r"SIGKILL.*Cannot allocate memory.*stays empty"):
+            rows = [batch[:, 0].tolist() for batch in batches]
+        assert rows == np.arange(40).reshape(10, 4).tolist()
         assert len(loader.workers) == 1
         monkeypatch.undo()
         assert len(list(loader)) == 10
@@ -143,10 +181,12 @@ def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_
         assert "out-of-memory" in said
         assert isinstance(caught.value.__cause__, OSError)
         monkeypatch.undo()
-        with suppress(WorkerLost):  # of a step that had been prefetched
-            next(batches)
-        rows += [batch[:, 0].tolist() for batch in batches]
-    assert rows[-1] == [36, 37, 38, 39]
+        for _ in range(6):
+            with suppress(WorkerLost):  # of a step that had been prefetched
+                rows.append(next(batches)[:, 0].tolist())
+        assert list(batches) == []
+        assert len(list(loader)) == 10
+    assert rows[:3] == np.arange(12).reshape(3, 4).tolist()
 
 
 def test_a_crew_that_cannot_be_started_is_the_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

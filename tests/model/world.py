@@ -23,6 +23,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -142,7 +143,8 @@ class World:
         # the crew
         self.workers: dict[int, Worker] = {}
         self.last_worker = -1
-        self.idle_losses = 0
+        self.idle_losses = dict.fromkeys(range(setting.workers), 0)  # by seat, since a step came from it
+        self.given_up: frozenset[int] = frozenset()
         self.crashes = setting.crashes
         self.refusals = setting.refusals
         self.refusing = 0  # of the next that are hired
@@ -160,21 +162,24 @@ class World:
         new.tasks = self.tasks.copy()  # (`undrawn` is empty between actions)
         new.first_seq = self.first_seq.copy()
         new.workers = self.workers.copy()
+        new.idle_losses = self.idle_losses.copy()
         new.held = self.held.copy()
         return new
 
     def key(self) -> tuple[object, ...]:
         """Equal for worlds with the same future, up to the names of slabs and workers."""
         s: Any = self.scheduler
+        living = self.workers.values()
+        crew = {w.seat: (w.alive, -1 if w.claim is None else w.claim, str(w.pipe)) for w in living}
         return (
-            s._phase.value, s._ask_is_open, s._bound, s._drained, s._idle_losses, s._next_seq,
+            s._phase.value, s._ask_is_open, s._bound, s._drained, s._next_seq,
             tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._warm), len(s._cold), len(s._crew),
             tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed, t.steps) for seq, t in self.tasks.items()]),
-            self.board, self.drawn, self.idle_losses, self.crashes, self.refusals, self.refusing,
+            self.board, self.drawn, self.crashes, self.refusals, self.refusing,
             self.mode, self.run,
-            tuple(sorted([(w.alive, -1 if w.claim is None else w.claim, str(w.pipe))
-                          for w in self.workers.values()])),
+            tuple(sorted([(losses, s._idle_losses.get(seat, 0), seat in self.given_up, crew.get(seat, ()))
+                          for seat, losses in self.idle_losses.items()])),
             len(self.got) if self.setting.in_order else tuple(sorted(self.got)), tuple(sorted(self.held)),
             self.cancels, len(self.slabs), tuple(self.first_seq.items()),
         )  # fmt: skip
@@ -257,7 +262,7 @@ class World:
         seq: Any
         kind, seq, *rest = w.pipe
         self.workers[worker] = w._replace(pipe=tuple(rest))
-        self.idle_losses = 0
+        self.idle_losses[w.seat] = 0
         if kind is StepEnded and self.tasks[seq].wanted:
             self.unwant(s for s, t in self.tasks.items() if t.run == self.tasks[seq].run and s > seq)
         if kind is StepEnded or not self.tasks[seq].wanted:
@@ -285,8 +290,8 @@ class World:
         self.tell(WorkerLost(worker, w.claim, steps, at, fatal))
 
     def bury(self, worker: int) -> None:
-        if self.workers.pop(worker).claim is None:
-            self.idle_losses += 1
+        w = self.workers.pop(worker)
+        self.idle_losses[w.seat] += w.claim is None
 
     def give_back(self, seq: int) -> None:
         self.tell(SlabReturned(self.held.pop(seq)))
@@ -295,7 +300,7 @@ class World:
         self.run += 1
         self.mode = IN
         self.got = ()
-        self.idle_losses = 0
+        self.forgive()
         if self.drawn[0] < self.run:
             self.drawn = (self.run, 0)
         self.first_seq = {run: seq for run, seq in self.first_seq.items() if run >= self.run}
@@ -303,6 +308,13 @@ class World:
         if self.setting.course == "known" and self.run in self.first_seq:
             told.append(Bounded(self.first_seq[self.run] + self.setting.runs[self.run]))
         self.tell(*told)
+
+    def forgive(self) -> None:
+        self.idle_losses = dict.fromkeys(self.idle_losses, 0)
+
+    def is_given_up(self, seat: int) -> bool:
+        """Whether so many have died there that nobody is hired for it."""
+        return self.idle_losses[seat] > self.setting.retries + 1
 
     def ask(self, _: int) -> None:
         self.mode = ASKED
@@ -356,10 +368,11 @@ class World:
                 self.law(worker > self.last_worker, f"worker id {worker} is used twice")
                 self.law(all(w.seat != seat for w in self.workers.values()), f"seat {seat} is taken")
                 self.law(0 <= seat < self.setting.workers, f"there is no seat {seat}")
-                patience = self.setting.workers + self.setting.retries
                 if not isinstance(cause, WorkerLost):
-                    self.idle_losses = 0
-                self.law(self.idle_losses <= patience, f"a hire after {self.idle_losses} idle deaths")
+                    self.forgive()
+                deaths = self.idle_losses[seat]
+                self.law(not self.is_given_up(seat), f"a hire for seat {seat} after {deaths} idle deaths")
+                self.given_up -= {seat}
                 self.last_worker = worker
                 self.workers[worker] = Worker(seat, alive=not self.refusing)
                 if self.refusing:
@@ -395,7 +408,7 @@ class World:
                     if not self.tasks[seq].wanted:
                         del self.tasks[seq]
                     else:
-                        given_up = self.idle_losses > self.setting.workers + self.setting.retries
+                        given_up = all(map(self.is_given_up, self.idle_losses))
                         self.law(not self.workers and given_up, f"step {seq} is given up, and could be done")
                         self.tasks[seq] = self.tasks[seq]._replace(doomed=True)
                     yield Rescinded(seq)
@@ -415,6 +428,10 @@ class World:
                 right = steps <= {*self.got} if self.setting.course == "stream" else steps == {*self.got}
                 self.law(right, f"the end after {self.got}")
                 self.mode = OUT
+            case GiveUp(seat, worker):
+                self.law(self.is_given_up(seat), f"seat {seat} is given up too early")
+                self.law(0 <= worker <= self.last_worker and worker not in self.workers, "it died")
+                self.given_up |= {seat}
             case Cool(slab):
                 taken = self.taken()
                 self.law(slab not in taken, f"slab {slab} is cooled while it is in use")
@@ -475,6 +492,9 @@ class World:
         """What must hold wherever the world may stop for a while."""
         if self.mode == ASKED:
             self.law(any(True for _ in self.progress()), "the consumer waits and nothing can happen")
+        if self.workers:
+            told = {w.seat for w in self.workers.values()} | self.given_up
+            self.law(told == set(range(self.setting.workers)), "a seat is empty, and nobody was told")
 
     def laws_of_the_end(self) -> None:
         """What must hold where nothing can happen any more."""
