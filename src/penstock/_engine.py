@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -117,6 +119,7 @@ class Engine:
         self._pace = _SLOW  # seconds a step, lately
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
+        self._given_up: dict[int, Lost] = {}  # by seat, and the caller was not told yet
         self.heritage: tuple[int, bytes] | None = None  # the last mark that came from a worker, and its run
         self._events: deque[Event] = deque()
         self._asking = False
@@ -411,8 +414,21 @@ class Engine:
     # What each command means.
 
     def _hire(self, command: Hire) -> None:
+        self._given_up.pop(command.seat, None)
         self._backend.flush()
-        self._backend.hire(command.worker, command.seat, self.heritage)
+        try:
+            self._backend.hire(command.worker, command.seat, self.heritage)
+        except Exception as error:
+            if not self._losses:  # it is of the first crew: that is for the caller to know
+                raise
+            # As if it had died at birth: those who live go on.
+            loss = next(reversed(self._losses.values()))
+            unborn = f"{type(error).__name__}: {error}"
+            self._losses[command.worker] = loss._replace(seq=None, cause=error, unborn=unborn)
+            self._events.append(WorkerLost(command.worker, None))
+
+    def _give_up(self, command: GiveUp) -> None:
+        self._given_up[command.seat] = self._losses[command.worker]
 
     def _post(self, command: Post) -> None:
         seq, slab, _, seat = command
@@ -454,6 +470,10 @@ class Engine:
             self._events.append(Bounded(task.seq))
 
     def _deliver(self, command: Deliver) -> None:
+        if self._given_up:  # not before there is a batch: where nobody lives on, an error tells it
+            for loss in self._given_up.values():
+                warnings.warn(vacancy(loss), RuntimeWarning, stacklevel=2)
+            self._given_up.clear()
         seq, slab = command
         task, outcome = self._tasks.pop(seq), self._outcomes.pop(seq)
         if isinstance(outcome, Bundle):
@@ -529,6 +549,7 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
     DeliverLost: Engine._deliver_lost,
     Finish: Engine._finish,
     Hire: Engine._hire,
+    GiveUp: Engine._give_up,
     Rescind: Engine._rescind,
     Cool: Engine._cool,
 }
@@ -536,6 +557,12 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
 
 def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
     """The error for a step that cost too many workers their lives."""
+    if loss.unborn:
+        return WorkerLostError(
+            f"{loss.who} {loss.how}, and no other could be started in its place ({loss.unborn}): nobody could fill "
+            f"step {task.step} of epoch {task.epoch}.\n"
+            f"  {_LIKELY.get(loss.signal, _UNLIKELY)}"
+        )
     if loss.seq != task.seq:
         return WorkerLostError(
             f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so nobody could fill "
@@ -553,6 +580,17 @@ def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> Wor
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
         f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
         f"  {tried}"
+    )
+
+
+def vacancy(loss: Lost) -> str:
+    """The warning for a seat that is left empty."""
+    why = "the last of several there that died with nothing to do"
+    if loss.unborn:
+        why = f"and no other could be started in its place ({loss.unborn})"
+    return (
+        f"{loss.who} {loss.how}, {why}. Its place stays empty until the next epoch; the others do its work.\n"
+        f"  {_LIKELY.get(loss.signal, _UNLIKELY)} Look at worker_init_fn."
     )
 
 
@@ -574,6 +612,7 @@ _LIKELY = {
     "prefetch_factor, or smaller batches.",
     "SIGSEGV": "Native code that the dataset calls has crashed: run these samples with num_workers=0 under "
     "python -X faulthandler.",
+    "unknown": "Perhaps it is the kernel's out-of-memory killer, or native code that the dataset calls has crashed.",
     "SIGBUS": "Memory or a mapped file ended under the reader: a truncated file, or no memory left.",
 }
 _UNLIKELY = "The dataset, or a library that it calls, ended the process."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, IterableDataset, WorkerLost, rng
+from penstock.backends import launch
 from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -101,6 +105,160 @@ def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: s
         pytest.raises(WorkerLost, match="exited with code 3"),
     ):
         next(iter(loader))
+
+
+class OneDiesAtBirth(Dataset[Any]):
+    """Whoever has the second seat. The other waits, at each of the first steps, until one more was found dead."""
+
+    def __init__(self, births: Path) -> None:
+        births.touch()
+        self.births = births
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: int) -> Any:
+        while sum(not Path(f"/proc/{pid}").exists() for pid in self.born()) < min(key + 1, 4):
+            time.sleep(1e-3)
+        return key
+
+    def begin(self, seat: int) -> None:
+        if seat == 1:
+            with self.births.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            os._exit(3)
+
+    def born(self) -> list[str]:
+        return self.births.read_text().split()
+
+
+def test_a_seat_where_all_die_at_birth_is_left_empty_and_the_caller_is_told(tmp_path: Path) -> None:
+    dataset = OneDiesAtBirth(tmp_path / "births")
+    with DataLoader(dataset, num_workers=2, worker_init_fn=dataset.begin) as loader:
+        with pytest.warns(RuntimeWarning, match=r"worker 1 \(pid \d+\) exited with code 3") as said:
+            assert [batch.item() for batch in loader] == list(range(8))
+        assert len(said) == 1
+        assert "stays empty until the next epoch" in str(said[0].message)
+        assert len(dataset.born()) == 4  # retries=2 more than two
+
+
+def no_memory(**how: Any) -> int:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_where_no_other_can_be_started_those_who_live_do_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 1))
+    with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        monkeypatch.setattr(launch, "fork", no_memory)
+        with pytest.warns(RuntimeWarning, match=r"SIGKILL.*Cannot allocate memory.*stays empty"):
+            rows = [batch[:, 0].tolist() for batch in batches]
+        assert rows == np.arange(40).reshape(10, 4).tolist()
+        assert len(loader.workers) == 1
+        monkeypatch.undo()
+        assert len(list(loader)) == 10
+        assert len(loader.workers) == 2
+
+
+def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Deadly(40, 13, give_lives(tmp_path, 1))
+    with DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        (worker,) = loader.workers
+        monkeypatch.setattr(launch, "fork", no_memory)
+        rows = [next(batches)[:, 0].tolist() for _ in range(3)]
+        with pytest.raises(WorkerLost) as caught:
+            next(batches)
+        said = str(caught.value)
+        assert said.startswith(
+            f"worker 0 (pid {worker.pid}) was killed by signal 9 (SIGKILL), and no other could be started in its "
+            "place (OSError: [Errno 12] Cannot allocate memory): nobody could fill step 3 of epoch 0."
+        )
+        assert "out-of-memory" in said
+        assert isinstance(caught.value.__cause__, OSError)
+        monkeypatch.undo()
+        for _ in range(6):
+            with suppress(WorkerLost):  # of a step that had been prefetched
+                rows.append(next(batches)[:, 0].tolist())
+        assert list(batches) == []
+        assert len(list(loader)) == 10
+    assert rows[:3] == np.arange(12).reshape(3, 4).tolist()
+
+
+def test_a_crew_that_cannot_be_started_is_the_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "fork", no_memory)
+    with (
+        DataLoader(range(4), num_workers=2, multiprocessing_context="fork") as loader,
+        pytest.raises(OSError, match="Cannot allocate memory"),
+    ):
+        iter(loader)
+
+
+class Growing(Dataset[Any]):
+    """Tells whether a change was made, and how often."""
+
+    grown = 0
+    lock: Any = None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> Any:
+        return 100 * self.grown + key
+
+
+def grow(dataset: Growing) -> None:
+    dataset.grown += 1
+
+
+def test_beside_threads_that_came_later_a_replacement_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    with DataLoader(Growing(), num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).item()]
+        loader.update(grow)
+        seen.append(next(batches).item())
+        monkeypatch.setattr(launch, "survives_fork", lambda: False)  # as beside a thread
+        monkeypatch.setattr(launch, "fork", no_memory)
+        for _ in range(2):  # the second from the dataset that was sent for the first
+            kill(loader)
+            seen.append(next(batches).item())
+            loader.update(grow)
+            seen.append(next(batches).item())
+        seen += [batch.item() for batch in batches]
+    assert seen == [0, 101, 102, 203, 204, *range(305, 312)]
+
+
+def test_a_dataset_that_cannot_be_sent_is_forked_beside_threads_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    dataset = Growing()
+    dataset.lock = threading.Lock()
+    with DataLoader(dataset, num_workers=1, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).item()]
+        monkeypatch.setattr(launch, "survives_fork", lambda: False)
+        kill(loader)
+        with pytest.warns(RuntimeWarning, match=r"(?s)forked beside threads.*\.lock is a _thread\.lock"):
+            seen += [batch.item() for batch in batches]
+        kill(loader)
+        assert [batch.item() for batch in loader] == seen == list(range(12))  # it is said once
+
+
+def test_fork_that_was_asked_for_stays_fork_beside_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "survives_fork", lambda: False)
+    dataset = Growing()
+    dataset.lock = threading.Lock()
+    with DataLoader(dataset, num_workers=1, prefetch_factor=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        next(batches)
+        kill(loader)
+        assert len(list(batches)) == 11
 
 
 class Pids(Dataset[Any]):

@@ -24,6 +24,7 @@ WORLDS = st.builds(
     spare=st.none() | st.integers(0, 3),
     hold=st.integers(0, 5),
     crashes=st.sampled_from([0, 2, 12]),
+    refusals=st.sampled_from([0, 2, 12]),
     cancels=st.integers(0, 2),
     unread=st.integers(0, 3),
 )
@@ -59,10 +60,10 @@ class ARandomWalk(RuleBasedStateMachine):
     def a_worker_is_heard_of(self, pick: int) -> None:
         self.one_of("hear notice", pick)
 
-    @precondition(can("die"))
+    @precondition(can("die", "refuse"))
     @rule(pick=st.integers(0, 20))
     def a_worker_dies(self, pick: int) -> None:
-        self.one_of("die", pick)
+        self.one_of("die refuse", pick)
 
     @precondition(can("cancel"))
     @rule(pick=st.integers(0, 20))

@@ -11,7 +11,7 @@ import os
 import pytest
 from model.world import IN_KEY, NOT_IN_KEY, Breach, Setting, explore
 
-from penstock._schedule.commands import Command, Deliver, Finish, Hire, Post, Rescind
+from penstock._schedule.commands import Command, Deliver, Finish, GiveUp, Hire, Post, Rescind
 from penstock._schedule.events import Asked, Cancelled, Event, Opened, StepEnded, StepFilled, WorkerLost
 from penstock._schedule.scheduler import ABANDONED, FILLED, LENT, LOST, OPEN, POSTED, Scheduler, Step
 
@@ -45,6 +45,19 @@ WORLDS = {
     "a crew that dies at birth": Setting(runs=(3, 1), window=2, workers=1, retries=0, crashes=5),
     "half a crew that dies at birth": Setting(runs=(2,), window=2, retries=0, crashes=5),
     "a crew that dies, cancel": Setting(runs=(1, 1), window=1, retries=0, crashes=4, cancels=1, unread=0),
+    "a worker that is not started": Setting(runs=(3,), crashes=1, refusals=1, unread=0),
+    "workers that are not started": Setting(
+        runs=(2, 1), course="found", window=2, retries=0, crashes=1, refusals=3, unread=0
+    ),
+    "workers that are not started, stream": Setting(
+        runs=(2,), course="stream", window=2, workers=1, retries=0, crashes=1, refusals=2, fatal=True
+    ),
+    "workers that are not started, cancel": Setting(
+        runs=(1, 1), window=2, workers=1, retries=0, crashes=1, refusals=2, cancels=1, unread=0
+    ),
+    "workers that are not started, bundles as they come": Setting(
+        runs=(4,), course="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
+    ),
     "bundles, crash": Setting(runs=(5,), course="found", bundle=2, window=2, crashes=1),
     "bundles, two crashes": Setting(runs=(4, 1), course="found", bundle=2, window=2, crashes=2, unread=0),
     "bundles, no retries": Setting(
@@ -245,7 +258,7 @@ class LetsALateEndIntoTheNextRun(Scheduler):
 class GivesUpWhatALivingWorkerHasInHand(Scheduler):
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         super()._worker_lost(event, out)
-        if self._idle_losses > self._workers + self._retries:
+        if len(self._crew) < self._workers:
             for seq, step in self._steps.items():
                 if step.state is POSTED:
                     self._steps[seq] = Step(LOST, step.slab, step.attempt, event.worker)
@@ -260,8 +273,21 @@ class LeavesTheBoardToNobody(Scheduler):
 
 class HiresForEverAndEver(Scheduler):
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
-        self._idle_losses = 0
+        self._idle_losses.clear()
         super()._worker_lost(event, out)
+
+
+class ForgivesASeatForWhatAnotherDoes(Scheduler):
+    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+        super()._step_filled(event, out)
+        self._idle_losses.clear()
+
+
+class LeavesASeatEmptySilently(Scheduler):
+    def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
+        unsaid: list[Command] = []
+        super()._worker_lost(event, unsaid)
+        out.extend(command for command in unsaid if not isinstance(command, GiveUp))
 
 
 class NeverHiresAgain(Scheduler):
@@ -325,6 +351,7 @@ CRASHES = Setting(runs=(2,), window=2, crashes=2, unread=0)
 CANCEL = Setting(runs=(2, 2), window=2, cancels=1, unread=0)
 NEXT = Setting(runs=(2, 2), window=3, unread=0)
 STREAM = Setting(runs=(1, 1), course="stream", window=2)
+HALF = Setting(runs=(3,), window=2, retries=0, crashes=2, unread=0)
 BIRTH = Setting(runs=(3,), window=1, workers=1, retries=0, crashes=3)
 
 BUGS: list[tuple[type[Scheduler], Setting]] = [
@@ -351,9 +378,11 @@ BUGS: list[tuple[type[Scheduler], Setting]] = [
     (GivesUpOnceTooEarly, CRASHES),
     (LeavesStepsOfADryStreamOnTheBoard, STREAM),
     (LetsALateEndIntoTheNextRun, STREAM),
-    (GivesUpWhatALivingWorkerHasInHand, Setting(runs=(2,), window=2, retries=0, crashes=3)),
+    (GivesUpWhatALivingWorkerHasInHand, HALF),
     (LeavesTheBoardToNobody, BIRTH),
     (HiresForEverAndEver, BIRTH),
+    (ForgivesASeatForWhatAnotherDoes, HALF),
+    (LeavesASeatEmptySilently, HALF),
     (NeverHiresAgain, BIRTH),
     (KeepsTheAskOfACancelledRun, CANCEL),
     (ForgetsTheAskWhenALossIsToBeRetried, CRASH),

@@ -23,6 +23,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -71,6 +72,7 @@ class Setting:
     spare: int | None = None
     hold: int = 1  # batches kept while asking for another
     crashes: int = 0
+    refusals: int = 0  # workers that the system does not start
     fatal: bool = False  # nobody can go on in the middle of a run with what a dead worker was at
     cancels: int = 0
     bundle: int = 1  # steps drawn as one (not with "known", which counts on one seq for each)
@@ -85,7 +87,7 @@ class Task(NamedTuple):
     place: int  # in its run
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
-    # It was on the board when the last of a crew died that is not replaced, or nobody else can do it.
+    # It was taken off the board when the last of a crew had died that is not replaced, or nobody else can do it.
     doomed: bool = False
     steps: int = 1  # places, from `place` on
 
@@ -141,8 +143,11 @@ class World:
         # the crew
         self.workers: dict[int, Worker] = {}
         self.last_worker = -1
-        self.idle_losses = 0
+        self.idle_losses = dict.fromkeys(range(setting.workers), 0)  # by seat, since a step came from it
+        self.given_up: frozenset[int] = frozenset()
         self.crashes = setting.crashes
+        self.refusals = setting.refusals
+        self.refusing = 0  # of the next that are hired
         # the consumer
         self.mode = OUT
         self.run = -1
@@ -157,20 +162,24 @@ class World:
         new.tasks = self.tasks.copy()  # (`undrawn` is empty between actions)
         new.first_seq = self.first_seq.copy()
         new.workers = self.workers.copy()
+        new.idle_losses = self.idle_losses.copy()
         new.held = self.held.copy()
         return new
 
     def key(self) -> tuple[object, ...]:
         """Equal for worlds with the same future, up to the names of slabs and workers."""
         s: Any = self.scheduler
+        living = self.workers.values()
+        crew = {w.seat: (w.alive, -1 if w.claim is None else w.claim, str(w.pipe)) for w in living}
         return (
-            s._phase.value, s._ask_is_open, s._bound, s._drained, s._idle_losses, s._next_seq,
+            s._phase.value, s._ask_is_open, s._bound, s._drained, s._next_seq,
             tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._warm), len(s._cold), len(s._crew),
             tuple([(seq, t.run, t.place, t.deaths, t.wanted, t.doomed, t.steps) for seq, t in self.tasks.items()]),
-            self.board, self.drawn, self.idle_losses, self.crashes, self.mode, self.run,
-            tuple(sorted([(w.alive, -1 if w.claim is None else w.claim, str(w.pipe))
-                          for w in self.workers.values()])),
+            self.board, self.drawn, self.crashes, self.refusals, self.refusing,
+            self.mode, self.run,
+            tuple(sorted([(losses, s._idle_losses.get(seat, 0), seat in self.given_up, crew.get(seat, ()))
+                          for seat, losses in self.idle_losses.items()])),
             len(self.got) if self.setting.in_order else tuple(sorted(self.got)), tuple(sorted(self.held)),
             self.cancels, len(self.slabs), tuple(self.first_seq.items()),
         )  # fmt: skip
@@ -189,6 +198,8 @@ class World:
             for worker, w in self.workers.items():
                 if w.alive:
                     yield ("die", worker)
+        if self.refusals:
+            yield ("refuse", 0)
         for seq in self.held:
             yield ("give_back", seq)
         if self.mode == OUT and self.run + 1 < len(self.setting.runs):
@@ -241,13 +252,17 @@ class World:
         self.crashes -= 1
         self.workers[worker] = self.workers[worker]._replace(alive=False)
 
+    def refuse(self, _: int) -> None:
+        self.refusals -= 1
+        self.refusing += 1
+
     def hear(self, worker: int) -> None:
         w = self.workers[worker]
         kind: Any
         seq: Any
         kind, seq, *rest = w.pipe
         self.workers[worker] = w._replace(pipe=tuple(rest))
-        self.idle_losses = 0
+        self.idle_losses[w.seat] = 0
         if kind is StepEnded and self.tasks[seq].wanted:
             self.unwant(s for s, t in self.tasks.items() if t.run == self.tasks[seq].run and s > seq)
         if kind is StepEnded or not self.tasks[seq].wanted:
@@ -255,10 +270,10 @@ class World:
         self.tell(kind(seq, worker))
 
     def notice(self, worker: int) -> None:
-        w = self.workers.pop(worker)
+        w = self.workers[worker]
         steps, at, fatal = 1, 0, False
         if w.claim is None:
-            self.idle_losses += 1
+            pass
         elif not self.tasks[w.claim].wanted:
             del self.tasks[w.claim]
         else:
@@ -272,10 +287,11 @@ class World:
             guilty = self.tasks[w.claim + at]
             self.tasks[w.claim + at] = guilty._replace(deaths=task.deaths + 1, doomed=fatal)
             self.tasks = dict(sorted(self.tasks.items()))
-        if not self.workers and self.idle_losses > self.setting.workers + self.setting.retries:
-            for seq, task in self.tasks.items():
-                self.tasks[seq] = task._replace(doomed=True)
         self.tell(WorkerLost(worker, w.claim, steps, at, fatal))
+
+    def bury(self, worker: int) -> None:
+        w = self.workers.pop(worker)
+        self.idle_losses[w.seat] += w.claim is None
 
     def give_back(self, seq: int) -> None:
         self.tell(SlabReturned(self.held.pop(seq)))
@@ -284,7 +300,7 @@ class World:
         self.run += 1
         self.mode = IN
         self.got = ()
-        self.idle_losses = 0
+        self.forgive()
         if self.drawn[0] < self.run:
             self.drawn = (self.run, 0)
         self.first_seq = {run: seq for run, seq in self.first_seq.items() if run >= self.run}
@@ -292,6 +308,13 @@ class World:
         if self.setting.course == "known" and self.run in self.first_seq:
             told.append(Bounded(self.first_seq[self.run] + self.setting.runs[self.run]))
         self.tell(*told)
+
+    def forgive(self) -> None:
+        self.idle_losses = dict.fromkeys(self.idle_losses, 0)
+
+    def is_given_up(self, seat: int) -> bool:
+        """Whether so many have died there that nobody is hired for it."""
+        return self.idle_losses[seat] > self.setting.retries + 1
 
     def ask(self, _: int) -> None:
         self.mode = ASKED
@@ -327,6 +350,8 @@ class World:
             self.history = (event, self.history)
             if type(event) is Exhausted:
                 del self.undrawn[event.seq]
+            if type(event) is WorkerLost:
+                self.bury(event.worker)
             try:
                 commands = self.scheduler.handle(event)
                 if self.checked:
@@ -343,12 +368,16 @@ class World:
                 self.law(worker > self.last_worker, f"worker id {worker} is used twice")
                 self.law(all(w.seat != seat for w in self.workers.values()), f"seat {seat} is taken")
                 self.law(0 <= seat < self.setting.workers, f"there is no seat {seat}")
-                patience = self.setting.workers + self.setting.retries
                 if not isinstance(cause, WorkerLost):
-                    self.idle_losses = 0
-                self.law(self.idle_losses <= patience, f"a hire after {self.idle_losses} idle deaths")
+                    self.forgive()
+                deaths = self.idle_losses[seat]
+                self.law(not self.is_given_up(seat), f"a hire for seat {seat} after {deaths} idle deaths")
+                self.given_up -= {seat}
                 self.last_worker = worker
-                self.workers[worker] = Worker(seat)
+                self.workers[worker] = Worker(seat, alive=not self.refusing)
+                if self.refusing:
+                    self.refusing -= 1
+                    yield WorkerLost(worker, None)
             case Post(seq, slab, attempt) if seq in self.tasks:
                 task = self.tasks[seq]
                 kept = slab not in self.taken() if task.slab == NO_SLAB else slab == task.slab
@@ -378,6 +407,10 @@ class World:
                     self.board = tuple(s for s in self.board if s != seq)
                     if not self.tasks[seq].wanted:
                         del self.tasks[seq]
+                    else:
+                        given_up = all(map(self.is_given_up, self.idle_losses))
+                        self.law(not self.workers and given_up, f"step {seq} is given up, and could be done")
+                        self.tasks[seq] = self.tasks[seq]._replace(doomed=True)
                     yield Rescinded(seq)
             case Deliver(seq, slab):
                 task = self.receive(seq, slab)
@@ -395,6 +428,10 @@ class World:
                 right = steps <= {*self.got} if self.setting.course == "stream" else steps == {*self.got}
                 self.law(right, f"the end after {self.got}")
                 self.mode = OUT
+            case GiveUp(seat, worker):
+                self.law(self.is_given_up(seat), f"seat {seat} is given up too early")
+                self.law(0 <= worker <= self.last_worker and worker not in self.workers, "it died")
+                self.given_up |= {seat}
             case Cool(slab):
                 taken = self.taken()
                 self.law(slab not in taken, f"slab {slab} is cooled while it is in use")
@@ -455,6 +492,9 @@ class World:
         """What must hold wherever the world may stop for a while."""
         if self.mode == ASKED:
             self.law(any(True for _ in self.progress()), "the consumer waits and nothing can happen")
+        if self.workers:
+            told = {w.seat for w in self.workers.values()} | self.given_up
+            self.law(told == set(range(self.setting.workers)), "a seat is empty, and nobody was told")
 
     def laws_of_the_end(self) -> None:
         """What must hold where nothing can happen any more."""

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,7 +23,8 @@ import numpy as np
 import pytest
 
 from penstock.backends import launch
-from penstock.backends.launch import Launcher, WorkerProcess, choose_method, close_in_child, forget
+from penstock.backends.launch import Launcher, WorkerProcess, choose_method, close_in_child, fate, forget
+from penstock.backends.template import UNKNOWN
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -125,6 +127,21 @@ def leave(worker: int, payload: Any, fds: Mapping[str, int]) -> None:
 def test_sys_exit_gives_its_code(method: str, code: object, expected: int, crew_of: Any, capfd: Any) -> None:
     assert ended(crew_of(method, leave, code).start()) == expected
     assert capfd.readouterr().err == ("a message\n" if expected == 1 else "")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_end_that_the_system_does_not_tell_of_is_mistaken_for_no_other(method: str, crew_of: Any) -> None:
+    assert fate(ended(crew_of(method, leave, 255).start())) == ("exited with code 255", "")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        worker = crew_of(method, idle).start()
+        worker.kill()
+        said = ("ended, and the system did not tell how", "unknown")
+        if method == "forkserver":  # the template reads it
+            said = ("was killed by signal 9 (SIGKILL)", "SIGKILL")
+        assert fate(ended(worker)) == said
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -476,12 +493,38 @@ def test_a_template_that_died_is_replaced_and_its_workers_live_on(crew_of: Any) 
     assert crew.heard() == new.pid
     assert old.is_alive()
     old.kill()
-    assert ended(old) == 255  # nobody was left to read its status
+    assert ended(old) == UNKNOWN  # nobody was left to read its status
+
+
+def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> None:
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(6)]  # for what is opened after the death
+    crew = crew_of("forkserver", idle)
+    old = crew.start()
+    crew.heard()
+    template = crew.launcher._crew.template
+    link = template._link
+    for fd in spare:
+        os.close(fd)
+    os.kill(template.pid, signal.SIGKILL)
+    template.join()
+    crew.start()
+    assert not os.path.exists(f"/proc/self/fd/{link}")
+    ours, theirs = socket.socketpair()
+    os.dup2(theirs.fileno(), link)  # the program opens a socket, and gets this number
+    theirs.shutdown(socket.SHUT_RD)  # so that nobody would wait for an answer
+    old.kill()
+    assert ended(old) == UNKNOWN
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ours.recv(100)
+    os.close(link)
+    ours.close()
+    theirs.close()
 
 
 def test_a_template_that_dies_each_time_is_an_error_that_says_so(crew_of: Any) -> None:
     crew = crew_of("forkserver", idle, Deadly())
-    with pytest.raises(launch.WorkerLost, match=r"template .* died with signal 9"):
+    with pytest.raises(launch.WorkerLost, match=r"template .* was killed by signal 9"):
         crew.start()
 
 

@@ -11,6 +11,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -241,9 +242,21 @@ def test_opening_hires_again_for_the_empty_seats() -> None:
 
 
 def test_while_one_of_the_crew_lives_it_does_all_the_work() -> None:
-    log = Log(window=2, workers=2, retries=0).after(Opened(), *[WorkerLost(w, None) for w in (1, 2)])
-    assert log.after(WorkerLost(3, None)).are()
+    log = Log(window=2, workers=2, retries=0).after(Opened(), WorkerLost(1, None))
+    assert log.are(Hire(2, 1))
+    assert log.after(WorkerLost(2, None)).are(GiveUp(1, 2))
     assert log.after(StepFilled(0, 0), Asked()).are(Deliver(0, 0), Post(2, 2, 0))
+    assert log.after(WorkerLost(0, 1)).are(Hire(3, 0))
+
+
+def test_what_the_others_do_does_not_keep_a_seat_filled_where_all_die_at_birth() -> None:
+    log = Log(window=4, workers=2, retries=0).after(Opened(), WorkerLost(1, None), StepFilled(0, 0))
+    assert log.after(WorkerLost(2, None)).are(GiveUp(1, 2))
+
+
+def test_a_seat_where_a_step_was_done_is_filled_again() -> None:
+    log = Log(window=4, workers=2, retries=0).after(Opened(), WorkerLost(1, None), StepFilled(0, 2))
+    assert log.after(WorkerLost(2, None)).are(Hire(3, 1))
 
 
 def test_killing_workers_that_have_nothing_to_do_loses_no_step() -> None:

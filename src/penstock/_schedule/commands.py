@@ -15,6 +15,13 @@ class Hire(NamedTuple):
     seat: int
 
 
+class GiveUp(NamedTuple):
+    """Leave a seat empty until the next run: who is hired for it dies. `worker` was the last; others live."""
+
+    seat: int
+    worker: int
+
+
 class Post(NamedTuple):
     """Put a step on the board: one that was drawn for this seq before, or else draw it now.
 
@@ -65,4 +72,4 @@ class Stop(NamedTuple):
     """End everything."""
 
 
-Command: TypeAlias = Hire | Post | Rescind | Deliver | DeliverLost | Finish | Cool | Stop
+Command: TypeAlias = Hire | GiveUp | Post | Rescind | Deliver | DeliverLost | Finish | Cool | Stop

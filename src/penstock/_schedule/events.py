@@ -41,7 +41,8 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """There is nothing to draw for Post(seq), nor for any later one until the next `Opened`.
 
-    The answer to each Post of one list comes before any other kind of event (but `Bounded`).
+    The answer to each Post of one list comes before any other kind of event (but `Bounded`, and `WorkerLost` of
+    one that was to be hired by the same list).
     """
 
     seq: int
@@ -65,10 +66,11 @@ class StepEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is dead, and all that it sent has been handled. `seq` is what it had claimed, unfinished.
+    """A worker is dead, and all that it sent has been handled; or it could not be started.
 
-    That was `steps` steps of the plan, and the worker died in the one at `at`. From here on they are steps
-    of their own: seq, seq + 1 and so on. `fatal`: nobody else can do that one.
+    `seq` is what it had claimed, unfinished. That was `steps` steps of the plan, and the worker died in the one
+    at `at`. From here on they are steps of their own: seq, seq + 1 and so on. `fatal`: nobody else can do
+    that one.
     """
 
     worker: int

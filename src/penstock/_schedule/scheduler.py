@@ -28,6 +28,7 @@ from penstock._schedule.commands import (
     Deliver,
     DeliverLost,
     Finish,
+    GiveUp,
     Hire,
     Post,
     Rescind,
@@ -111,9 +112,9 @@ class Scheduler:
     """Turns what happened into what to do next.
 
     `window`: how many steps may be undelivered at once. `workers`: how many seats the crew has. `retries`:
-    how many workers a step may cost beyond the first before it is given up. `spare`: how many free slabs
-    keep their pages (default: window + 2). `room`: the distance of two seqs, where a step may turn out to be
-    several.
+    how many workers a step may cost beyond the first before it is given up; a seat where they die at birth may
+    cost one more. `spare`: how many free slabs keep their pages (default: window + 2). `room`: the distance of
+    two seqs, where a step may turn out to be several.
     """
 
     def __init__(
@@ -154,7 +155,8 @@ class Scheduler:
         self._cold: list[int] = []  # free, without pages
 
         self._crew: dict[int, int] = {}  # living worker -> seat
-        self._idle_losses = 0  # in a row, of workers that held no step
+        # Seat -> how many died there in a row with no step in hand, and none of theirs filled in between.
+        self._idle_losses: dict[int, int] = {}
 
         self._next_seq = 0
         self._next_slab = 0
@@ -234,7 +236,7 @@ class Scheduler:
             # and asks for more gets a new crew; the alternative is to leave it waiting for ever.
             if self._steps or not self._ask_is_open or self.run_is_over:
                 return
-            self._idle_losses = 0
+            self._idle_losses.clear()
             self._hire(out)
         if self._may_wait():
             return
@@ -261,7 +263,7 @@ class Scheduler:
         self._phase = OPEN
         self._bound = None
         self._drained = False
-        self._idle_losses = 0
+        self._idle_losses.clear()
         crew: list[Command] = []
         self._hire(crew)
         self._settle(out)
@@ -313,7 +315,8 @@ class Scheduler:
         seq = event.seq
         if event.worker not in self._crew:
             self._impossible(event, "it comes from a worker that is not alive")
-        self._idle_losses = 0
+        if self._idle_losses:
+            self._idle_losses.pop(self._crew[event.worker], None)
         step = self._steps.get(seq)
         if step is None:
             if seq not in self._abandoned:
@@ -330,7 +333,7 @@ class Scheduler:
         seq = event.seq
         if event.worker not in self._crew:
             self._impossible(event, "it comes from a worker that is not alive")
-        self._idle_losses = 0
+        self._idle_losses.pop(self._crew[event.worker], None)
         if seq in self._abandoned:
             self._forget_abandoned(seq, out)
             return
@@ -383,18 +386,21 @@ class Scheduler:
     # Workers
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
-        if self._crew.pop(event.worker, None) is None:
+        seat = self._crew.pop(event.worker, None)
+        if seat is None:
             self._impossible(event, "the worker is not alive")
         if event.seq is None:
-            self._idle_losses += 1
+            self._idle_losses[seat] = self._idle_losses.get(seat, 0) + 1
         else:
             self._take_back(event.seq, event, out)
         # Workers that die with a step in hand use up that step's retries, so this comes to an end by
-        # itself. Workers that die at birth do not, and a count of their own stops the hiring. Those that
-        # still live go on alone; when none does, nobody will claim what is on the board.
-        if self._idle_losses <= self._workers + self._retries:
-            self._hire(out)
-        elif not self._crew:
+        # itself. Workers that die at birth do not, and a count of their own stops the hiring for that seat.
+        # Those that still live go on alone; when none does, nobody will claim what is on the board.
+        self._hire(out)
+        if self._crew:
+            if self._is_given_up(seat):
+                out.append(GiveUp(seat, event.worker))
+        else:
             for seq, step in self._steps.items():
                 if step.state is POSTED:
                     self._steps[seq] = Step(POSTED, step.slab, step.attempt, event.worker)
@@ -427,14 +433,17 @@ class Scheduler:
             out.append(Post(seq, step.slab, step.attempt))
 
     def _hire(self, out: list[Command]) -> None:
-        """Fill every empty seat."""
+        """Fill every empty seat that is not given up."""
         taken = set(self._crew.values())
         for seat in range(self._workers):
-            if seat not in taken:
+            if seat not in taken and not self._is_given_up(seat):
                 worker = self._next_worker
                 self._next_worker = worker + 1
                 self._crew[worker] = seat
                 out.append(Hire(worker, seat))
+
+    def _is_given_up(self, seat: int) -> bool:
+        return self._idle_losses.get(seat, 0) > self._retries + 1
 
     # Slabs
 
@@ -506,6 +515,9 @@ class Scheduler:
         assert all(seat in range(self._workers) for seat in self._crew.values())
         assert all(worker < self._next_worker for worker in self._crew), "no worker id is given twice"
 
+        if self._phase in (OPEN, IDLE):
+            empty = set(range(self._workers)) - set(self._crew.values())
+            assert all(map(self._is_given_up, empty)), "a seat is empty only where it was given up"
         if self._phase is CLOSED:
             assert not (steps or abandoned or slabs or free or self._crew), "closed is empty"
         if self._phase is IDLE:

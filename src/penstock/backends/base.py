@@ -61,7 +61,10 @@ class Ended(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0."""
+    """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0.
+
+    `unborn`: why no other could be started in its place, where that was tried.
+    """
 
     worker: int
     seq: int | None
@@ -70,6 +73,7 @@ class Lost(NamedTuple):
     how: str
     signal: str
     cause: BaseException | None
+    unborn: str = ""
 
 
 class Doing(NamedTuple):

@@ -215,7 +215,7 @@ class _Process:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs; negative for a signal; 255 also where nobody could read the status."""
+        """None while it runs; negative for a signal; 256 where nobody could read the status."""
         self.join(0)
         return self._exitcode
 
@@ -499,10 +499,8 @@ class _Template(_Process):
 
     def obituary(self) -> str:
         self.join(_LINGER)
-        code = self.exitcode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return (
-            f"the template (pid {self.pid}), the process from which workers are forked, died with {how}.\n"
+            f"the template (pid {self.pid}), from which workers are forked, {fate(self.exitcode)[0]}.\n"
             "  It imports and unpickles what the dataset needs, and nothing else: most often a library\n"
             "  crashes at import, or the memory is used up. Its own messages are on standard error.\n"
             '  multiprocessing_context="fork" or backend="thread" does without it.'
@@ -510,6 +508,8 @@ class _Template(_Process):
 
     def _ask(self, what: int, about: int) -> tuple[int, list[int]]:
         with self._talk:
+            if not self._usable():  # replaced, while workers of it live: its link's number may be anybody's
+                raise _TemplateGone
             try:
                 with self._socket() as link:
                     link.send(REQUEST.pack(what, about), socket.MSG_NOSIGNAL)
@@ -588,6 +588,19 @@ def _pidfd_of_child(pid: int) -> int:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+def fate(exitcode: int | None) -> tuple[str, str]:
+    """How a process ended, in words, and the name of the signal that ended it: "unknown" where there is none."""
+    if exitcode == UNKNOWN:
+        return "ended, and the system did not tell how", "unknown"
+    if exitcode is None or exitcode >= 0:
+        return f"exited with code {exitcode}", ""
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-exitcode} ({name})", name
 
 
 def _readable(fd: int, timeout: float | None) -> bool:

@@ -6,10 +6,10 @@ import errno
 import os
 import pickle
 import select
-import signal
 import socket
 import struct
 import time
+import warnings
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -30,7 +30,9 @@ from penstock.backends.board import TOKEN, Board
 from penstock.backends.launch import (
     Launcher,
     WorkerProcess,
+    choose_method,
     close_in_child,
+    fate,
     forget,
     no_fork,
     take_standard_streams,
@@ -47,6 +49,11 @@ _MOST_REPLIES = 1024
 _NO_STEP = -1
 
 _FD = struct.Struct("i")
+
+_FORKED_ANYWAY = (
+    "A worker is forked beside threads that were not there when the first was. If one of them holds a lock just now, "
+    "the worker may wait for it for ever. It could not be started in any other way:"
+)
 
 
 class ProcessBackend:
@@ -65,6 +72,7 @@ class ProcessBackend:
         self._workers: dict[int, WorkerProcess] = {}
         self._unclaimed_strays: dict[tuple[int, int], int] = {}
         self._launcher: Launcher | None = None
+        self._former: Launcher | None = None
         try:
             self._start(job, method, explicit)
         except BaseException:
@@ -87,7 +95,7 @@ class ProcessBackend:
         # Of each pipe only our end does not wait: the workers' ends do.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
-        theirs = {
+        self._theirs = {
             "arena": arena,
             "board": board,
             "updates": self._updates,
@@ -105,9 +113,11 @@ class ProcessBackend:
         self._method = method
         self._known = classes_of_main() if method == "fork" else None
         # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
-        # objects, the loader whose end ends them. The engine keeps it for workers that are forked later.
-        payload = weakref.ref(job) if method == "fork" else job
-        self._launcher = Launcher(method, main, payload, theirs, explicit=explicit)
+        # objects, the loader whose end ends them. The engine keeps it for workers that are started later.
+        self._job = weakref.ref(job)
+        payload = self._job if method == "fork" else job
+        self._launcher = Launcher(method, main, payload, self._theirs, explicit=explicit)
+        self._fork_is_our_choice = method == "fork" and not explicit
         self._seat_of: dict[int, int] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
@@ -126,16 +136,39 @@ class ProcessBackend:
         return fds
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        assert self._launcher is not None
         if heritage is not None:
             # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
             data = pickle.dumps(heritage)
             os.ftruncate(self._heritage, len(data))
             os.pwrite(self._heritage, data, 0)
-        process = self._launcher.start(worker * self._seats + seat)
+        process = self._launch(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
         self._poller.register(process.fileno(), select.POLLIN)
+
+    def _launch(self, number: int) -> WorkerProcess:
+        assert self._launcher is not None
+        if self._fork_is_our_choice and (method := choose_method(None)) != "fork":
+            try:
+                return self._launch_by(method, number)
+            except Exception as error:  # pickling runs the user's code
+                text = f"{_FORKED_ANYWAY} {type(error).__name__}: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                self._fork_is_our_choice = False
+        return self._launcher.start(number)
+
+    def _launch_by(self, method: str, number: int) -> WorkerProcess:
+        """From here on workers are started in another way: with the dataset as it is now, and how far the log is."""
+        self._former = self._launcher
+        self._launcher = Launcher(method, main, self._job(), self._theirs)
+        try:
+            process = self._launcher.start(number)
+        except Exception:
+            self._launcher.close()
+            self._launcher = self._former
+            raise
+        self._method, self._fork_is_our_choice = method, False
+        return process
 
     def pack(self, task: Task) -> Payload:
         keys = task.keys
@@ -257,8 +290,9 @@ class ProcessBackend:
             process.join()
             process.close()
             del self._workers[worker]
-        if self._launcher is not None:
-            self._launcher.close()
+        for launcher in (self._launcher, self._former):
+            if launcher is not None:
+                launcher.close()
         self._close_fds(*self._fds, *self._unclaimed_strays.values())
 
     def _close_fds(self, *fds: int) -> None:
@@ -393,7 +427,7 @@ class ProcessBackend:
         process, who = self._workers[worker], self._who(worker)
         self._poller.unregister(pidfd)
         process.join()
-        how, name = _fate(process.exitcode)
+        how, name = fate(process.exitcode)
         cause = process.failure
         process.close()
         del self._workers[worker]
@@ -408,14 +442,3 @@ class ProcessBackend:
         if not self._assigned:
             self._send_tokens_again()
         return Lost(worker, lost, at, who, how, name, cause)
-
-
-def _fate(exitcode: int | None) -> tuple[str, str]:
-    """How a process ended, in words, and the name of the signal that ended it."""
-    if exitcode is None or exitcode >= 0:
-        return f"exited with code {exitcode}", ""
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-exitcode} ({name})", name

@@ -37,7 +37,7 @@ START, REAP, READY, STARTED, REAPED, FAILED = range(6)
 
 LAST_WORDS = struct.Struct("=qq")  # pid, bytes that follow
 
-UNKNOWN = 255  # the exit code of a process whose status nobody could read
+UNKNOWN = 256  # stands for the exit code where nobody could read it; none is so large
 
 # This process's own end of its lifeline, once it has one.
 _armed = -1
@@ -161,6 +161,7 @@ def _work(boot: dict[str, Any], worker: int) -> NoReturn:
 
 
 def _serve(boot: dict[str, Any], number: int) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, there is no status
     requests = socket.socket(fileno=number)
     try:
         main, payload = unpack(boot["shipment"])
