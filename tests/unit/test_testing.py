@@ -326,11 +326,14 @@ def test_a_worker_dies_as_often_as_it_has_lives(tmp_path: Path, method: str) -> 
     assert sorted(dataset.deaths) == ["17", "17", "3", "3"]
 
 
-def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path) -> None:
-    dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=signal.SIGTERM)
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])  # workers ignore the latter
+def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Signals) -> None:
+    dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=by)
     with (
-        penstock.DataLoader(dataset, num_workers=1, retries=1, persistent_workers=False) as loader,
-        pytest.raises(penstock.WorkerLost, match="SIGTERM"),
+        penstock.DataLoader(
+            dataset, num_workers=1, retries=1, timeout=10, persistent_workers=False
+        ) as loader,
+        pytest.raises(penstock.WorkerLost, match=by.name),
     ):
         list(loader)
     assert dataset.deaths == ["1", "1"]
