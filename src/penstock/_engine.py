@@ -360,15 +360,29 @@ class Engine:
             if isinstance(self._scheduler, Assigned):
                 raise irreplaceable(outcome, steps)
             self._losses[worker] = outcome
-            self._carry_out(
-                WorkerLost(worker, seq, len(steps), at, bool(steps) and self._is_fatal(steps[at]))
-            )
+            if steps and self._was_last_reader(steps[at]):
+                self._end_stream(steps[at], outcome)
+                seq, steps, at = None, [], 0
+            self._carry_out(WorkerLost(worker, seq, len(steps), at))
 
     def _is_fatal(self, task: Task) -> bool:
         """Whether nobody else can do it: in the middle of a stream that has no state to go on from."""
         begins = task.step == 0 or isinstance(task.keys, tuple)
         known = self.heritage is not None and self.heritage[0] == task.run
         return task.kind in PULLED and not (begins or known)
+
+    def _was_last_reader(self, task: Task) -> bool:
+        """Whether nobody will read a stream on from the step of which its reader has died."""
+        deaths = sum(loss.seq == task.seq for loss in self._losses.values())
+        return task.kind in PULLED and (self._is_fatal(task) or deaths > self._retries)
+
+    def _end_stream(self, task: Task, loss: Lost) -> None:
+        """The stream ends before this step, as one that has no more, and with the error that tells why."""
+        assert self._run is not None
+        error = self._run.error = lost_error(task, loss, self._retries, self._is_fatal(task))
+        error.__cause__ = loss.cause
+        self._tasks = {seq: other for seq, other in self._tasks.items() if seq < task.seq}
+        self._carry_out(StepEnded(task.seq, loss.worker))
 
     def _learn(self, outcome: Filled | Bundle) -> None:
         count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
@@ -456,7 +470,7 @@ class Engine:
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss = self._losses[command.worker]
         for task in self._tasks.pop(command.seq).single():
-            error = lost_error(task, loss, self._retries, self._is_fatal(task))
+            error = lost_error(task, loss, self._retries)
             error.__cause__ = loss.cause
             self._ready.append((task, Failed(task.seq, command.worker, error)))
         self._answer = self._unwrap()
@@ -519,7 +533,9 @@ def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> Wor
     tried = f"The step was tried {tries} time{'s' * (tries > 1)}; raise retries= to try more."
     if fatal:
         tried = f"The stream's position died with it: the epoch ends here.\n  {NOT_LOST}"
-    elif task.kind not in PULLED:
+    elif task.kind in PULLED:
+        tried = f"Nobody can read the stream past it: the epoch ends here. {tried}"
+    else:
         tried = f"Samples in the step: {shorten(task.keys)}. {tried}"
     return WorkerLostError(
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
