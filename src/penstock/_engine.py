@@ -235,10 +235,11 @@ class Engine:
                 self._carry_out(Opened())
                 self._backend.flush()
 
-    def cancel(self) -> None:
+    def cancel(self, timeout: float | None = None) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void.
 
-        While another thread waits for a batch, it is closed instead.
+        Only where steps belong to workers, what they have in hand is waited for. A LoaderTimeout leaves it to the
+        next call. While another thread waits for a batch, it is closed instead.
         """
         if self.closed or not self.is_ours():
             return
@@ -246,11 +247,11 @@ class Engine:
             self.close()
             return
         try:
-            self._cancel()
+            self._cancel(timeout)
         finally:
             self._leave()
 
-    def _cancel(self) -> None:
+    def _cancel(self, timeout: float | None = None) -> None:
         with self._closed_on_error():
             self._tasks.clear()
             self._outcomes.clear()
@@ -262,8 +263,18 @@ class Engine:
             # What was done before it could be rescinded. Without this, its places on the board would be
             # missing when the next run is posted; what is left after it is in the hands of a worker each.
             self._take_in(0)
-            while isinstance(self._scheduler, Assigned) and self._scheduler.is_busy:
-                self._take_in(None)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while self._is_busy():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._take_in(left)
+        if self._is_busy():
+            raise self._timed_out(timeout)
+
+    def _is_busy(self) -> bool:
+        """Whether steps that were dropped must be waited for."""
+        return isinstance(self._scheduler, Assigned) and self._scheduler.is_busy
 
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid.
