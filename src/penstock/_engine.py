@@ -48,7 +48,7 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._work.failure import annotate
 from penstock._work.marks import NOT_LOST
 from penstock._work.task import PULLED, Job, Mended, Task, shorten
-from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
+from penstock.backends.base import Backend, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
@@ -500,17 +500,7 @@ class Engine:
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
-        if task is None:
-            return LoaderTimeout(f"DataLoader timed out after {timeout} seconds")
-        who, stack = self._backend.doing(task.seq)
-        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
-        return LoaderTimeout(
-            f"DataLoader timed out after {timeout} seconds\n"
-            f"  Step {task.step} of epoch {task.epoch} is not done; {who} has it{at}\n"
-            f"  Samples in the step: {shorten(task.keys)}.\n"
-            "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
-            "or look at these samples."
-        )
+        return timeout_error(timeout, task, self._backend.doing(None if task is None else task.seq))
 
 
 def _close_at_last(backend: Backend, owner: dict[str, int]) -> None:
@@ -529,6 +519,34 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
     Rescind: Engine._rescind,
     Cool: Engine._cool,
 }
+
+
+def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
+    """The error for a task that is not done in time, or for workers that are not: what they are at."""
+    said = [f"DataLoader timed out after {timeout} seconds"]
+    likely = "Most often a read hangs: raise timeout=, or look at these calls."
+    if not at_work:
+        likely = "Workers may take long to start: raise timeout=."
+    if task is not None and all(one.seq != task.seq for one in at_work):
+        said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has it yet.")
+    # Those with the oldest work, or none yet, first: they keep the others waiting.
+    at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
+    for who, stack, seq, epoch, step in at_work[:_MOST_SHOWN]:
+        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
+        if task is not None and task.seq == seq:
+            keys = shorten(task.single()[step - task.step].keys)
+            said.append(f"Step {step} of epoch {epoch} is not done; {who} has it{at}")
+            said.append(f"Samples in the step: {keys}.")
+            likely = (
+                "Most often one sample is slow, or a read hangs: raise timeout=, or look at these samples."
+            )
+        else:
+            has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
+            said.append(f"{who} {has}{at}")
+    if len(at_work) > _MOST_SHOWN:
+        said.append(f"There are {len(at_work) - _MOST_SHOWN} more workers that are at something.")
+    said.append(f"Asking again waits again. {likely}")
+    return LoaderTimeout("\n  ".join(said))
 
 
 def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
@@ -567,6 +585,8 @@ def irreplaceable(loss: Lost, steps: list[Task]) -> WorkerLostError:
     error.__cause__ = loss.cause
     return error
 
+
+_MOST_SHOWN = 4  # workers, by what they are at
 
 _LIKELY = {
     "SIGKILL": "Most often this is the kernel's out-of-memory killer: use fewer workers, a smaller "

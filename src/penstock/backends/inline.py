@@ -81,8 +81,8 @@ class InlineBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> Doing:
-        return Doing("the calling process")
+    def doing(self, seq: int | None) -> list[Doing]:
+        return []  # nobody waits for the caller
 
     def wake(self) -> None:
         pass  # nobody waits: the caller does the work

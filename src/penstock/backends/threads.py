@@ -40,7 +40,7 @@ class ThreadBackend:
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, tuple[str, int]] = {}
+        self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
         self._threads: list[threading.Thread] = []
 
     @property
@@ -91,9 +91,13 @@ class ThreadBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> Doing:
-        who, ident = self._doing.get(seq, ("no worker yet", None))
-        return Doing(who, stack.of_thread(ident))
+    def doing(self, seq: int | None) -> list[Doing]:
+        at_work = [
+            Doing(who, stack.of_thread(ident), *((task.seq, task.epoch, task.step) if task else ()))
+            for who, ident, task in tuple(self._doing.values())
+        ]
+        mine = [one for one in at_work if one.seq == seq is not None]
+        return mine or [one for one in at_work if one.stack or one.seq is not None]
 
     def wake(self) -> None:
         self._outcomes.put(None)
@@ -108,7 +112,8 @@ class ThreadBackend:
             self._threads.pop()
 
     def _work(self, worker: int, seat: int) -> None:
-        who = f"worker {seat} (thread)"
+        who, ident = f"worker {seat} (thread)", threading.get_ident()
+        self._doing[worker] = who, ident, None
         runner = Runner(self._job, who)
         runner.begin(seat, alone=False)
         while self._permits.get():
@@ -116,9 +121,10 @@ class ThreadBackend:
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[task.seq] = who, threading.get_ident()
+            self._doing[worker] = who, ident, task
             outcome = self._run(runner, worker, task, Writer(root))
-            del self._doing[task.seq], root
+            self._doing[worker] = who, ident, None
+            del root
             self._outcomes.put(outcome)
             del outcome, task
 
