@@ -51,7 +51,7 @@ from penstock._work.failure import annotate
 from penstock._work.marks import NOT_LOST
 from penstock._work.task import PULLED, Job, Mended, Task, shorten
 from penstock._work.updates import Change
-from penstock.backends.base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
+from penstock.backends.base import Backend, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
@@ -278,10 +278,11 @@ class Engine:
             self._carry_out(Opened())
             self._backend.flush()
 
-    def cancel(self) -> None:
+    def cancel(self, timeout: float | None = None) -> None:
         """Drops what was prefetched. Nobody is waited for: a step that a worker has in hand is void.
 
-        While another thread waits for a batch, it is closed instead.
+        Only where steps belong to workers, what they have in hand is waited for. A LoaderTimeout leaves it to the
+        next call. While another thread waits for a batch, it is closed instead.
         """
         if not self.is_ours():
             return
@@ -290,11 +291,11 @@ class Engine:
             return
         try:
             if not self.closed:  # asked only now: from here on no other thread ends it
-                self._cancel()
+                self._cancel(timeout)
         finally:
             self._leave()
 
-    def _cancel(self) -> None:
+    def _cancel(self, timeout: float | None = None) -> None:
         with self._closed_on_error():
             self._tasks.clear()
             self._outcomes.clear()
@@ -306,8 +307,18 @@ class Engine:
             # What was done before it could be rescinded. Without this, its places on the board would be
             # missing when the next run is posted; what is left after it is in the hands of a worker each.
             self._take_in(0)
-            while isinstance(self._scheduler, Assigned) and self._scheduler.is_busy:
-                self._take_in(None)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while self._is_busy():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._take_in(left)
+        if self._is_busy():
+            raise self._timed_out(timeout)
+
+    def _is_busy(self) -> bool:
+        """Whether steps that were dropped must be waited for."""
+        return isinstance(self._scheduler, Assigned) and self._scheduler.is_busy
 
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid.
@@ -390,15 +401,29 @@ class Engine:
             if isinstance(self._scheduler, Assigned):
                 raise irreplaceable(outcome, steps)
             self._losses[worker] = outcome
-            self._carry_out(
-                WorkerLost(worker, seq, len(steps), at, bool(steps) and self._is_fatal(steps[at]))
-            )
+            if steps and self._was_last_reader(steps[at]):
+                self._end_stream(steps[at], outcome)
+                seq, steps, at = None, [], 0
+            self._carry_out(WorkerLost(worker, seq, len(steps), at))
 
     def _is_fatal(self, task: Task) -> bool:
         """Whether nobody else can do it: in the middle of a stream that has no state to go on from."""
         begins = task.step == 0 or isinstance(task.keys, tuple)
         known = self.heritage is not None and self.heritage[0] == task.run
         return task.kind in PULLED and not (begins or known)
+
+    def _was_last_reader(self, task: Task) -> bool:
+        """Whether nobody will read a stream on from the step of which its reader has died."""
+        deaths = sum(loss.seq == task.seq for loss in self._losses.values())
+        return task.kind in PULLED and (self._is_fatal(task) or deaths > self._retries)
+
+    def _end_stream(self, task: Task, loss: Lost) -> None:
+        """The stream ends before this step, as one that has no more, and with the error that tells why."""
+        assert self._run is not None
+        error = self._run.error = lost_error(task, loss, self._retries, self._is_fatal(task))
+        error.__cause__ = loss.cause
+        self._tasks = {seq: other for seq, other in self._tasks.items() if seq < task.seq}
+        self._carry_out(StepEnded(task.seq, loss.worker))
 
     def _learn(self, outcome: Filled | Bundle) -> None:
         count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
@@ -504,7 +529,7 @@ class Engine:
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss = self._losses[command.worker]
         for task in self._tasks.pop(command.seq).single():
-            error = lost_error(task, loss, self._retries, self._is_fatal(task))
+            error = lost_error(task, loss, self._retries)
             error.__cause__ = loss.cause
             self._ready.append((task, Failed(task.seq, command.worker, error)))
         self._answer = self._unwrap()
@@ -523,17 +548,7 @@ class Engine:
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)
-        if task is None:
-            return LoaderTimeout(f"DataLoader timed out after {timeout} seconds")
-        who, stack = self._backend.doing(task.seq)
-        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
-        return LoaderTimeout(
-            f"DataLoader timed out after {timeout} seconds\n"
-            f"  Step {task.step} of epoch {task.epoch} is not done; {who} has it{at}\n"
-            f"  Samples in the step: {shorten(task.keys)}.\n"
-            "  Iterating further waits again. Most often one sample is slow, or a read hangs: raise timeout=, "
-            "or look at these samples."
-        )
+        return timeout_error(timeout, task, self._backend.doing(None if task is None else task.seq))
 
 
 def _close_at_last(backend: Backend, owner: dict[str, int]) -> None:
@@ -555,6 +570,34 @@ _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
 }
 
 
+def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
+    """The error for a task that is not done in time, or for workers that are not: what they are at."""
+    said = [f"DataLoader timed out after {timeout} seconds"]
+    likely = "Most often a read hangs: raise timeout=, or look at these calls."
+    if not at_work:
+        likely = "Workers may take long to start: raise timeout=."
+    if task is not None and all(one.seq != task.seq for one in at_work):
+        said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has it yet.")
+    # Those with the oldest work, or none yet, first: they keep the others waiting.
+    at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
+    for who, stack, seq, epoch, step in at_work[:_MOST_SHOWN]:
+        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
+        if task is not None and task.seq == seq:
+            keys = shorten(task.single()[step - task.step].keys)
+            said.append(f"Step {step} of epoch {epoch} is not done; {who} has it{at}")
+            said.append(f"Samples in the step: {keys}.")
+            likely = (
+                "Most often one sample is slow, or a read hangs: raise timeout=, or look at these samples."
+            )
+        else:
+            has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
+            said.append(f"{who} {has}{at}")
+    if len(at_work) > _MOST_SHOWN:
+        said.append(f"There are {len(at_work) - _MOST_SHOWN} more workers that are at something.")
+    said.append(f"Asking again waits again. {likely}")
+    return LoaderTimeout("\n  ".join(said))
+
+
 def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
     """The error for a step that cost too many workers their lives."""
     if loss.unborn:
@@ -574,7 +617,9 @@ def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> Wor
     tried = f"The step was tried {tries} time{'s' * (tries > 1)}; raise retries= to try more."
     if fatal:
         tried = f"The stream's position died with it: the epoch ends here.\n  {NOT_LOST}"
-    elif task.kind not in PULLED:
+    elif task.kind in PULLED:
+        tried = f"Nobody can read the stream past it: the epoch ends here. {tried}"
+    else:
         tried = f"Samples in the step: {shorten(task.keys)}. {tried}"
     return WorkerLostError(
         f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
@@ -606,6 +651,8 @@ def irreplaceable(loss: Lost, steps: list[Task]) -> WorkerLostError:
     error.__cause__ = loss.cause
     return error
 
+
+_MOST_SHOWN = 4  # workers, by what they are at
 
 _LIKELY = {
     "SIGKILL": "Most often this is the kernel's out-of-memory killer: use fewer workers, a smaller "

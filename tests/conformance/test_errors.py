@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_iteration_goes_on_after_an_error(make: Any) -> None:
     assert next(batches).tolist() == [6, 7]
     with pytest.raises(StopIteration):
         next(batches)
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit])
+def test_what_is_no_exception_but_is_raised_like_one_is_an_error_like_any(make: Any, kind: Any) -> None:
+    batches = iter(make(sources.Failing(3, {1: kind("enough")})))
+    assert next(batches).tolist() == [0]
+    with pytest.raises(kind, match="enough") as caught:
+        next(batches)
+    assert "sample 1 (row 0), step 1 of epoch 0" in notes(caught.value)
+    assert [batch.tolist() for batch in batches] == [[2]]
 
 
 def test_an_exception_with_an_odd_constructor_keeps_type_and_attributes(make: Any) -> None:

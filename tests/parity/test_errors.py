@@ -202,6 +202,36 @@ def test_a_batch_that_does_not_come_in_time_is_an_error_and_may_still_come() -> 
     both(program)
 
 
+def test_an_epoch_that_cannot_begin_in_time_is_an_error() -> None:
+    """The worker is still at a step of the epoch that was left."""
+
+    def program(loader_class: Any, tape: Tape) -> None:
+        gate, key = os.pipe()
+
+        def make(number: int) -> int:
+            if number == 1:
+                os.read(gate, 1)
+            return number
+
+        loader = loader_class(
+            sources.Made(4, make),
+            None,
+            num_workers=1,
+            timeout=1,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+        batches = begin(loader, tape)
+        take(batches, tape, 2)
+        assert begin(loader, tape) is None
+        take(batches, tape)
+        os.write(key, b"x")  # torch waits for its workers at their end
+        os.close(gate)
+        os.close(key)
+
+    both(program)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_iterator_cannot_be_pickled(workers: int) -> None:
     def program(loader_class: Any, tape: Tape) -> None:

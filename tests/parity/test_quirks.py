@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 from parity import sources
 from parity.compare import difference
 from parity.pair import Ours, Tape, epoch, forget_frames, run
+from penstock import LoaderTimeout
 
 
 def stop(key: int) -> int:
@@ -116,6 +117,31 @@ def test_a_stream_that_cannot_begin_again_is_an_error_of_its_own() -> None:
     assert list(loader) == [0, 1]
     with pytest.raises(LookupError, match="not a second time"):
         list(loader)
+
+
+def test_an_epoch_that_could_not_begin_in_time_begins_when_its_worker_is_free() -> None:
+    """torch takes the worker's late answer for one to the second try, and fails at the other."""
+    gate, key = os.pipe()
+
+    def make(number: int) -> Any:
+        if number == 1:
+            os.read(gate, 1)
+        return number, os.getpid()
+
+    loader = Ours(
+        sources.Made(3, make), 1, num_workers=1, timeout=1, persistent_workers=True, collate_fn=sources.identity,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    batches = iter(loader)
+    ((_, worker),) = next(batches)
+    for _ in range(2):
+        with pytest.raises(LoaderTimeout):
+            iter(loader)
+    os.write(key, b"x")  # for the step of the epoch that was left
+    os.write(key, b"x")
+    assert list(loader) == [[(number, worker)] for number in range(3)]
+    os.close(gate)
+    os.close(key)
 
 
 UNSENDABLE: dict[str, Callable[[int], Any]] = {

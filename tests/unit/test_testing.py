@@ -12,6 +12,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,40 @@ from penstock.testing import (
 
 Pair = namedtuple("Pair", ["x", "y"])
 
+TWO: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}]
+
 
 @dataclass
 class Record:
     x: Any
     name: str
+
+
+class Graph:
+    """Says nothing of equality, and may hold itself."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+        self.itself = self
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class Asks:
+    """Its equality is that of an array, which has many answers."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> Any:
+        return self.x == other.x  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +89,45 @@ class Record:
         (np.float32(1), np.float32(2), ": at [] there is 1.0 and not 2.0"),
         (np.array([0.0]), np.array([-0.0]), ": at [0] there is 0.0 and not -0.0"),
         (np.array(["a", 1], object), np.array(["a", 2], object), "[1]: it is 1 and not 2"),
+        ([Graph(x=np.arange(2))], [Graph(x=np.array([0, 5]))], "[0].x: at [1] there is 1 and not 5"),
+        (Graph(x=1), Graph(y=1), ": its attributes are ['itself', 'x'] and not ['itself', 'y']"),
+        (Slotted(np.arange(2)), Slotted(np.array([0, 5])), "[1]['x']: at [1] there is 1 and not 5"),
+        (
+            SimpleNamespace(x=np.arange(2)),
+            SimpleNamespace(x=np.arange(3)),
+            ".x: it is int64 of shape (2,) and not",
+        ),
+        (Asks(np.arange(2)), Asks(np.array([0, 5])), ".x: at [1] there is 1 and not 5"),
+        (
+            Graph(f=lambda: 1),
+            Graph(f=lambda: 1),
+            ".f: it cannot be compared: function has no __eq__ of use, and",
+        ),
     ],
 )
 def test_the_first_difference_is_named(one: Any, other: Any, found: str) -> None:
-    assert difference(one, other) == found
+    differs = difference(one, other)
+    assert differs is not None and differs.startswith(found)
+
+
+def graphs(samples: Any) -> Any:
+    return Graph(x=np.stack(samples))
+
+
+def namespaces(samples: Any) -> Any:
+    return SimpleNamespace(x=np.stack(samples))
+
+
+def asking(samples: Any) -> Any:
+    return Asks(np.stack(samples))
+
+
+@pytest.mark.parametrize("collate", [graphs, namespaces, Slotted, asking])
+def test_batches_of_a_class_of_the_users_own_are_compared(collate: Any) -> None:
+    assert_same_everywhere(
+        lambda **given: penstock.DataLoader(np.array([0.0, np.nan]), 2, collate_fn=collate, seed=1, **given),
+        TWO,
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,8 +213,6 @@ def test_an_epoch_can_be_cut_short() -> None:
 
 
 # Stops and goes on.
-
-TWO: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}]
 
 
 @pytest.mark.parametrize("amiss", ["rng", "global"])
@@ -263,11 +326,14 @@ def test_a_worker_dies_as_often_as_it_has_lives(tmp_path: Path, method: str) -> 
     assert sorted(dataset.deaths) == ["17", "17", "3", "3"]
 
 
-def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path) -> None:
-    dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=signal.SIGTERM)
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])  # workers ignore the latter
+def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Signals) -> None:
+    dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=by)
     with (
-        penstock.DataLoader(dataset, num_workers=1, retries=1, persistent_workers=False) as loader,
-        pytest.raises(penstock.WorkerLost, match="SIGTERM"),
+        penstock.DataLoader(
+            dataset, num_workers=1, retries=1, timeout=10, persistent_workers=False
+        ) as loader,
+        pytest.raises(penstock.WorkerLost, match=by.name),
     ):
         list(loader)
     assert dataset.deaths == ["1", "1"]

@@ -77,10 +77,16 @@ class Lost(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """`who` is "worker 2 (pid 8127)", or "no worker yet"; `stack` its calls, the innermost first, a line each."""
+    """`who` is "worker 2 (pid 8127)"; `stack` its calls, the innermost first, a line each.
+
+    `seq` is the task that it has in hand, or None, and `epoch` and `step` say which of its steps it is at.
+    """
 
     who: str
     stack: str = ""
+    seq: int | None = None
+    epoch: int = -1
+    step: int = -1
 
 
 # Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
@@ -138,8 +144,8 @@ class Backend(Protocol):
     def open(self, outcome: Filled) -> object:
         """The batch."""
 
-    def doing(self, seq: int) -> Doing:
-        """Who has the step in hand, and is at what: for a message."""
+    def doing(self, seq: int | None) -> list[Doing]:
+        """Who has the task in hand, and is at what: for a message. If nobody has, all who are at anything."""
 
     def wake(self) -> None:
         """Makes a `poll` that another thread waits in come back, be it with nothing."""

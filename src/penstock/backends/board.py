@@ -131,6 +131,11 @@ class Board:
         """Which of the task's steps the claimant is at."""
         return self._memory[slot * _STRIDE + _AT]
 
+    def doing(self, slot: int) -> tuple[int, int, int]:
+        """The seq of the slot's task, and the epoch and the step that the claimant is at."""
+        record = Record._make(_RECORD.unpack_from(self._memory, slot * _STRIDE + _FIELDS))
+        return record.seq, record.epoch, record.step + self.at(slot)
+
     def is_open(self, slot: int) -> bool:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN
 

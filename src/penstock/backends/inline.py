@@ -63,7 +63,9 @@ class InlineBackend:
                 tree = self._runner.run(task, writer)
         except StreamEnded:
             return [Ended(task.seq, self._worker, self._runner.mark)]
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise  # not the sample's, but the caller's own: workers do not see it
+        except BaseException as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
         return [
@@ -83,8 +85,8 @@ class InlineBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> Doing:
-        return Doing("the calling process")
+    def doing(self, seq: int | None) -> list[Doing]:
+        return []  # nobody waits for the caller
 
     def wake(self) -> None:
         pass  # nobody waits: the caller does the work

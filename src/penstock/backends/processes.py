@@ -257,13 +257,16 @@ class ProcessBackend:
             rest = pickle.loads(trailer.rest, buffers=views)
         return layout.open(root, rest)
 
-    def doing(self, seq: int) -> Doing:
-        entry = self._posted.get(seq)
-        worker = None if entry is None else self._board.claimant(entry[0])
-        process = None if worker is None else self._workers.get(worker)
-        if worker is None or process is None:
-            return Doing("no worker yet")
-        return Doing(self._who(worker), stack.ask(process.fileno(), self._stacks))
+    def doing(self, seq: int | None) -> list[Doing]:
+        slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
+        held = {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
+        at_work = []
+        for worker in [worker for worker in held if held[worker][0] == seq] or self._workers:
+            process = self._workers[worker]
+            told = stack.ask(process.pid, process.fileno(), self._stacks)
+            if told or worker in held:
+                at_work.append(Doing(self._who(worker), told, *held.get(worker, ())))
+        return at_work
 
     @property
     def workers(self) -> list[WorkerProcess]:

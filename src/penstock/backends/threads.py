@@ -41,7 +41,7 @@ class ThreadBackend:
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, tuple[str, int]] = {}
+        self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
         self._threads: list[threading.Thread] = []
         self._runners: list[Runner] = []
 
@@ -99,9 +99,13 @@ class ThreadBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def doing(self, seq: int) -> Doing:
-        who, ident = self._doing.get(seq, ("no worker yet", None))
-        return Doing(who, stack.of_thread(ident))
+    def doing(self, seq: int | None) -> list[Doing]:
+        at_work = [
+            Doing(who, stack.of_thread(ident), *((task.seq, task.epoch, task.step) if task else ()))
+            for who, ident, task in tuple(self._doing.values())
+        ]
+        mine = [one for one in at_work if one.seq == seq is not None]
+        return mine or [one for one in at_work if one.stack or one.seq is not None]
 
     def wake(self) -> None:
         self._outcomes.put(None)
@@ -116,15 +120,18 @@ class ThreadBackend:
             self._threads.pop()
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
+        who, ident = runner.who, threading.get_ident()
+        self._doing[worker] = who, ident, None
         runner.begin(seat, alone=False)
         while self._permits.get():
             try:
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[task.seq] = runner.who, threading.get_ident()
+            self._doing[worker] = who, ident, task
             outcome = self._run(runner, worker, task, Writer(root))
-            del self._doing[task.seq], root
+            self._doing[worker] = who, ident, None
+            del root
             self._outcomes.put(outcome)
             del outcome, task
 

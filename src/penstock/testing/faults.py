@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,5 +97,7 @@ class Dying(_Around):
             if self.deaths.count(repr(key)) < self.lives:
                 file.write(f"{key!r}\n")
                 file.flush()
+                with suppress(OSError):  # SIGKILL is nobody's to handle; SIGINT is ignored by workers
+                    signal.signal(self.by, signal.SIG_DFL)
                 os.kill(os.getpid(), self.by)
                 signal.pause()  # the signal may take a moment

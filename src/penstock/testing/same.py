@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,14 @@ def in_words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in setting.items())
 
 
-def difference(one: Any, other: Any, at: str = "") -> str | None:
+_Within = tuple[tuple[int, int], ...]  # the ids of two objects, pair by pair
+
+
+def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str | None:
     """Where two batches differ first, in words; None where all their bytes, types and keys are the same.
+
+    Objects of a class that says nothing of equality are compared by what pickle would send of them. `at` names what
+    is compared, and `within` are the objects that it is a part of.
 
     >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
     "['x']: at [1] there is 2 and not 5"
@@ -108,36 +115,82 @@ def difference(one: Any, other: Any, at: str = "") -> str | None:
     if type(one) is not type(other):
         return f"{at}: it is of type {type(one).__name__} and not {type(other).__name__}"
     if isinstance(one, (np.ndarray, np.generic)):
-        return _between_arrays(np.asarray(one), np.asarray(other), at)
-    if hasattr(one, "detach"):  # a tensor
+        return _between_arrays(np.asarray(one), np.asarray(other), at, within)
+    if hasattr(one, "detach") and hasattr(one, "dtype"):  # a tensor
         if one.dtype != other.dtype:
             return f"{at}: it is {one.dtype} and not {other.dtype}"
-        return _between_arrays(_of_tensor(one), _of_tensor(other), at)
+        return _between_arrays(_of_tensor(one), _of_tensor(other), at, within)
     if isinstance(one, Mapping):
         if list(one) != list(other):
             return f"{at}: its keys are {list(one)} and not {list(other)}"
-        return _first((one[key], other[key], f"{at}[{key!r}]") for key in one)
+        return _first(((one[key], other[key], f"{at}[{key!r}]") for key in one), within)
     if isinstance(one, (list, tuple)):
         if len(one) != len(other):
             return f"{at}: it has {len(one)} elements and not {len(other)}"
-        return _first((a, b, f"{at}[{row}]") for row, (a, b) in enumerate(zip(one, other, strict=True)))
+        rows = enumerate(zip(one, other, strict=True))
+        return _first(((a, b, f"{at}[{row}]") for row, (a, b) in rows), within)
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
         names = [field.name for field in dataclasses.fields(one)]
-        return _first((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names)
-    if one is other or bool(one == other) or (one != one and other != other):
+        return _first(((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names), within)
+    if one is other:
         return None
+    if type(one).__eq__ in _BLIND:
+        return _between_objects(one, other, at, within)
+    try:
+        if bool(one == other) or (one != one and other != other):
+            return None
+    except Exception:  # of arrays inside, which have many answers
+        return _between_objects(one, other, at, within)
     return f"{at}: it is {one!r} and not {other!r}"
 
 
-def _first(parts: Iterable[tuple[Any, Any, str]]) -> str | None:
-    return next((found for part in parts if (found := difference(*part)) is not None), None)
+# What says no more of equality than that an object is itself, or asks arrays and takes NaN for different.
+_BLIND: tuple[Any, ...] = (object.__eq__, SimpleNamespace.__eq__)
 
 
-def _between_arrays(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str) -> str | None:
+def _first(parts: Iterable[tuple[Any, Any, str]], within: _Within) -> str | None:
+    return next((found for part in parts if (found := difference(*part, within)) is not None), None)
+
+
+def _between_objects(one: Any, other: Any, at: str, within: _Within) -> str | None:
+    if (id(one), id(other)) in within:  # a part of itself, and being compared
+        return None
+    try:
+        ours, theirs = _parts(one), _parts(other)
+    except Exception as error:
+        return (
+            f"{at}: it cannot be compared: {type(one).__name__} has no __eq__ of use, and cannot be taken apart "
+            f"({type(error).__name__}: {error})"
+        )
+    named = [name for name, _ in ours], [name for name, _ in theirs]
+    if named[0] != named[1]:
+        return f"{at}: its attributes are {_attributes(named[0])} and not {_attributes(named[1])}"
+    pairs = zip(ours, theirs, strict=True)
+    return _first(((a, b, at + name) for (name, a), (_, b) in pairs), (*within, (id(one), id(other))))
+
+
+def _parts(whole: Any) -> list[tuple[str, Any]]:
+    """What pickle would send, each with its name; not all have one."""
+    reduced = whole.__reduce_ex__(4)
+    if isinstance(reduced, str):  # the name of a global
+        return [("", reduced)]
+    made_by, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    known = state if type(state) is dict else {}
+    rest = [made_by, args, list(items or ()), list(pairs or ()), None if known else state]
+    return [(f".{name}", known[name]) for name in sorted(known, key=str)] + [("", part) for part in rest]
+
+
+def _attributes(names: list[str]) -> list[str]:
+    return [name[1:] for name in names if name]
+
+
+def _between_arrays(
+    one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str, within: _Within
+) -> str | None:
     if one.dtype != other.dtype or one.shape != other.shape:
         return f"{at}: it is {one.dtype} of shape {one.shape} and not {other.dtype} of shape {other.shape}"
     if one.dtype.hasobject:
-        return difference(one.tolist(), other.tolist(), at)
+        return difference(one.tolist(), other.tolist(), at, within)
     # By their bytes: NaN equals itself, and 0.0 is not -0.0.
     ours, theirs = one.tobytes(), other.tobytes()
     if ours == theirs:

@@ -117,6 +117,7 @@ class Workers(_Ours):
 
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
+        self._run: Run | None = None
         self._place = _place(loader)
         self._place.restore()
         with self._place.beginning(sampler=False):
@@ -130,28 +131,33 @@ class Workers(_Ours):
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._run, engine = None, self._engine
+        if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
+            engine = None
+        if engine is not None:
+            engine.cancel(self._timeout or None)
         if not first_iter:
             self._place = Place(loader, before=self._place, lives=True)
-        place, engine = self._place, self._engine
-        if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
+        place = self._place
+        if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, place)
-        else:
-            engine.cancel()
         with place.beginning(seed=False):
             private.BaseIterator._reset(self, loader, first_iter)
         steps, beyond = place.progress.steps, place.progress.beyond
         self._num_yielded = steps + len(beyond)
         keys = _DRAWN[self._kind](place.keys(self._sampler_iter))
-        self._run = Run(self._runs, 0, self._kind, keys, None, steps, frozenset(beyond), seat=place.seat)
-        engine.open(self._run)
+        run = self._run = Run(
+            self._runs, 0, self._kind, keys, None, steps, frozenset(beyond), seat=place.seat
+        )
+        engine.open(run)
         self._workers = engine.workers
-        self._raise_the_samplers_error()
+        _raise_the_samplers_error(run)
         _begun(loader, place)
 
     def _next_data(self) -> Any:
-        if self._engine is None:
+        if self._engine is None or self._run is None:  # or an epoch that could not begin
             raise StopIteration
-        engine, delivery = self._engine, None
+        engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
             if delivery.task is not None:
@@ -160,7 +166,7 @@ class Workers(_Ours):
             if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
                 engine.close()
             raise
-        self._raise_the_samplers_error()
+        _raise_the_samplers_error(run)
         if delivery.error is not None:
             error = delivery.error
             del delivery
@@ -169,20 +175,11 @@ class Workers(_Ours):
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
-            self._place.end(self._run.ends.items())
+            self._place.end(run.ends.items())
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
         return self._pinned(delivery.data)
-
-    def _raise_the_samplers_error(self) -> None:
-        """As torch does: from the call in which the sampler was asked, though that was for a later step."""
-        error, self._run.error = self._run.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -231,6 +228,16 @@ class Seeded(_Ours):
         self._stream = None
         if self._core is not None and self._persistent_workers:
             self._core.close_idle()
+
+
+def _raise_the_samplers_error(run: Run) -> None:
+    """As torch does: from the call in which the sampler was asked, though that was for a later step."""
+    error, run.error = run.error, None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
 
 
 def new_iterator(loader: Any) -> Any:
