@@ -46,6 +46,6 @@ def of_thread(ident: int | None) -> str:
 
 def _shown(calls: list[str]) -> str:
     """Without what penstock does around the user's code."""
-    ours = os.path.join("penstock", "_work", "")
-    first = next((at for at, call in enumerate(calls) if ours in call), len(calls))
+    ours = [os.path.join("penstock", part, "") for part in ("_work", "torch")]
+    first = next((at for at, call in enumerate(calls) if any(part in call for part in ours)), len(calls))
     return "\n".join(calls[: min(first or 1, _MOST_FRAMES)])
