@@ -61,12 +61,10 @@ class State:
         """The state in what `as_dict` gave, perhaps by way of a JSON file; else a StateError."""
         if not isinstance(value, Mapping):
             raise StateError(
-                f"A resume state is a dict as state_dict() gives it, not {type(value).__name__}."
+                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. {_PASS}"
             )
         if "penstock" not in value:
-            raise StateError(
-                f"This is no resume state of penstock's: it has no field 'penstock', but {_names(value)}."
-            )
+            raise StateError(_foreign(value))
         if _differ(value["penstock"], VERSION):
             raise StateError(
                 f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
@@ -75,18 +73,20 @@ class State:
         missing = [name for name in cls.__slots__ if name not in value]
         if missing:
             raise StateError(
-                f"The resume state is damaged: it has no {', '.join(map(repr, missing))}, only {_names(value)}."
+                f"The resume state is damaged: it lacks {', '.join(map(repr, missing))}. {_ANEW}"
             )
         about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
-            raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict.")
+            raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict. {_ANEW}")
         world = _number({"world": 1, **about}, "world")  # the states of torch's loaders have none
         if not world:
-            raise StateError("The resume state is damaged: 'world' is 0, and there is at least one rank.")
+            raise StateError(
+                f"The resume state is damaged: 'world' is 0, and there is at least one rank. {_ANEW}"
+            )
         if mark is not None and mark.read > _number(value, "steps") * world:
             raise StateError(
-                f"The resume state is damaged: 'mark' is of batch {mark.read}, after the {value['steps']} steps that "
-                "were handed out."
+                f"The resume state is damaged: 'mark' is of batch {mark.read}, and 'steps' is only {value['steps']}. "
+                f"{_ANEW}"
             )
         return cls(
             _number(value, "epoch", 1 << 62),
@@ -110,8 +110,8 @@ class State:
             then, now = self.about.get(name), about.get(name)
             if _differ(then, now) and not (elsewhere and name in _SHAPE):
                 raise StateError(
-                    f"The resume state is of another loader: {name} was {then!r} when it was taken, and is {now!r} "
-                    "here. Make the loader as it was, or begin anew without the state."
+                    f"The resume state is of another loader: {_changed(name, then, now)} here. Make the loader as it "
+                    "was, or begin anew without the state."
                 )
         if elsewhere and "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
             raise StateError(
@@ -142,13 +142,14 @@ class State:
             size = plan.order.size(self.epoch)
             if consumed is None and self.begun and not plan.rollover:
                 raise StateError(
-                    "The resume state is damaged: 'consumed' is None, of an order whose samples can be counted."
+                    "The resume state is damaged: 'consumed' is None, of an order whose samples can be counted. "
+                    f"{_ANEW}"
                 )
             if consumed is not None:
                 if consumed > (0 if plan.rollover else size):
                     raise StateError(
                         f"The resume state is damaged: 'consumed' is {consumed}, of an order of {size} samples"
-                        f"{', which is dealt from its beginning' if plan.rollover else ''}."
+                        f"{', which is dealt from its beginning' if plan.rollover else ''}. {_ANEW}"
                     )
                 plan = replace(plan, start=consumed)
                 steps = plan.first_step
@@ -158,14 +159,14 @@ class State:
             last = self.beyond[-1] + 1 if self.beyond else steps
             if last > most:
                 raise StateError(
-                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}."
+                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}. {_ANEW}"
                 )
         elif consumed is not None:
             sound = [0]  # nothing else is written where there is no order
         if self.steps not in sound and (not consumed or self.about.get("world") == world):
             raise StateError(
-                f"The resume state is damaged: 'consumed' is {consumed}, which is {sound[0]} steps and not the "
-                f"{self.steps} in 'steps'."
+                f"The resume state is damaged: 'steps' is {self.steps}, and by 'consumed', which is {consumed}, it "
+                f"would be {sound[0]}. {_ANEW}"
             )
         return replace(self, steps=steps)
 
@@ -315,7 +316,7 @@ def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
     except (TypeError, ValueError):
         raise StateError(
             f"The resume state is damaged: 'beyond' is {value!r}, not growing pairs of at most {_MOST_BEYOND} steps "
-            f"after {steps}."
+            f"after {steps}. {_ANEW}"
         ) from None
     return tuple(found)
 
@@ -325,7 +326,7 @@ def _number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
         raise StateError(
             f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 to 2**"
-            f"{end.bit_length() - 1} - 1."
+            f"{end.bit_length() - 1} - 1. {_ANEW}"
         )
     return number
 
@@ -345,7 +346,7 @@ def _mark(value: object) -> Mark | None:
         if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
             return Mark(read, _copied(states), _copied(kept))
     raise StateError(
-        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then."
+        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then. {_ANEW}"
     )
 
 
@@ -360,5 +361,40 @@ def _differ(one: Any, other: Any) -> bool:
         return True
 
 
+# What to do.
+_ANEW = "Take another checkpoint, or begin the epoch anew without a state."
+_PASS = (
+    "If it is JSON text, pass json.loads(text); if it is a training checkpoint, the part that state_dict() gave; to "
+    "begin anew, load nothing."
+)
+
+# What is in `about`, where its names and values are not the user's.
+_SAID = {"kind": "the way samples are read", "generators": "the number of generators given to it"}
+_KINDS = {
+    "keys": "by key, in batches",
+    "key": "by key, one by one",
+    "pull": "a stream, in batches",
+    "pull_one": "a stream, one by one",
+    "items": "a stream with load(), in batches",
+    "item": "a stream with load(), one by one",
+}
+
+
+def _changed(name: str, then: object, now: object) -> str:
+    if name == "kind":
+        then, now = (_KINDS.get(str(value), value) for value in (then, now))
+    return f"{_SAID.get(name, name)} was {then!r} when it was taken, and is {now!r}"
+
+
+def _foreign(value: Mapping[Any, Any]) -> str:
+    """Why this is no state of ours."""
+    if "_snapshot" in value or "_num_yielded" in value:
+        return (
+            "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
+            "with torchdata, or begin it anew without the state."
+        )
+    return f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. {_PASS}"
+
+
 def _names(value: Mapping[Any, Any]) -> str:
-    return ", ".join(sorted(map(repr, value))[:8]) or "nothing"
+    return ", ".join(sorted(map(repr, value))[:8]) or "no fields"

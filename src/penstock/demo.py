@@ -1,6 +1,6 @@
 """`penstock demo`: a real little job that checks itself.
 
-Two epochs of random crops from a memory-mapped file, read by two workers, hashed batch by batch and compared
+Two epochs of random resized crops from a memory-mapped file, made by two workers, hashed batch by batch and compared
 with the plain loop; the same again with a worker killed on the way, stopped, and resumed with another number of
 workers; and the same job by torch's DataLoader, where torch is installed.
 """
@@ -27,16 +27,20 @@ from rich.table import Table
 
 from penstock.loader import DataLoader
 
-SAMPLES, SIDE, CROP = 4_000, 48, 40
+SAMPLES, SIDE, SMALLEST, CROP = 3_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
 KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 20, 40, 1
 
-Sample = tuple[np.ndarray[Any, np.dtype[np.float32]], np.int64]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Memory-mapped pictures and their labels: a random crop of each, at times mirrored, from -1 to 1."""
+    """Memory-mapped pictures and their labels: of each a random resized crop, at times mirrored, from -1 to 1.
+
+    All in numpy, as a training set's own code might be, so that there is work for the workers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -47,14 +51,25 @@ class Pictures:
 
     def __getitem__(self, key: int) -> Sample:
         # penstock seeds numpy's global generator for each step, so the crop does not depend on the worker.
-        top, left = np.random.randint(0, SIDE - CROP + 1, 2)
-        crop = self.pixels[key, top : top + CROP, left : left + CROP]
+        side = np.random.randint(SMALLEST, SIDE + 1)
+        top, left = np.random.randint(0, SIDE - side + 1, 2)
+        crop = self.pixels[key, top : top + side, left : left + side].astype(np.float32)
         if np.random.random() < 0.5:
             crop = crop[:, ::-1]
-        scaled = crop.transpose(2, 0, 1).astype(np.float32, order="C")
-        scaled /= 127.5
-        scaled -= 1
-        return scaled, self.labels[key]
+        scaled = _resized(_resized(crop, 0), 1).transpose(2, 0, 1)
+        contrast, mean = np.random.uniform(0.8, 1.2), scaled.mean()
+        scaled = np.clip((scaled - mean) * np.float32(contrast) + mean, 0, 255)
+        return np.ascontiguousarray(scaled / np.float32(127.5) - 1), self.labels[key]
+
+
+def _resized(picture: Floats, axis: int) -> Floats:
+    """One side made CROP pixels long: between two of its own, each is as near to them as it lies."""
+    place = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
+    before = place.astype(np.intp)
+    after = np.minimum(before + 1, picture.shape[axis] - 1)
+    share = (place - before.astype(np.float32)).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
+    resized: Floats = picture.take(before, axis) * (1 - share) + picture.take(after, axis) * share
+    return resized
 
 
 @dataclass(slots=True)
@@ -189,6 +204,7 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
         megabytes = f"{tally.delivered / 1e6:,.1f}"
         table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
+    console.print("waited s: for how long the loop had no batch to hash, which stands for the training step")
 
     wrong = _untrue(tallies)
     for line in wrong:

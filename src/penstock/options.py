@@ -160,6 +160,9 @@ def _check_values(given: dict[str, Any]) -> None:
 
 def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:
     sampler, shuffle = given["sampler"], given["shuffle"]
+    for name, value, of in (("sampler", sampler, "keys"), ("batch_sampler", batch_sampler, "lists of keys")):
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name} must be an iterable of {of}, got {type(value).__name__}.")
     if is_stream:
         for name, value in (
             ("shuffle", shuffle or None),
@@ -196,13 +199,18 @@ def _shard(given: Any) -> Shard:
         return from_environment(os.environ)
     try:
         rank, world = given
-        sound = _is_int(rank) and _is_int(world) and 0 <= rank < world
+        sound = _is_int(rank) and _is_int(world) and world > 0
     except (TypeError, ValueError):
         sound = False
     if not sound:
         raise ValueError(
             'shard must be None, "auto" or (rank, world), a rank from 0 on and how many ranks there are, '
             f"got {given!r}."
+        )
+    if not 0 <= rank < world:
+        raise ValueError(
+            f"shard=({rank}, {world}) is rank {rank} of {world} ranks: ranks are counted from 0 to {world - 1}. "
+            'Pass shard=(rank, world), or "auto" to ask the launcher.'
         )
     return Shard(int(rank), int(world))
 

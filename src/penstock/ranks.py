@@ -38,8 +38,8 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
         if 0 <= rank < world:
             return Shard(rank, world)
         raise ValueError(
-            f'shard="auto" cannot tell which rank this process is: {said}. {launcher} sets both, to a rank from 0 '
-            "on and to the number of ranks. Start the program with it, unset what is left of it, or pass "
+            f'shard="auto" cannot tell which rank this process is: {said}. {launcher} sets both, the rank counted '
+            "from 0 and the number of ranks. Start the program with it, unset what is left of it, or pass "
             "shard=(rank, world)."
         )
     return Shard(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,18 @@ def test_a_collate_error_names_field_shapes_rows_and_samples(make: Any) -> None:
     text = f"{caught.value}\n{notes(caught.value)}"
     for part in ("['x']", "(4,)", "(3,)", "row 1", "sample 2", "step 1"):
         assert part in text
+
+
+def test_a_batch_that_cannot_be_pickled_says_what_to_do(make_processes: Any) -> None:
+    loader = make_processes(
+        [1, 2], collate_fn=lambda samples: {"lock": threading.Lock(), "x": np.array(samples)}
+    )
+    batches = iter(loader)
+    for step in range(2):
+        with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock'") as caught:
+            next(batches)
+        assert "pickles the rest. Let collate_fn return what can be pickled" in notes(caught.value)
+        assert f"step {step}" in notes(caught.value)
 
 
 def test_getitems_of_the_wrong_length_is_an_error(make: Any) -> None:

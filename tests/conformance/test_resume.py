@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -639,11 +640,17 @@ def test_a_new_epoch_forgets_a_state() -> None:
 GOOD = DataLoader(Noisy(), 4, shuffle=True, seed=3).state_dict()
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no dict": ([1], "not list"),
-    "a foreign one": ({"_snapshot": 1}, "no field 'penstock', but '_snapshot'"),
-    "empty": ({}, "nothing"),
+    "no dict": ([1], "not a list"),
+    "nothing": (None, "not a NoneType.* to begin anew, load nothing"),
+    "text": (json.dumps(GOOD), r"not a str\. If it is JSON text, pass json\.loads\(text\)"),
+    "torchdata's": ({"_snapshot": 1}, "a state of torchdata's StatefulDataLoader"),
+    "a checkpoint": (
+        {"model": {}, "loader": GOOD},
+        r"lacks the field 'penstock', and has 'loader', 'model'\. .* the part that state_dict\(\) gave",
+    ),
+    "empty": ({}, "and has no fields"),
     "a later version": ({**GOOD, "penstock": 99}, "version 99"),
-    "a truncated one": ({"penstock": 1, "epoch": 0}, "no 'steps', 'beyond'"),
+    "a truncated one": ({"penstock": 1, "epoch": 0}, "lacks 'steps', 'beyond'"),
     "a negative step": ({**GOOD, "steps": -1}, "'steps' is -1"),
     "a step that is none": ({**GOOD, "steps": "3"}, "'steps' is '3'"),
     "a bool": ({**GOOD, "epoch": True}, "'epoch' is True"),
@@ -656,13 +663,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "another seed": ({**GOOD, "seed": 4}, "seed was 4 .* and is 3"),
     "what was consumed is not the steps": (
         {**GOOD, "consumed": 9},
-        "'consumed' is 9, which is 3 steps and not",
+        "'steps' is 0, and by 'consumed', which is 9, it would be 3",
     ),
     "more consumed than there is": (
         {**GOOD, "steps": 6, "consumed": 24},
         "'consumed' is 24, of an order of 23",
     ),
-    "a step of the end too much": ({**GOOD, "steps": 8, "consumed": 23}, "which is 6 steps and not the 8"),
+    "a step of the end too much": ({**GOOD, "steps": 8, "consumed": 23}, "which is 23, it would be 6"),
     "an epoch that cannot be": ({**GOOD, "epoch": 1 << 62}, "'epoch' is 4611686018427387904"),
     "steps that cannot be": ({**GOOD, "steps": 1 << 62}, "'steps' is 4611686018427387904"),
     "more steps beyond than can be": ({**GOOD, "beyond": [[1, 10**10]]}, "at most 1000000 steps after 0"),
@@ -682,11 +689,11 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
     "a mark of what is to come": (
         {**GOOD, "mark": {"read": 1, "states": {"iterable": 1}, "kept": None}},
-        "'mark' is of batch 1, after the 0 steps",
+        "'mark' is of batch 1, and 'steps' is only 0",
     ),
     "a mark, and nothing about the loader": (
         {**GOOD, "mark": {"read": 0, "states": {}, "kept": None}, "about": {}},
-        "kind was None .* and is 'keys'",
+        "the way samples are read was None .* and is 'by key, in batches'",
     ),
     "a mark of something else": (
         {**GOOD, "mark": {"read": 1, "states": {"x": 1}, "kept": None}},
@@ -708,8 +715,9 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     batches = iter(loader)
     next(batches)
     before = loader.state_dict()
-    with pytest.raises(StateError, match=why):
+    with pytest.raises(StateError, match=why) as caught:
         loader.load_state_dict(state)
+    assert re.search(r"\. (Take|Make|Give|Load|If|Finish) [^.]*", str(caught.value)), "what is to be done?"
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
 

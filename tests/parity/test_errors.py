@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import penstock.torch
 from parity import sources
 from parity.pair import Tape, begin, both, epoch, take
 
@@ -230,6 +232,31 @@ def test_an_epoch_that_cannot_begin_in_time_is_an_error() -> None:
         os.close(key)
 
     both(program)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_timeout_shows_the_users_code_and_not_ours(seed: int | None) -> None:
+    gate, key = os.pipe()
+
+    def make(number: int) -> int:
+        if number == 1:
+            os.read(gate, 1)
+        return number
+
+    dataset = sources.Made(3, make)
+    loader = penstock.torch.DataLoader(
+        dataset, num_workers=1, timeout=1, multiprocessing_context="fork", seed=seed
+    )
+    batches = iter(loader)
+    assert next(batches).item() == 0
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
+        next(batches)
+    frames = re.findall(r'File "(.*)", line \d+ in (\w+)', str(caught.value))
+    assert [name for _, name in frames] == ["make", "__getitem__"]
+    os.write(key, b"x")
+    assert next(batches).item() == 1
+    os.close(gate)
+    os.close(key)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -28,8 +28,8 @@ from torch.utils.data import (
 
 import penstock
 from parity.compare import difference
-from penstock.testing import assert_same_everywhere
-from penstock.torch import DataLoader
+from penstock.testing import assert_resumes_everywhere, assert_same_everywhere
+from penstock.torch import DataLoader, private
 
 
 class Noisy(Dataset[Any]):
@@ -369,7 +369,8 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
         [{"num_workers": 0}, {"num_workers": 2}],
     )
     with pytest.raises(
-        AssertionError, match=r"batch 0 of epoch 0 is not as with num_workers=0\['x'\]: at \[1, 0\]"
+        AssertionError,
+        match=r"batch 0 of epoch 0 is not as in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
     ):
         assert_same_everywhere(
             lambda num_workers: DataLoader(
@@ -377,6 +378,71 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
             ),
             [{"num_workers": 1}],
         )
+
+
+def test_a_torch_loader_is_tried_with_the_settings_that_it_takes() -> None:
+    made = []
+
+    def make(**settings: Any) -> Any:
+        loader = DataLoader(Noisy(9), batch_size=4, shuffle=True, seed=1, **settings)
+        made.append(settings)
+        return loader
+
+    assert_same_everywhere(make)
+    assert {"num_workers": 3} in made and not any("backend" in settings for settings in made)
+    assert_resumes_everywhere(make, steps=2)
+
+
+# Which samples a batch has.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_say_which_rows_only_fill_up(workers: int) -> None:
+    found = []
+    for rank in range(2):
+        loader = DataLoader(Noisy(10), 4, True, seed=1, shard=(rank, 2), num_workers=workers)
+        plain = list(loader)
+        loader.set_epoch(0)
+        for batch, same in zip(loader.batches(), plain, strict=True):
+            assert difference(batch.data, same) is None
+            assert batch.index is not None and batch.data["key"].tolist() == batch.index.tolist()
+            found += batch.data["key"][: len(batch.index) - batch.pad].tolist()
+    assert sorted(found) == list(range(10))
+
+
+def test_batches_are_the_next_epoch_and_can_be_stopped() -> None:
+    loader = DataLoader(Noisy(10), 4, seed=1)
+    assert [(batch.epoch, batch.step) for batch in loader.batches()] == [(0, 0), (0, 1), (0, 2)]
+    batches = loader.batches()
+    assert (next(batches).epoch, loader.state_dict()["steps"]) == (1, 1)
+    other = DataLoader(Noisy(10), 4, seed=1)
+    other.load_state_dict(loader.state_dict())
+    assert [batch.step for batch in other.batches()] == [1, 2]
+
+
+def test_batches_use_the_workers_that_are_kept() -> None:
+    loader = DataLoader(Noisy(10), 4, seed=1, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    [pid] = [worker.pid for worker in batches._workers]
+    list(batches)
+    assert len(list(loader.batches())) == 3
+    assert [worker.pid for worker in iter(loader)._workers] == [pid]
+
+
+def test_batches_are_pinned_as_plain_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        patch.setattr(private, "pin", lambda data, device: ("pinned", device, data))
+        loader = DataLoader([1, 2], 2, seed=1, pin_memory=True)
+        [batch] = loader.batches()
+        assert batch.data[:2] == ("pinned", "cuda") == next(iter(loader))[:2]
+        assert batch.index is not None and batch.index.tolist() == [0, 1]
+
+
+def test_without_a_seed_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^batches\(\) needs seed=: without it"):
+        DataLoader(Noisy()).batches()
 
 
 class Ragged(Dataset[Any]):

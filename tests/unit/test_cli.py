@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock
@@ -46,10 +48,22 @@ def test_the_demo_without_a_terminal_succeeds_within_30_seconds_and_leaves_no_fo
     assert ran.returncode == 0, ran.stderr
     assert time.monotonic() - start < 30
     assert "the same bytes" in ran.stdout
-    for happening in ("is killed", "stopped", "resumed"):
+    for happening in ("is killed", "stopped", "resumed", "waited s: for how long"):
         assert happening in ran.stdout
     assert ran.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_of_the_demo_is_worth_a_worker(tmp_path: Path) -> None:
+    """To make a batch takes longer than to hash it, else two workers could not be seen to help."""
+    demo._write_pictures(tmp_path)
+    dataset = demo.Pictures(tmp_path)
+    start = time.process_time()
+    samples = [dataset[key] for key in range(demo.BATCH)]
+    made = time.process_time()
+    hashlib.sha256(np.stack([picture for picture, _ in samples]).data)
+    assert made - start > 2 * (time.process_time() - made)
+    assert all(picture.dtype == np.float32 and abs(picture).max() <= 1 for picture, _ in samples)
 
 
 @pytest.mark.parametrize(("whose", "lines"), [("inline", 2), ("resumed", 1)])

@@ -47,6 +47,8 @@ class Stream(IterableDataset[Any]):
         ({"drop_last": 1}, ValueError, "drop_last must be True or False"),
         ({"shuffle": "yes"}, ValueError, "shuffle must be"),
         ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
+        ({"sampler": 3}, TypeError, "sampler must be an iterable of keys, got int"),
+        ({"batch_sampler": 2.5}, TypeError, "batch_sampler must be an iterable of lists of keys, got float"),
         ({"batch_sampler": [[0]], "batch_size": 2}, ValueError, "mutually exclusive with batch_size"),
         ({"batch_sampler": [[0]], "batch_size": None}, ValueError, "mutually exclusive with batch_size"),
         ({"batch_sampler": [[0]], "shuffle": True}, ValueError, "mutually exclusive with shuffle"),
@@ -158,6 +160,17 @@ def test_the_sampler_shows_the_order_of_the_current_epoch() -> None:
 def test_len_counts_batches(n: int, size: int, drop: bool, expected: int) -> None:
     loader = DataLoader(range(n), size, drop_last=drop)
     assert len(loader) == len(iter(loader)) == len(list(loader)) == expected
+
+
+class OldSequence:
+    """Iterable by `__getitem__` alone."""
+
+    def __getitem__(self, at: int) -> int:
+        return [2, 0][at]
+
+
+def test_a_sampler_may_be_anything_that_iter_takes() -> None:
+    assert [batch.item() for batch in DataLoader([1, 2, 3], sampler=OldSequence())] == [3, 1]  # type: ignore[arg-type]
 
 
 def test_len_of_foreign_samplers() -> None:

@@ -55,7 +55,7 @@ def test_the_launcher_nearest_to_the_program_is_asked() -> None:
     [
         ({"RANK": "2"}, r"RANK='2' and WORLD_SIZE is not set\. torchrun sets both"),
         ({"WORLD_SIZE": "2"}, "RANK is not set and WORLD_SIZE='2'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2' and WORLD_SIZE='2'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK='2' and WORLD_SIZE='2'\. .*the rank counted from 0"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK='-1'"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "", "WORLD_SIZE": "1"}, "RANK=''"),
@@ -81,8 +81,15 @@ def test_auto_is_resolved_when_the_loader_is_made(no_launcher: pytest.MonkeyPatc
     assert [batch.tolist() for batch in loader] == [[2], [5], [8]]
 
 
+@pytest.mark.parametrize("shard", [(2, 2), (3, 2), (-1, 2)], ids=str)
+def test_a_rank_that_there_is_not_is_refused(shard: tuple[int, int]) -> None:
+    said = rf"rank {shard[0]} of 2 ranks: ranks are counted from 0 to 1\. Pass shard=\(rank, world\)"
+    with pytest.raises(ValueError, match=said):
+        DataLoader(range(9), shard=shard, seed=0)
+
+
 @pytest.mark.parametrize(
-    "shard", [(2, 2), (-1, 2), (0, 0), (0,), (0, 1, 2), "other", 3, (0.0, 2), (True, 2), ("0", "2")], ids=str
+    "shard", [(0, 0), (0,), (0, 1, 2), "other", 3, (0.0, 2), (True, 2), ("0", "2")], ids=str
 )
 def test_what_is_no_shard_is_refused(shard: Any) -> None:
     with pytest.raises(ValueError, match=r'shard must be None, "auto" or \(rank, world\)'):

@@ -20,6 +20,7 @@ import pytest
 
 import penstock
 from penstock.testing import (
+    EVERYWHERE,
     Dying,
     Raising,
     Stalling,
@@ -174,9 +175,8 @@ def test_a_sound_dataset_passes(amiss: str) -> None:
 def test_what_depends_on_the_process_is_found() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_same_everywhere(loaders("process"), [{"num_workers": 2}])
-    assert "With num_workers=2: batch 0 of epoch 0 is not as with num_workers=0['x']: at [0, 1]" in str(
-        caught.value
-    )
+    said = "With num_workers=2: batch 0 of epoch 0 is not as in the plain run (num_workers=0), in ['x']: at [0, 1]"
+    assert said in str(caught.value)
     assert "penstock.rng()" in str(caught.value)
 
 
@@ -188,9 +188,35 @@ def test_the_global_generators_are_found_with_threads_only() -> None:
 
 def test_a_seed_that_was_not_given_is_found() -> None:
     with pytest.raises(
-        AssertionError, match=r"loader\.seed is not as with num_workers=0(.|\n)*no seed= was given"
+        AssertionError,
+        match=r"In a second plain run \(num_workers=0\): loader\.seed is not as in the first: it is "
+        r"(.|\n)*no seed= was given",
     ):
         assert_same_everywhere(loaders(seed=None), [{"num_workers": 0}])
+
+
+def test_threads_are_left_out_where_the_loader_takes_no_backend() -> None:
+    made = []
+
+    def make(num_workers: int) -> Any:
+        made.append(num_workers)
+        return penstock.DataLoader(range(4), num_workers=num_workers, seed=0)
+
+    assert_same_everywhere(make)
+    assert made == [0, 0, 1, 2, 3]
+    with pytest.raises(TypeError, match="'backend'"):
+        assert_same_everywhere(make, EVERYWHERE)
+
+
+def test_another_mistake_in_making_the_loader_is_not_hidden() -> None:
+    def make(num_workers: int, backend: str = "") -> Any:
+        if backend:
+            raise TypeError("of another kind")
+        return penstock.DataLoader(range(4), num_workers=num_workers, seed=0)
+
+    for check in (assert_same_everywhere, assert_resumes_everywhere):
+        with pytest.raises(TypeError, match="of another kind"):
+            check(make)
 
 
 def test_a_stream_that_is_too_long_or_too_short_is_found() -> None:
@@ -201,7 +227,7 @@ def test_a_stream_that_is_too_long_or_too_short_is_found() -> None:
     with pytest.raises(AssertionError, match="ends before batch 3 of epoch 0"):
         assert_same_everywhere(make, [{"num_workers": 1}])
     amount = 1
-    with pytest.raises(AssertionError, match="batch 4 of epoch 0 is not there with num_workers=0"):
+    with pytest.raises(AssertionError, match="batch 4 of epoch 0 came, which is not there in the plain run"):
         assert_same_everywhere(make, [{"num_workers": 1}])
 
 

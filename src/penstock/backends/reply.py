@@ -44,6 +44,12 @@ REPLY = struct.Struct("<11q")
 # seq, worker
 STRAY = struct.Struct("<2q")
 
+_UNPICKLABLE = (
+    "It is in a batch. Of that, a worker process sends arrays in shared memory, and pickles the rest. Let collate_fn "
+    "return what can be pickled, which locks, open files and generators cannot; or use num_workers=0, or "
+    'backend="thread" with penstock.DataLoader.'
+)
+
 
 class Trailer(NamedTuple):
     """What of a batch is not in its arrays: a new layout, the leaves that are pickled, what failed, a mark."""
@@ -149,7 +155,11 @@ class Replier:
         if not rest and number != UNNUMBERED and mended is None and mark is None:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
-        pickled = dumps(rest, buffers) if rest else None
+        try:
+            pickled = dumps(rest, buffers) if rest else None
+        except Exception as error:
+            error.add_note(_UNPICKLABLE)
+            raise
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark)))

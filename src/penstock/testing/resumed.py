@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from penstock.testing.same import EVERYWHERE, difference, in_words, made
+from penstock.testing.same import difference, in_sentence, in_words, made, taken
 
 
 def assert_resumes_everywhere(
     make_loader: Callable[..., Any],
-    settings: Iterable[Mapping[str, Any]] = EVERYWHERE,
+    settings: Iterable[Mapping[str, Any]] | None = None,
     *,
     steps: int | None = None,
 ) -> None:
     """A state taken anywhere in an epoch goes on with the batches of the plain loop, byte for byte.
 
-    A loader with the first of these settings is stopped before the first batch, after each one and after the
-    epoch, and one with the second setting loads each of these states and reads on to the epoch's end; then the
-    second is stopped and the third resumed, and so on, until the last is stopped and the first resumed. States go
-    through JSON, if JSON can carry what the dataset, the sampler or the stream puts into them.
+    A loader with the first of these settings (by default those of `assert_same_everywhere`) is stopped before the
+    first batch, after each one and after the epoch, and one with the second setting loads each of these states and
+    reads on to the epoch's end; then the second is stopped and the third resumed, and so on, until the last is
+    stopped and the first resumed. States go through JSON, if JSON can carry what the dataset, the sampler or the
+    stream puts into them.
 
     `make_loader(**settings)` makes the loader, each time anew; it should give it a `seed=`. The batches of two
     epochs are kept for the comparison, and an epoch of n batches is read n / 2 times for each setting: `steps`
@@ -30,7 +31,7 @@ def assert_resumes_everywhere(
     >>> import penstock
     >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
-    everywhere = list(settings)
+    everywhere = taken(make_loader) if settings is None else list(settings)
     with made(make_loader, {"num_workers": 0}) as loader:
         expected = [list(islice(loader, steps)), list(islice(loader, steps))]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
@@ -68,7 +69,7 @@ def _compare(found: Iterable[Any], expected: list[Any], epoch: int, done: int, h
         differs = difference(batch, expected[at])
         if differs is not None:
             raise AssertionError(
-                f"{how}: batch {at} of epoch {epoch} is not as without stopping{differs}.{_ADVICE}"
+                f"{how}: batch {at} of epoch {epoch} is not as without stopping{in_sentence(differs)}.{_ADVICE}"
             )
         at += 1
     if at < len(expected):

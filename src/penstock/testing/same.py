@@ -23,7 +23,7 @@ EVERYWHERE: tuple[dict[str, Any], ...] = (
 
 def assert_same_everywhere(
     make_loader: Callable[..., Any],
-    settings: Iterable[Mapping[str, Any]] = EVERYWHERE,
+    settings: Iterable[Mapping[str, Any]] | None = None,
     *,
     epochs: int = 1,
     steps: int | None = None,
@@ -31,10 +31,10 @@ def assert_same_everywhere(
     """The loader's batches are those of the plain loop, byte for byte, with all these settings.
 
     `make_loader(**settings)` makes the loader to be tested, each time anew; it should give it a `seed=`.
-    The settings are tried one after the other: by default without workers once more, with threads, and with
-    one, two and three processes. Threads share the generators of `random` and `numpy.random`: a dataset that
-    draws from these fails here with threads, and one that draws from `penstock.rng()` does not. A loader of
-    penstock.torch has no `backend`, so for it name the settings: `[{"num_workers": 2}]`.
+    The settings are tried one after the other: by default `EVERYWHERE`, without workers once more, with threads, and
+    with one, two and three processes. Threads share the generators of `random` and `numpy.random`: a dataset that
+    draws from these fails here with threads, and one that draws from `penstock.rng()` does not. Where `make_loader`
+    takes no `backend`, as a loader of penstock.torch does not, threads are left out.
 
     The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
 
@@ -42,26 +42,33 @@ def assert_same_everywhere(
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
-    for setting in settings:
-        given = in_words(setting)
+    for setting in taken(make_loader) if settings is None else settings:
+        given, plain = f"With {in_words(setting)}", "in the plain run (num_workers=0)"
+        if setting == {"num_workers": 0}:
+            given, plain = "In a second plain run (num_workers=0)", "in the first"
         with closing(_stream(make_loader, setting, epochs, steps)) as found:
             count = 0
             for wanted, (label, value) in zip(expected, found, strict=False):
-                _compare(label, value, wanted, given)
+                _compare(label, value, wanted, given, plain)
                 count += 1
             more = next(found, None)
         if count < len(expected):
-            raise AssertionError(f"With {given}: the stream ends before {expected[count][0]}.")
+            raise AssertionError(f"{given}: the stream ends before {expected[count][0]}.")
         if more is not None:
-            raise AssertionError(f"With {given}: {more[0]} is not there with num_workers=0.")
+            raise AssertionError(f"{given}: {more[0]} came, which is not there {plain}.")
 
 
-def _compare(label: str, value: Any, wanted: tuple[str, Any], given: str) -> None:
+def _compare(label: str, value: Any, wanted: tuple[str, Any], given: str, plain: str) -> None:
     if label != wanted[0]:
-        raise AssertionError(f"With {given}: {label} came where num_workers=0 gives {wanted[0]}.")
+        raise AssertionError(f"{given}: {label} came where {wanted[0]} is {plain}.")
     differs = difference(value, wanted[1])
     if differs is not None:
-        raise AssertionError(f"With {given}: {label} is not as with num_workers=0{differs}.{_ADVICE}")
+        raise AssertionError(f"{given}: {label} is not as {plain}{in_sentence(differs)}.{_ADVICE}")
+
+
+def in_sentence(differs: str) -> str:
+    """What `difference` says, to be put after a sentence about the batch."""
+    return differs if differs.startswith(":") else f", in {differs}"
 
 
 _ADVICE = (
@@ -81,6 +88,18 @@ def _stream(
                 if step == steps:
                     break
                 yield f"batch {step} of epoch {epoch}", batch
+
+
+def taken(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The settings that are tried by default: those with a `backend` only where the loader takes one."""
+    everywhere = list(EVERYWHERE)
+    try:
+        with made(make_loader, {"num_workers": 2, "backend": "thread"}):
+            return everywhere
+    except TypeError as error:
+        if "unexpected keyword argument 'backend'" not in str(error):
+            raise
+    return [setting for setting in everywhere if "backend" not in setting]
 
 
 @contextmanager

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
 from penstock._work.cast import DTYPES, Cast
+from penstock.batch import Batch
 from penstock.torch import private, tensors
 from penstock.torch.core import Ours, core_of
 from penstock.torch.iterators import Seeded, new_iterator
@@ -46,7 +49,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With `seed=` given, penstock's laws hold instead of torch's: order, augmentation and batches are a function of the
     seed, whatever the number of workers, a worker that dies is replaced, and a state resumes augmentations too;
-    `penstock.rng()`, `on_error=`, `max_errors=`, `shard=` and `last_batch=` are as there.
+    `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=` and `batches()` are as there.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
     a mapping from fields to these; `torch.bfloat16` is one of them.
@@ -146,6 +149,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
         return [] if self._ours.seed is None else core_of(self).skipped
+
+    def batches(self) -> Iterator[Batch[T_co]]:
+        """With `seed=`: the same stream as iterating, each batch with its index, epoch, step and padding.
+
+        Rows that only fill a batch up (`last_batch="pad"`, the default with `shard=`) are counted in its `pad`.
+        """
+        if self._ours.seed is None:
+            raise ValueError(
+                "batches() needs seed=: without it the loader is torch's, which pads nothing and does not say which "
+                "samples a batch has. Give seed=, or let the dataset return the key beside its sample."
+            )
+        batches = core_of(self).batches()
+        if not (self.pin_memory and torch.accelerator.is_available()):
+            return batches
+        device = torch.accelerator.current_accelerator()
+        pin = partial(private.pin, device=None if device is None else device.type)
+        return (replace(batch, data=pin(batch.data)) for batch in batches)
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""

@@ -97,7 +97,8 @@ def loaded(loader: Any, value: object) -> Saved:
         raise
     except Exception as error:
         raise StateError(
-            f"The resume state is damaged: its part {PART!r} cannot be read ({type(error).__name__}: {error})."
+            f"The resume state is damaged: its part {PART!r} cannot be read ({type(error).__name__}: {error}). Take "
+            "another checkpoint, or begin the epoch anew without a state."
         ) from error
 
 
