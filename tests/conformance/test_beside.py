@@ -62,11 +62,11 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
 ) -> None:
     cancel = Engine._cancel
 
-    def closed_meanwhile(engine: Engine) -> None:
+    def closed_meanwhile(engine: Engine, timeout: float | None = None) -> None:
         thread = threading.Thread(target=engine.close)
         thread.start()
         thread.join()
-        cancel(engine)
+        cancel(engine, timeout)
 
     with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
         batches = in_a_bundle(loader)

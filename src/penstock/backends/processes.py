@@ -168,6 +168,7 @@ class ProcessBackend:
             self._launcher = self._former
             raise
         self._method, self._fork_is_our_choice = method, False
+        self._known = None  # the new one has no class by a tag of ours
         return process
 
     def pack(self, task: Task) -> Payload:
