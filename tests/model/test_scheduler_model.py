@@ -31,14 +31,11 @@ WORLDS = {
     "stream, crash": Setting(runs=(2, 1), course="stream", window=2, crashes=1, unread=0),
     "stream, crash, wide window": Setting(runs=(1, 1), course="stream", crashes=1, unread=0),
     "stream, crash, no retries": Setting(runs=(1, 1), course="stream", retries=0, crashes=1, unread=0),
-    "stream, crash in the middle": Setting(
-        runs=(3, 1), course="stream", window=2, workers=1, crashes=2, fatal=True, unread=0
+    "stream, crash, cancel": Setting(
+        runs=(2, 1), course="stream", window=2, workers=1, crashes=1, cancels=1, unread=0
     ),
-    "stream, crash in the middle, cancel": Setting(
-        runs=(2, 1), course="stream", window=2, workers=1, crashes=1, cancels=1, fatal=True, unread=0
-    ),
-    "stream as they come, crash in the middle": Setting(
-        runs=(2, 1), course="stream", window=2, workers=1, in_order=False, crashes=1, fatal=True
+    "stream as they come, crash": Setting(
+        runs=(2, 1), course="stream", window=2, workers=1, in_order=False, crashes=1
     ),
     "stream, cancel": Setting(runs=(0, 1, 1), course="stream", window=2, cancels=1),
     "stream as they come": Setting(runs=(2, 1), course="stream", in_order=False, window=2),
@@ -50,7 +47,7 @@ WORLDS = {
         runs=(2, 1), course="found", window=2, retries=0, crashes=1, refusals=3, unread=0
     ),
     "workers that are not started, stream": Setting(
-        runs=(2,), course="stream", window=2, workers=1, retries=0, crashes=1, refusals=2, fatal=True
+        runs=(2,), course="stream", window=2, workers=1, retries=0, crashes=1, refusals=2
     ),
     "workers that are not started, cancel": Setting(
         runs=(1, 1), window=2, workers=1, retries=0, crashes=1, refusals=2, cancels=1, unread=0
@@ -341,11 +338,6 @@ class AbandonsForEver(Scheduler):
         self._abandoned[seq] = self._abandoned[seq]._replace(state=ABANDONED)
 
 
-class TriesAgainWhatNobodyElseCanDo(Scheduler):
-    def _take_back(self, seq: int, event: WorkerLost, out: list[Command]) -> None:
-        super()._take_back(seq, event._replace(fatal=False), out)
-
-
 CRASH = Setting(runs=(2,), window=2, crashes=1, unread=0)
 CRASHES = Setting(runs=(2,), window=2, crashes=2, unread=0)
 CANCEL = Setting(runs=(2, 2), window=2, cancels=1, unread=0)
@@ -390,7 +382,6 @@ BUGS: list[tuple[type[Scheduler], Setting]] = [
     (WaitsForASlab, Setting(runs=(3,), window=2, hold=2, unread=0)),
     (AnswersAfterTheEnd, CANCEL),
     (PostsWhatIsFilledAgain, CRASH),
-    (TriesAgainWhatNobodyElseCanDo, WORLDS["stream, crash in the middle"]),
 ]
 
 

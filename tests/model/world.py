@@ -73,7 +73,6 @@ class Setting:
     hold: int = 1  # batches kept while asking for another
     crashes: int = 0
     refusals: int = 0  # workers that the system does not start
-    fatal: bool = False  # nobody can go on in the middle of a run with what a dead worker was at
     cancels: int = 0
     bundle: int = 1  # steps drawn as one (not with "known", which counts on one seq for each)
     unread: int = 1  # results a worker may leave in its pipe and still claim the next task
@@ -87,7 +86,7 @@ class Task(NamedTuple):
     place: int  # in its run
     deaths: int = 0
     wanted: bool = True  # its run has not been cancelled
-    # It was taken off the board when the last of a crew had died that is not replaced, or nobody else can do it.
+    # It was taken off the board when the last of a crew had died that is not replaced.
     doomed: bool = False
     steps: int = 1  # places, from `place` on
 
@@ -271,7 +270,7 @@ class World:
 
     def notice(self, worker: int) -> None:
         w = self.workers[worker]
-        steps, at, fatal = 1, 0, False
+        steps, at = 1, 0
         if w.claim is None:
             pass
         elif not self.tasks[w.claim].wanted:
@@ -283,11 +282,10 @@ class World:
             for i in range(steps) if steps > 1 else ():
                 slab = task.slab if i == at else NO_SLAB
                 self.tasks[w.claim + i] = Task(slab, task.run, task.place + i)
-            fatal = self.setting.fatal and task.place + at > 0
             guilty = self.tasks[w.claim + at]
-            self.tasks[w.claim + at] = guilty._replace(deaths=task.deaths + 1, doomed=fatal)
+            self.tasks[w.claim + at] = guilty._replace(deaths=task.deaths + 1)
             self.tasks = dict(sorted(self.tasks.items()))
-        self.tell(WorkerLost(worker, w.claim, steps, at, fatal))
+        self.tell(WorkerLost(worker, w.claim, steps, at))
 
     def bury(self, worker: int) -> None:
         w = self.workers.pop(worker)
@@ -382,7 +380,7 @@ class World:
                 task = self.tasks[seq]
                 kept = slab not in self.taken() if task.slab == NO_SLAB else slab == task.slab
                 self.law(task.wanted and kept, "a lost step keeps its slab")
-                self.law(not task.doomed, f"step {seq} is posted again, and nobody else can do it")
+                self.law(not task.doomed, f"step {seq} is posted again, and there is no crew")
                 self.law(attempt == task.deaths, f"attempt {attempt} after {task.deaths} deaths")
                 self.law(attempt <= self.setting.retries, f"attempt {attempt} is one too many")
                 again = attempt == 0 and task.slab != NO_SLAB

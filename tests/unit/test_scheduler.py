@@ -199,11 +199,6 @@ def test_a_step_is_given_up_after_its_retries_and_reported_in_its_turn() -> None
     assert log.after(StepFilled(0, 0), Asked()).are(DeliverLost(1, 1, 2), Post(3, 1, 0))
 
 
-def test_a_step_that_nobody_else_can_do_is_given_up_at_once() -> None:
-    log = Log(window=1, workers=1, retries=5).after(Opened(), Asked(), WorkerLost(0, 0, fatal=True))
-    assert log.are(Hire(1, 0), DeliverLost(0, 0, 0), Post(1, 0, 0))
-
-
 def test_out_of_order_a_loss_is_reported_when_it_comes() -> None:
     log = Log(retries=0, in_order=False).after(Opened(), Asked(), WorkerLost(1, 1))
     assert log.are(Hire(2, 1), DeliverLost(1, 1, 1), Post(2, 1, 0))

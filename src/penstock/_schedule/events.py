@@ -69,15 +69,13 @@ class WorkerLost(NamedTuple):
     """A worker is dead, and all that it sent has been handled; or it could not be started.
 
     `seq` is what it had claimed, unfinished. That was `steps` steps of the plan, and the worker died in the one
-    at `at`. From here on they are steps of their own: seq, seq + 1 and so on. `fatal`: nobody else can do
-    that one.
+    at `at`. From here on they are steps of their own: seq, seq + 1 and so on.
     """
 
     worker: int
     seq: int | None
     steps: int = 1
     at: int = 0
-    fatal: bool = False
 
 
 class SlabReturned(NamedTuple):

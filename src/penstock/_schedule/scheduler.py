@@ -426,7 +426,7 @@ class Scheduler:
             self._steps[seq] = step
             self._steps = OrderedDict(sorted(self._steps.items()))
         step = Step(POSTED, step.slab, step.attempt + 1, event.worker)
-        if event.fatal or step.attempt > self._retries:
+        if step.attempt > self._retries:
             self._lose(seq, step)
         else:
             self._steps[seq] = step
