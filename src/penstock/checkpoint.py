@@ -61,8 +61,8 @@ class State:
         """The state in what `as_dict` gave, perhaps by way of a JSON file; else a StateError."""
         if not isinstance(value, Mapping):
             raise StateError(
-                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. If it was saved as "
-                "JSON, pass json.loads(text); to begin anew, load nothing."
+                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. If it was saved "
+                "as JSON, pass json.loads(text); to begin anew, load nothing."
             )
         if "penstock" not in value:
             raise StateError(_foreign(value))
@@ -363,8 +363,8 @@ def _foreign(value: Mapping[Any, Any]) -> str:
             "with torchdata, or begin it anew without the state."
         )
     return (
-        f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. Of a training "
-        "checkpoint, pass the part that state_dict() gave; to begin anew, load nothing."
+        f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. Of a "
+        "training checkpoint, pass the part that state_dict() gave; to begin anew, load nothing."
     )
 
 
