@@ -61,7 +61,8 @@ class State:
         """The state in what `as_dict` gave, perhaps by way of a JSON file; else a StateError."""
         if not isinstance(value, Mapping):
             raise StateError(
-                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. {_PASS}"
+                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. If it was saved "
+                "as JSON, pass json.loads(text); to begin anew, load nothing."
             )
         if "penstock" not in value:
             raise StateError(_foreign(value))
@@ -361,12 +362,7 @@ def _differ(one: Any, other: Any) -> bool:
         return True
 
 
-# What to do.
 _ANEW = "Take another checkpoint, or begin the epoch anew without a state."
-_PASS = (
-    "If it is JSON text, pass json.loads(text); if it is a training checkpoint, the part that state_dict() gave; to "
-    "begin anew, load nothing."
-)
 
 # What is in `about`, where its names and values are not the user's.
 _SAID = {"kind": "the way samples are read", "generators": "the number of generators given to it"}
@@ -393,8 +389,11 @@ def _foreign(value: Mapping[Any, Any]) -> str:
             "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
             "with torchdata, or begin it anew without the state."
         )
-    return f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. {_PASS}"
+    return (
+        f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. Of a "
+        "training checkpoint, pass the part that state_dict() gave; to begin anew, load nothing."
+    )
 
 
 def _names(value: Mapping[Any, Any]) -> str:
-    return ", ".join(sorted(map(repr, value))[:8]) or "no fields"
+    return ", ".join(sorted(map(repr, value))[:8]) or "no other"

@@ -27,10 +27,10 @@ from rich.table import Table
 
 from penstock.loader import DataLoader
 
-SAMPLES, SIDE, SMALLEST, CROP = 3_000, 48, 24, 40
+SAMPLES, SIDE, SMALLEST, CROP = 2_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
-KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 20, 40, 1
+KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 10, 20, 1
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Sample = tuple[Floats, np.int64]

@@ -642,13 +642,13 @@ GOOD = DataLoader(Noisy(), 4, shuffle=True, seed=3).state_dict()
 BROKEN: dict[str, tuple[Any, str]] = {
     "no dict": ([1], "not a list"),
     "nothing": (None, "not a NoneType.* to begin anew, load nothing"),
-    "text": (json.dumps(GOOD), r"not a str\. If it is JSON text, pass json\.loads\(text\)"),
+    "text": (json.dumps(GOOD), r"not a str\. If it was saved as JSON, pass json\.loads\(text\)"),
     "torchdata's": ({"_snapshot": 1}, "a state of torchdata's StatefulDataLoader"),
     "a checkpoint": (
         {"model": {}, "loader": GOOD},
         r"lacks the field 'penstock', and has 'loader', 'model'\. .* the part that state_dict\(\) gave",
     ),
-    "empty": ({}, "and has no fields"),
+    "empty": ({}, "and has no other"),
     "a later version": ({**GOOD, "penstock": 99}, "version 99"),
     "a truncated one": ({"penstock": 1, "epoch": 0}, "lacks 'steps', 'beyond'"),
     "a negative step": ({**GOOD, "steps": -1}, "'steps' is -1"),
@@ -717,7 +717,7 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     before = loader.state_dict()
     with pytest.raises(StateError, match=why) as caught:
         loader.load_state_dict(state)
-    assert re.search(r"\. (Take|Make|Give|Load|If|Finish) [^.]*", str(caught.value)), "what is to be done?"
+    assert re.search(r"\. (Take|Make|Give|Load|If|Of|Finish) [^.]*", str(caught.value)), "what is to be done?"
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
 

@@ -300,12 +300,12 @@ def test_help_imports_no_image_library() -> None:
         (
             "simplejpeg",
             "from penstock.cli import main; sys.exit(main(['pack', '.', 'out.rec']))",
-            "penstock pack: penstock.image needs simplejpeg: pip install penstock[image]\n",
+            'penstock pack: penstock.image needs simplejpeg: pip install ".[image]" in a clone of penstock\n',
         ),
         (
             "torch",
             "import penstock.torch",
-            "ImportError: penstock.torch needs torch: pip install penstock[torch]\n",
+            'ImportError: penstock.torch needs torch: pip install ".[torch]" in a clone of penstock\n',
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Images as Caffe's data layers have them: decoded, cropped, mirrored, and written straight into the batch.
 
-Needs `pip install penstock[image]`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
+Needs `pip install ".[image]"`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
 """
 
 try:
@@ -8,7 +8,9 @@ try:
     import PIL  # noqa: F401
     import simplejpeg  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"penstock.image needs {error.name}: pip install penstock[image]") from error
+    raise ImportError(
+        f'penstock.image needs {error.name}: pip install ".[image]" in a clone of penstock'
+    ) from error
 
 from penstock.errors import ImageError
 from penstock.image.dataset import Images

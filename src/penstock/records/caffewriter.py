@@ -21,7 +21,7 @@ _AT_ONCE = 1000  # items in a transaction, as Caffe has it
 def write_caffe_lmdb(
     path: str | os.PathLike[str], items: Iterable[tuple[NDArray[Any] | bytes, SupportsIndex]]
 ) -> int:
-    """Writes Caffe's LMDB and returns how many items it has. Needs `pip install penstock[lmdb]`.
+    """Writes Caffe's LMDB and returns how many items it has. Needs `pip install ".[lmdb]"`.
 
     An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. Keys are the
     numbers of the items, with zeros before them. The folder, which must not be there, gets its name at the end.
@@ -29,7 +29,9 @@ def write_caffe_lmdb(
     try:
         import lmdb
     except ImportError as error:
-        raise ImportError("write_caffe_lmdb needs lmdb: pip install penstock[lmdb].") from error
+        raise ImportError(
+            'write_caffe_lmdb needs lmdb: pip install ".[lmdb]" in a clone of penstock'
+        ) from error
     final = os.fspath(path)
     if os.path.lexists(final):
         raise FileExistsError(f"{final} is there already: write_caffe_lmdb makes a folder, and changes none.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 try:
     import torch.utils.data as _theirs
 except ModuleNotFoundError as error:
-    raise ImportError("penstock.torch needs torch: pip install penstock[torch]") from error
+    raise ImportError('penstock.torch needs torch: pip install ".[torch]" in a clone of penstock') from error
 
 from torch.utils.data import *  # noqa: F403
 
