@@ -69,14 +69,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         except StopIteration:
             place.end()
             raise
-        fetcher = self._dataset_fetcher
         try:
-            try:
-                data = fetcher.fetch(index)
-            except StopIteration:
-                if not place.begins_again(fetcher):
-                    raise
-                data = fetcher.fetch(index)
+            data = self._dataset_fetcher.fetch(index)
         except StopIteration as error:
             if place.is_stream:
                 place.end()
@@ -132,6 +126,7 @@ class Workers(_Ours):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
             self._place = Place(loader, before=self._place, lives=True)
+            self._place.restore()
         place, engine = self._place, self._engine
         if engine is None or engine.closed or not engine.is_ours():  # or else the parent's, in a forked child
             engine = self._engine = _new_engine(loader, self._base_seed, place)
