@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
+from penstock.errors import StateError
 from penstock.torch import DataLoader
 
 # With these, the last batch is a short one, or a full one, after which the end is not known yet.
@@ -469,3 +470,53 @@ def test_with_workers_a_state_goes_on_as_without_stopping(kind: str, shape: str)
     for one in (after, begun, middle):
         check_goes_on(make, one, [whole[1][one.steps :]])
     check_goes_on(make, last, [[], whole[2]])
+
+
+class FirstHasAll(ByIterator, IterableDataset[Any]):
+    """One worker has nothing to read, in any epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return Items(list(range(self.n if info is None or info.id == 0 else 0)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    __len__ = None  # type: ignore[assignment]
+
+
+def test_a_worker_without_a_share_leaves_nothing_to_its_next_epoch() -> None:
+    def make() -> Any:
+        return DataLoader(FirstHasAll(5), 2, num_workers=2, persistent_workers=True)
+
+    loader = make()
+    whole = epoch(loader)
+    check_goes_on(make, now(loader, 1, 0, "after the loop"), [whole, whole])
+
+
+def test_an_iterator_has_ended_though_there_is_more_to_read_since() -> None:
+    loader = DataLoader(range(6), sampler=ByIterator(4), batch_size=2)  # type: ignore[arg-type]
+    epoch(loader)
+    other = DataLoader(range(6), sampler=ByIterator(6), batch_size=2)  # type: ignore[arg-type]
+    other.load_state_dict(saved(loader))
+    assert epoch(other) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
+    class Stubborn(Anew):
+        def __iter__(self) -> Iterator[int]:
+            begin = self.begin
+            yield from super().__iter__()
+            self.begin = begin
+
+    def make() -> Any:
+        return DataLoader(range(6), sampler=Stubborn(6), batch_size=2)  # type: ignore[arg-type]
+
+    loader, other = make(), make()
+    assert len(epoch(loader)) == len(epoch(loader)) == 3
+    other.load_state_dict(saved(loader))
+    with pytest.raises(StateError, match="Stubborn gives nothing, though iterated twice"):
+        epoch(other)
