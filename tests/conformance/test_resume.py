@@ -970,3 +970,123 @@ def test_resuming_late_costs_no_more_than_beginning() -> None:
     loader.load_state_dict({**loader.state_dict(), "steps": 200_000_000, "consumed": 800_000_000})
     assert next(iter(loader)).tolist() == [800_000_000 + i for i in range(4)]
     assert len(asked) == 4
+
+
+# ---- what an epoch leaves to the next ------------------------------------------------------------------
+
+
+class EpochsIterator(KeptIterator):
+    """Its end is the end of the epoch of what it belongs to."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(lambda at: (at * 7 + epoch) % N)
+
+
+class Both:
+    """It knows the epoch, and its iterator the place."""
+
+    epoch = 0
+    resumed = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += not self.resumed
+        self.resumed = False
+        return EpochsIterator(self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.resumed = state["epoch"], True
+
+
+class BothStream(Both, IterableDataset[Any]):
+    pass
+
+
+class BothLight(Both, Light):
+    pass
+
+
+class Drawing(KeptIterator):
+    """It goes on drawing where the one before it ended, from a source that only iterators know the state of."""
+
+    def __init__(self, draws: random.Random) -> None:
+        self.draws = draws
+        self._draw()
+
+    def _draw(self) -> None:
+        self.seed = self.draws.getrandbits(16)
+        super().__init__(lambda at: (at * 7 + self.seed) % N)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.draws.seed(state["seed"])
+        self.at, self.seed = state["at"], state["seed"]
+
+
+class Draws:
+    """Each epoch is drawn from a generator that the one before has seeded."""
+
+    def __init__(self) -> None:
+        self.draws = random.Random(5)
+
+    def __iter__(self) -> Iterator[int]:
+        drawing = Drawing(self.draws)
+        self.draws.seed(drawing.seed)
+        return drawing
+
+
+class DrawsStream(Draws, IterableDataset[Any]):
+    pass
+
+
+class DrawsGlobally:
+    """It draws when it is iterated, from what the loader has seeded; its iterator has a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        shift = random.randrange(N)
+        return KeptIterator(lambda at: (at * 7 + shift) % N)
+
+
+class DrawsLate(Epochs):
+    """It draws when it is asked for its first key, and is before the next epoch when one has ended."""
+
+    def __iter__(self) -> Iterator[int]:
+        keys = random.sample(range(N), N)
+        yield from map(keys.__getitem__, self.positions())
+
+
+LEFT: dict[str, Any] = {
+    "a sampler and its iterator": lambda alone: (range(N), {"batch_size": 4, "sampler": Both()}),
+    "a stream and its iterator": lambda alone: (BothStream(), {"batch_size": 4}),
+    "a stream and its iterator, even": lambda alone: (BothStream(), {"batch_size": N}),
+    "light items and their iterator": lambda alone: (BothLight(alone), {"batch_size": 4}),
+    "a sampler's iterator that draws": lambda alone: (range(N), {"batch_size": 4, "sampler": Draws()}),
+    "a stream's iterator that draws": lambda alone: (DrawsStream(), {"batch_size": 4}),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make, name) for make in ("inline", "fork-2") for name in LEFT], indirect=["make"]
+)
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_an_iterator_leaves_its_state_to_the_next_epoch(make: Any, name: str) -> None:
+    stop_everywhere(make, LEFT[name])
+
+
+@pytest.mark.parametrize("sampler", [DrawsGlobally, DrawsLate])
+def test_the_next_epoch_draws_as_if_nobody_had_looked_for_the_end_of_the_one_before(sampler: Any) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(range(N), 4, seed=3, sampler=sampler())
+
+    loader = make()
+    epochs = [list(loader), list(loader)]
+    assert not same(*epochs)
+    loader = make()
+    list(loader)
+    other = make()
+    other.load_state_dict(through_a_file(loader.state_dict()))
+    assert same(list(other), epochs[1])

@@ -90,8 +90,8 @@ def packed(change: Change, known: Known | None = None) -> bytes:
 class Log:
     """Where the changes are. `end` is how much of it this process has written, or applied to its dataset.
 
-    A forked worker begins at its parent's end, with the dataset as it is there; any other at 0, with the dataset
-    as it was shipped.
+    A forked worker begins at its parent's end, with the dataset as it is there; any other at the end that was shipped
+    with its dataset.
     """
 
     __slots__ = ("end",)

@@ -69,14 +69,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         except StopIteration:
             place.end()
             raise
-        fetcher = self._dataset_fetcher
         try:
-            try:
-                data = fetcher.fetch(index)
-            except StopIteration:
-                if not place.begins_again(fetcher):
-                    raise
-                data = fetcher.fetch(index)
+            data = self._dataset_fetcher.fetch(index)
         except StopIteration as error:
             if place.is_stream:
                 place.end()
@@ -138,6 +132,7 @@ class Workers(_Ours):
             engine.cancel(self._timeout or None)
         if not first_iter:
             self._place = Place(loader, before=self._place, lives=True)
+            self._place.restore()
         place = self._place
         if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, place)

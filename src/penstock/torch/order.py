@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from penstock._work.marks import opened, taken
 from penstock.checkpoint import Progress
-from penstock.plan.reading import Mark, Reading, by_next, has_state
+from penstock.plan.reading import Mark, Reading, by_next, has_state, renew
 from penstock.torch import generators, private
 
 # torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
@@ -33,22 +33,27 @@ _TORCHS = {*_RANDOM, SequentialSampler, DistributedSampler}
 class Order:
     """The keys of each step of an epoch, from the first step that was not handed out on.
 
-    `origin` is what they come from, for a state: it is None until the sampler was asked for its first keys.
+    `origin` is what they come from, for a state: it is None until the sampler was asked for its first keys. `begin`
+    is the mark that a sampler with a state begins with: that of a state, or the end of the epoch before.
     """
 
-    def __init__(self, loader: Any, progress: Progress) -> None:
+    def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
         self._index = index = private.index_sampler(loader)
         self._batched = type(index) is BatchSampler
         self.sampler: Any = index.sampler if self._batched else index
         self._is_torchs = type(self.sampler) in _TORCHS
         self._progress = progress
-        self.generators = generators.given_to(loader, index, self.sampler)
+        self.generators = generators.given_to(loader, index, getattr(index, "sampler", None))
         self._before: dict[str, Any] = {}
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
-        self._marks: deque[tuple[int, bytes | Mark]] = deque()
-        self._end: bytes | None = None
+        self._begin = begin
+        self._first = progress.steps
+        self._renewed = False
+        self._marks: deque[tuple[int, bytes | None]] = deque()
+        self._last = -1  # once the sampler has ended: after so many steps
+        self.end: bytes | None = None  # and then, the mark that the next epoch begins with
 
     # What a state holds of it.
 
@@ -80,9 +85,12 @@ class Order:
 
     @property
     def given(self) -> list[str]:
-        """The generators that were given to the loader: as they were before the sampler drew, or as they are."""
+        """The generators that were given to the loader: as they were before the sampler drew, or as they are.
+
+        As they are is also how the next epoch finds them, once the sampler has ended.
+        """
         given = self._given
-        if given is None:
+        if given is None or self._progress.steps == self._last:
             return [generators.text_of(each.get_state()) for each in self.generators]
         texts = [each if isinstance(each, str) else generators.text_of(each) for each in given]
         given[:] = texts  # it takes 15 us
@@ -90,15 +98,28 @@ class Order:
 
     @property
     def mark(self) -> Mark | None:
-        """Where a sampler with a state was when it had given the last of the steps that were handed out."""
-        return opened(next((mark for step, mark in self._marks if step == self._progress.steps), None))
+        """Where a sampler with a state was when it had given the last of the steps that were handed out.
 
-    @property
-    def end(self) -> Mark | None:
-        """Of a sampler with a state, once it has ended: the next epoch begins with it."""
-        return opened(self._end)
+        What it says before the first is not asked for: some begin anew only when they are asked for a key.
+        """
+        steps = self._progress.steps
+        if steps == self._first:
+            return opened(self._begin)
+        return opened(next((mark for step, mark in self._marks if step == steps), None))
 
     # How it is drawn.
+
+    def restore(self) -> None:
+        """Makes a sampler what it was at the end of the epoch before, if that is its mark. It draws from nobody."""
+        mark = opened(self._begin)
+        if mark is None or mark.states is None or not mark.kept:
+            return
+        given = [each.get_state() for each in self.generators]
+        with generators.lent({}):
+            renew(self.sampler, mark.kept)
+        for each, state in zip(self.generators, given, strict=True):
+            each.set_state(state)
+        self._renewed = True
 
     def prepare(self) -> None:
         """Torch is about to begin its index sampler."""
@@ -109,11 +130,11 @@ class Order:
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
         if not self._has_drawn(begun):
-            return self._first(begun)
+            return self._from_first(begun)
         self._note(self._before)
-        return self._marked(begun) if has_state(self.sampler) or has_state(begun) else begun
+        return self._marked_from(begun) if self._has_state(begun) else begun
 
-    def _first(self, begun: Iterator[Any]) -> Iterator[Any]:
+    def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The same, for what draws only when it is asked for its first keys, which is now."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
@@ -123,9 +144,10 @@ class Order:
             yield from begun
             return
         before = generators.take()
-        source = iter(self.sampler) if self._batched else begun
-        if has_state(self.sampler) or has_state(source):
-            yield from self._marked(source)
+        source = self._source(begun)
+        if self._has_state(source):
+            self._note(before)
+            yield from self._marked_from(source)
             return
         steps = self._steps(by_next(source))
         first = list(islice(steps, 1))
@@ -141,18 +163,12 @@ class Order:
             self._origin["epoch"] = epoch
 
     def resumed(
-        self,
-        begun: Iterator[Any],
-        origin: dict[str, Any],
-        states: dict[str, Any],
-        given: list[str],
-        mark: Mark | None,
+        self, begun: Iterator[Any], origin: dict[str, Any], states: dict[str, Any], given: list[str]
     ) -> Iterator[Any]:
         """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
         self._origin, self._given = dict(origin), [*given]
-        if mark is not None:
-            self._marks.append((self._progress.steps, mark))
-        if not self._has_drawn(begun):
+        mark = None if self._renewed else opened(self._begin)
+        if mark is not None or not self._has_drawn(begun):
             generators.set_all(self.generators, given)
         return self._rest(begun, states, mark)
 
@@ -162,25 +178,17 @@ class Order:
             self.sampler.set_epoch(origin["epoch"])
         with generators.lent(states):
             if mark is not None:
-                rest = self._marked(None, mark)
-            elif self._batched:
-                keys = _from(self.sampler, origin.get("seed"), steps * self._index.batch_size)
-                rest = self._steps(keys)
+                reading = Reading(self.sampler)
+                reading.open(mark)
+                rest = self._marked(reading)
             elif self._is_torchs:
-                rest = _from(self.sampler, origin.get("seed"), steps)
+                skip = steps * self._index.batch_size if self._batched else steps
+                rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
+            elif self._has_state(source := self._source(begun)) and not steps:
+                rest = self._marked_from(source)
             else:
-                rest = _passed(by_next(begun), steps)
+                rest = _passed(self._steps(by_next(source)), steps)
         yield from rest
-
-    def following(self, mark: Mark) -> Iterator[Any]:
-        """A whole epoch of a sampler that is to be what it was at the end of the one before."""
-        self._marks.append((0, mark))
-        return self._followed(mark)
-
-    def _followed(self, mark: Mark) -> Iterator[Any]:
-        self._given = [each.get_state() for each in self.generators]
-        self._note({})
-        yield from self._marked(None, mark)
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
         """Whether the sampler may have drawn already: a caller's own that makes its iterator when torch asks."""
@@ -191,39 +199,35 @@ class Order:
             iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
         )
 
-    def _marked(self, source: Iterator[Any] | None, mark: Mark | None = None) -> Iterator[Any]:
+    def _source(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """The sampler's own iterator."""
+        return iter(self.sampler) if self._batched else begun
+
+    def _has_state(self, source: Iterator[Any]) -> bool:
+        return has_state(self.sampler) or has_state(source)
+
+    def _marked_from(self, source: Iterator[Any]) -> Iterator[Any]:
+        reading = Reading(self.sampler, renewed=self._renewed)
+        reading.begin(source)
+        return self._marked(reading)
+
+    def _marked(self, reading: Reading) -> Iterator[Any]:
         """The steps of a sampler that has a state, which is kept for each of them until it was handed out."""
-        reading = Reading(self.sampler if source is None else _Begun(self.sampler, source))
-        reading.open(mark)
         size = self._index.batch_size if self._batched else 1
         step = self._progress.steps
-        self._keep(step, mark or taken(self.sampler, reading.mark))
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
             self._keep(step, taken(self.sampler, reading.mark))
+            if reading.ended:
+                self._last = step
             yield keys if self._batched else keys[0]
-        self._end = taken(self.sampler, reading.end)
+        self.end = taken(self.sampler, reading.end)
 
-    def _keep(self, step: int, mark: bytes | Mark | None) -> None:
+    def _keep(self, step: int, mark: bytes | None) -> None:
         """After so many steps the sampler is there. Marks from before what was handed out are of no use any more."""
-        assert mark is not None
         while self._marks and self._marks[0][0] < self._progress.steps:
             self._marks.popleft()
         self._marks.append((step, mark))
-
-
-class _Begun:
-    """A sampler whose iterator there is already."""
-
-    def __init__(self, sampler: Any, iterator: Iterator[Any]) -> None:
-        self._sampler = sampler
-        self._iterator = iterator
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:

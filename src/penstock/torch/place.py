@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock._work.marks import asked, known, opened
+from penstock._work.marks import asked, known, opened, taken
 from penstock._work.task import Task
 from penstock.checkpoint import Progress, State
 from penstock.errors import StateError
-from penstock.plan.reading import Mark, by_next, has_state
+from penstock.plan.reading import Mark, Reading, by_next, has_state, renew
 from penstock.torch import generators, private
 from penstock.torch.order import Order
 
@@ -68,39 +68,34 @@ class Place:
         self._workers: int = before._workers if before is not None and lives else loader.num_workers
         self.is_stream = private.is_stream(loader)
         self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
-        self.order = None if self.is_stream else Order(loader, self.progress)
+        self._first = self.progress.steps
+        end = None if before is None or before.order is None else before.order.end
+        begin = end if saved is None else saved.state.mark
+        self.order: Order | None = None if self.is_stream else Order(loader, self.progress, begin)
         self.generators = generators.given_to(loader) if self.order is None else self.order.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [Copy() for _ in range(copies)]
         self._seat = 0
-        self._mark: Mark | None = None  # what a sampler that has a state is made again
-        self._follows = before is not None
+        # What was resumed at its end was not made what it was there, since nothing was left to read: that is done
+        # for the epoch after it.
+        self._restores = saved is not None or (before is not None and before._began_at_end)
+        self._began_at_end: bool = False
         if saved is not None:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
-            self._mark = opened(saved.state.mark)
+            here = [] if self._workers else [copy.mark for copy in self._copies]
+            self._began_at_end = any(map(_is_end, [opened(begin), *here]))
         elif before is not None:
             if lives:
                 self.base_seed = before.base_seed
                 self._copies = [Copy(copy._mark) for copy in before._copies]
-            # What was resumed at its end was not made what it was there, since nothing was left to read.
-            if self.is_stream and (lives or (not self._workers and _is_end(before._copies[0].known))):
+            if self.is_stream and (lives or (not self._workers and before.progress.is_over)):
                 self._copies = [copy.in_next_epoch() for copy in before._copies]
-            if before.order is not None and _is_end(before._mark):
-                self._mark = before.order.end
-        # Whether a stream that was made what it was at its end may be iterated once more.
-        self._may_begin_again = False
-        # What reads a stream that has a state, where it is read in this process.
+        # Of a stream that has a state and is read in this process: what reads it.
         self._fetcher: Any = None
-
-    @property
-    def sampler(self) -> Mark | None:
-        """Where a sampler with a state is; if the epoch is over, what the next begins with."""
-        if self.order is None:
-            return None
-        return self.order.end if self.progress.is_over else self.order.mark
+        self._reading: Reading | None = None
 
     @property
     def seat(self) -> int:
@@ -130,37 +125,32 @@ class Place:
 
     def _read_here(self) -> Copy:
         """How far the caller's own copy of a stream is."""
-        copy, fetcher = self._copies[0], self._fetcher
-        if self._saved is not None and self.progress.steps == self._saved.state.steps > 0:
-            return copy  # a generator that was not asked yet has done nothing about the state that was loaded
-        if self.progress.steps == 0:  # as it was at the end of the epoch before, if there was one
-            return (
-                Copy(Mark(0, {}, self._kept())) if self._follows and self._kept() and not copy.mark else copy
-            )
-        if fetcher is None:
-            return copy
-        if fetcher.ended:
-            return copy if _is_end(copy.mark) else Copy(Mark(0, None, self._kept()))
-        parts = {"iterable": self.dataset, "iterator": fetcher.dataset_iter}
-        if parts["iterator"] is self.dataset:
-            del parts["iterable"]
-        return Copy(Mark(0, {name: part.state_dict() for name, part in parts.items() if has_state(part)}))
-
-    def _kept(self) -> dict[str, Any] | None:
-        return {"iterable": self.dataset.state_dict()} if has_state(self.dataset) else None
+        reading = self._reading
+        if reading is None or self.progress.steps == self._first:
+            return self._copies[0]  # a generator that was not asked yet has done nothing about a state
+        reading.ended = self._fetcher.ended
+        mark = reading.mark()
+        assert mark is not None
+        return Copy(mark)
 
     # How an iterator begins.
 
     def restore(self) -> None:
-        """Makes the generators what they were, and the dataset, where it is the caller's own copy that is read."""
+        """Makes generators and sampler what they were, and the dataset, where the caller's own copy is read."""
         if self._saved is not None:
             generators.set_all(self.generators, self._saved.given)
+        if not self._restores:
+            return
+        if self.order is not None:
+            self.order.restore()
         mark = self._copies[0].mark if self._copies and not self._workers else None
-        if mark is not None and mark.states is not None:
-            states = mark.kept or mark.states
-            self._may_begin_again = mark.kept is not None
-            if "iterable" in states:
-                self.dataset.load_state_dict(states["iterable"])
+        if mark is None or mark.states is None:
+            return
+        if mark.kept:
+            with generators.lent({}):
+                renew(self.dataset, mark.kept)
+        elif "iterable" in mark.states:
+            self.dataset.load_state_dict(mark.states["iterable"])
 
     @contextmanager
     def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
@@ -191,12 +181,12 @@ class Place:
         if self.order is None or not self.is_tracked:
             return begun
         if saved is not None and saved.origin is not None:
-            return self.order.resumed(begun, saved.origin, saved.states, saved.given, self._mark)
-        return self.order.fresh(begun) if self._mark is None else self.order.following(self._mark)
+            return self.order.resumed(begun, saved.origin, saved.states, saved.given)
+        return self.order.fresh(begun)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream goes on where it was; this is what reads it."""
-        mark, stream = self._copies[0].mark, fetcher.dataset_iter
+        mark, stream = self._copies[0].known, fetcher.dataset_iter
         if mark is not None:
             fetcher.ended = mark.states is None
             if mark.states and "iterator" in mark.states:
@@ -204,8 +194,9 @@ class Place:
         for _ in range(self._copies[0].more):
             with suppress(Exception):  # it was raised the first time
                 deque(islice(by_next(stream), size), maxlen=0)
-        if has_state(self.dataset) or has_state(stream):
-            self._fetcher = fetcher
+        if self.is_tracked and (has_state(self.dataset) or has_state(stream)):
+            self._fetcher, self._reading = fetcher, Reading(self.dataset)
+            self._reading.begin(stream)
 
     # How it goes on.
 
@@ -216,17 +207,9 @@ class Place:
             self._copies[worker].moved(task.mark)
             self._seat = (worker + 1) % self._workers
 
-    def begins_again(self, fetcher: Any) -> bool:
-        """Whether a stream that gave nothing was iterated once more: it was told that it is at its end."""
-        again, self._may_begin_again = self._may_begin_again, False
-        if again:
-            fetcher.dataset_iter, fetcher.ended = iter(self.dataset), False
-        return again
-
     def passed_inline(self) -> None:
         """A step that was done in this process was."""
         self.progress.passed(self.progress.steps, None)
-        self._may_begin_again = False
         if self._copies:
             self._copies[0].more += 1
 
@@ -235,7 +218,11 @@ class Place:
         self.progress.is_over = True
         for worker, mark in ends:
             self._copies[worker].moved(mark)
-        self._fetcher = None
+        if self._reading is not None and not _is_end(self._copies[0].known):
+            self._reading.gave = self.progress.steps > 0
+            end = taken(self.dataset, self._reading.end)
+            self._copies = self._copies if end is None else [Copy(end)]
+        self._fetcher = self._reading = None
 
 
 def _is_end(mark: Mark | None) -> bool:

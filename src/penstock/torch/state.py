@@ -50,11 +50,11 @@ def state_of(loader: Any) -> dict[str, Any]:
         return dict(saved.plain)
     place: Place | None = loader._place
     begun = place is not None and not place.progress.is_over
-    mark = None if place is None else place.sampler
     if place is None or not begun:
         # Persistent workers, if there are any, are held by the loader.
         place = Place(loader, before=place, lives=place is not None and loader._iterator is not None)
     order = place.order if begun else None
+    mark = None if place.order is None else place.order.mark
     state = place.progress.as_dict()
     state["about"], state["mark"] = _about(loader, place), None if mark is None else mark._asdict()
     state[PART] = {
@@ -155,6 +155,8 @@ def _copy(entry: Mapping[str, Any], dataset: Any) -> Copy:
     if "states" not in entry:
         return Copy(None, more)
     states, kept = (None if part is None else dict(part) for part in (entry["states"], entry["kept"]))
+    if not {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
+        raise ValueError(f"states and kept are {states!r} and {kept!r}")
     _check_owner(mark := Mark(0, states, kept), dataset)
     return Copy(mark, more)
 
