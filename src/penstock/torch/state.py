@@ -106,11 +106,6 @@ def check_maker(value: object, seed: int | None) -> None:
     """Raises a StateError that says whose state it is, unless it is of a loader with a seed, or of one without."""
     if not isinstance(value, Mapping):
         return
-    if "_snapshot" in value or "_num_yielded" in value:
-        raise StateError(
-            "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
-            "with torchdata, or begin it anew without the state."
-        )
     if seed is None and "penstock" in value and PART not in value:
         raise StateError(
             f"The resume state was taken from a loader with seed={value.get('seed')}, and this one has no seed. Give "
