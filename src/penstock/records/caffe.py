@@ -24,8 +24,8 @@ Color = Literal["bgr", "rgb"]
 class CaffeLMDB(Samples):
     """Caffe's LMDB of Datum, in the order of the keys: `(array, label)`, with the axes (channels, height, width).
 
-    Raw data is uint8 and `float_data` float32. Encoded images are decoded (which needs the extra "image"), gray ones to
-    one channel. Three channels of uint8 are in Caffe's order, BGR; `color="rgb"` turns them around.
+    Raw data is uint8 and `float_data` float32. Encoded images are decoded (which needs the extra "image"), gray ones
+    to one channel. Three channels of uint8 are in Caffe's order, BGR; `color="rgb"` turns them around.
 
     With a `transform` of `penstock.image` a sample is `(image, label)` as the transform makes it, in its order of
     channels: say `Transform(color="bgr")` for a network that Caffe trained. `labels=False` leaves the labels out.
