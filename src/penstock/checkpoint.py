@@ -73,21 +73,19 @@ class State:
             )
         missing = [name for name in cls.__slots__ if name not in value]
         if missing:
-            raise StateError(
-                f"The resume state is damaged: it lacks {', '.join(map(repr, missing))}. {_ANEW}"
-            )
+            raise StateError(f"The resume state is damaged: it lacks {', '.join(map(repr, missing))}. {ANEW}")
         about, mark = value["about"], _mark(value["mark"])
         if not isinstance(about, Mapping):
-            raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict. {_ANEW}")
+            raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict. {ANEW}")
         world = _number({"world": 1, **about}, "world")  # the states of torch's loaders have none
         if not world:
             raise StateError(
-                f"The resume state is damaged: 'world' is 0, and there is at least one rank. {_ANEW}"
+                f"The resume state is damaged: 'world' is 0, and there is at least one rank. {ANEW}"
             )
         if mark is not None and mark.read > _number(value, "steps") * world:
             raise StateError(
                 f"The resume state is damaged: 'mark' is of batch {mark.read}, and 'steps' is only {value['steps']}. "
-                f"{_ANEW}"
+                f"{ANEW}"
             )
         return cls(
             _number(value, "epoch", 1 << 62),
@@ -144,13 +142,13 @@ class State:
             if consumed is None and self.begun and not plan.rollover:
                 raise StateError(
                     "The resume state is damaged: 'consumed' is None, of an order whose samples can be counted. "
-                    f"{_ANEW}"
+                    f"{ANEW}"
                 )
             if consumed is not None:
                 if consumed > (0 if plan.rollover else size):
                     raise StateError(
                         f"The resume state is damaged: 'consumed' is {consumed}, of an order of {size} samples"
-                        f"{', which is dealt from its beginning' if plan.rollover else ''}. {_ANEW}"
+                        f"{', which is dealt from its beginning' if plan.rollover else ''}. {ANEW}"
                     )
                 plan = replace(plan, start=consumed)
                 steps = plan.first_step
@@ -160,14 +158,14 @@ class State:
             last = self.beyond[-1] + 1 if self.beyond else steps
             if last > most:
                 raise StateError(
-                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}. {_ANEW}"
+                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}. {ANEW}"
                 )
         elif consumed is not None:
             sound = [0]  # nothing else is written where there is no order
         if self.steps not in sound and (not consumed or self.about.get("world") == world):
             raise StateError(
                 f"The resume state is damaged: 'steps' is {self.steps}, and by 'consumed', which is {consumed}, it "
-                f"would be {sound[0]}. {_ANEW}"
+                f"would be {sound[0]}. {ANEW}"
             )
         return replace(self, steps=steps)
 
@@ -317,7 +315,7 @@ def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
     except (TypeError, ValueError):
         raise StateError(
             f"The resume state is damaged: 'beyond' is {value!r}, not growing pairs of at most {_MOST_BEYOND} steps "
-            f"after {steps}. {_ANEW}"
+            f"after {steps}. {ANEW}"
         ) from None
     return tuple(found)
 
@@ -327,7 +325,7 @@ def _number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
         raise StateError(
             f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 to 2**"
-            f"{end.bit_length() - 1} - 1. {_ANEW}"
+            f"{end.bit_length() - 1} - 1. {ANEW}"
         )
     return number
 
@@ -347,7 +345,7 @@ def _mark(value: object) -> Mark | None:
         if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
             return Mark(read, _copied(states), _copied(kept))
     raise StateError(
-        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then. {_ANEW}"
+        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then. {ANEW}"
     )
 
 
@@ -362,7 +360,7 @@ def _differ(one: Any, other: Any) -> bool:
         return True
 
 
-_ANEW = "Take another checkpoint, or begin the epoch anew without a state."
+ANEW = "Take another checkpoint, or begin the epoch anew without a state."
 
 # What is in `about`, where its names and values are not the user's.
 _SAID = {"kind": "the way samples are read", "generators": "the number of generators given to it"}

@@ -29,7 +29,7 @@ from penstock._work.marks import asked, known
 from penstock._work.task import BY_KEY, PULLED, Job, Kind
 from penstock._work.updates import Restoring, Setting
 from penstock.batch import Batch
-from penstock.checkpoint import Progress, State, content
+from penstock.checkpoint import ANEW, Progress, State, content
 from penstock.errors import StateError
 from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, rest
@@ -248,7 +248,7 @@ class DataLoader(Generic[T_co]):
             about["sampler"] = content(plan, about["length"])
         state.check(about)
         if state.seed is None:
-            raise StateError("The resume state is damaged: 'seed' is None, and every loader has one.")
+            raise StateError(f"The resume state is damaged: 'seed' is None, and every loader has one. {ANEW}")
         if self._options.seed is not None:
             replace(state, about={"seed": state.seed}).check({"seed": self._options.seed})
         return replace(state.dealt_anew(plan, self._options.shard.world), about=about)

@@ -477,7 +477,7 @@ def test_workers_share_one_copy_of_an_array_and_may_write_to_it(method: str, cre
         crew.start()
         total, resident, own = crew.heard()
         assert total == array.size  # the first worker's writes are its own
-        assert resident >= array.nbytes // 1024
+        assert resident > 0.9 * array.nbytes / 1024  # the system may take single pages back at any moment
         assert 0 < own < 64  # KiB: the page that it wrote to, of 32 MiB
     assert float(array.sum()) == array.size
 
