@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
+from parity.test_state import ShareIterator
 from penstock.errors import StateError
 from penstock.torch import DataLoader
 
@@ -103,28 +104,6 @@ class CountsLate(Counts):
         self.resumed = True
 
 
-class Items:
-    """An iterator with a state."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items, self.at = items, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self.at == len(self.items):
-            raise StopIteration
-        self.at += 1
-        return self.items[self.at - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
 class ByIterator:
     """Only its iterator has a state."""
 
@@ -135,7 +114,7 @@ class ByIterator:
         return self.n
 
     def __iter__(self) -> Iterator[int]:
-        return Items(list(range(share(self.n))))
+        return ShareIterator(list(range(share(self.n))))
 
 
 class Both(ByIterator):
@@ -147,7 +126,7 @@ class Both(ByIterator):
     def __iter__(self) -> Iterator[int]:
         self.epoch += not self.resumed
         self.resumed = False
-        return Items(order(share(self.n), self.epoch))
+        return ShareIterator(order(share(self.n), self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch}
@@ -172,7 +151,7 @@ class Itself(Counts):
         return keys[self.at - 1]
 
 
-class Drawing(Items):
+class Drawing(ShareIterator):
     """As torchdata's: it draws its order when it is made, and its state is what it drew that from."""
 
     def __init__(self, n: int, generator: torch.Generator) -> None:
@@ -211,7 +190,7 @@ class Pairs(Drawing):
     def __next__(self) -> Any:
         if self.at == self.n:
             raise StopIteration
-        keys = self.items[self.at : self.at + 2]
+        keys = self.share[self.at : self.at + 2]
         self.at += len(keys)
         return keys
 
@@ -223,7 +202,7 @@ class DrawsGlobally(ByIterator):
         return Seeded(self.n, int(torch.randint(1 << 30, ())))
 
 
-class Seeded(Items):
+class Seeded(ShareIterator):
     def __init__(self, n: int, seed: int) -> None:
         super().__init__(order(n, seed))
         self.seed = seed
@@ -232,7 +211,7 @@ class Seeded(Items):
         return {"at": self.at, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.__init__(len(self.items), state["seed"])  # type: ignore[misc]
+        self.__init__(len(self.share), state["seed"])  # type: ignore[misc]
         self.at = state["at"]
 
 
@@ -474,7 +453,7 @@ class FirstHasAll(ByIterator, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
-        return Items(list(range(self.n if info is None or info.id == 0 else 0)))
+        return ShareIterator(list(range(self.n if info is None or info.id == 0 else 0)))
 
     def state_dict(self) -> dict[str, Any]:
         return {}
