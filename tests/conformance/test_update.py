@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -238,14 +237,24 @@ def test_neither_a_change_nor_a_batch_comes_from_inside_of_a_change(make: Any) -
     assert [batch[1].tolist() for batch in batches] == [[1, 1]]
 
 
-def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(make: Any) -> None:
+def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = make(Sized(4), batch_size=2)
     found: list[Any] = []
     other = threading.Thread(target=lambda: found.extend(batch[1].tolist() for batch in loader))
+    changing, waits = loader._crews.changing, threading.Event()
+
+    def noted() -> Any:
+        if threading.current_thread() is other:
+            waits.set()
+        return changing()
+
+    monkeypatch.setattr(loader._crews, "changing", noted)
 
     def begin() -> None:
         other.start()
-        time.sleep(0.05)  # if the other did not wait, it would have its workers by now
+        assert waits.wait(30)
         loader.dataset.size = 10
 
     loader.update(Here(begin))

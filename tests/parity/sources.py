@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,23 @@ class Made(Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         return self.make(key)
+
+
+@contextmanager
+def gated(n: int, waits: int) -> Iterator[tuple[Made, Callable[[], object]]]:
+    """A dataset of which one sample waits, and a function that lets it go on."""
+    gate, key = os.pipe()
+
+    def make(number: int) -> int:
+        if number == waits:
+            os.read(gate, 1)
+        return number
+
+    try:
+        yield Made(n, make), lambda: os.write(key, b"x")
+    finally:
+        os.close(gate)
+        os.close(key)
 
 
 @dataclass

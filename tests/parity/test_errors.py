@@ -184,22 +184,12 @@ def test_one_worker_that_could_not_begin_does_not_stop_the_other() -> None:
 
 def test_a_batch_that_does_not_come_in_time_is_an_error_and_may_still_come() -> None:
     def program(loader_class: Any, tape: Tape) -> None:
-        gate, key = os.pipe()
-
-        def make(number: int) -> int:
-            if number == 1:
-                os.read(gate, 1)
-            return number
-
-        loader = loader_class(
-            sources.Made(4, make), None, num_workers=1, timeout=1, multiprocessing_context="fork"
-        )
-        batches = begin(loader, tape)
-        take(batches, tape, 2)
-        os.write(key, b"x")
-        take(batches, tape)
-        os.close(gate)
-        os.close(key)
+        with sources.gated(4, 1) as (dataset, let_go):
+            loader = loader_class(dataset, None, num_workers=1, timeout=1, multiprocessing_context="fork")
+            batches = begin(loader, tape)
+            take(batches, tape, 2)
+            let_go()
+            take(batches, tape)
 
     both(program)
 
@@ -208,55 +198,30 @@ def test_an_epoch_that_cannot_begin_in_time_is_an_error() -> None:
     """The worker is still at a step of the epoch that was left."""
 
     def program(loader_class: Any, tape: Tape) -> None:
-        gate, key = os.pipe()
-
-        def make(number: int) -> int:
-            if number == 1:
-                os.read(gate, 1)
-            return number
-
-        loader = loader_class(
-            sources.Made(4, make),
-            None,
-            num_workers=1,
-            timeout=1,
-            persistent_workers=True,
-            multiprocessing_context="fork",
-        )
-        batches = begin(loader, tape)
-        take(batches, tape, 2)
-        assert begin(loader, tape) is None
-        take(batches, tape)
-        os.write(key, b"x")  # torch waits for its workers at their end
-        os.close(gate)
-        os.close(key)
+        how = {"timeout": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+        with sources.gated(4, 1) as (dataset, let_go):
+            loader = loader_class(dataset, None, num_workers=1, **how)
+            batches = begin(loader, tape)
+            take(batches, tape, 2)
+            assert begin(loader, tape) is None
+            take(batches, tape)
+            let_go()  # torch waits for its workers at their end
 
     both(program)
 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_timeout_shows_the_users_code_and_not_ours(seed: int | None) -> None:
-    gate, key = os.pipe()
-
-    def make(number: int) -> int:
-        if number == 1:
-            os.read(gate, 1)
-        return number
-
-    dataset = sources.Made(3, make)
-    loader = penstock.torch.DataLoader(
-        dataset, num_workers=1, timeout=1, multiprocessing_context="fork", seed=seed
-    )
-    batches = iter(loader)
-    assert next(batches).item() == 0
-    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
-        next(batches)
-    frames = re.findall(r'File "(.*)", line \d+ in (\w+)', str(caught.value))
-    assert [name for _, name in frames] == ["make", "__getitem__"]
-    os.write(key, b"x")
-    assert next(batches).item() == 1
-    os.close(gate)
-    os.close(key)
+    how: dict[str, Any] = {"timeout": 1, "multiprocessing_context": "fork", "seed": seed}
+    with sources.gated(3, 1) as (dataset, let_go):
+        batches = iter(penstock.torch.DataLoader(dataset, num_workers=1, **how))
+        assert next(batches).item() == 0
+        with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
+            next(batches)
+        frames = re.findall(r'File "(.*)", line \d+ in (\w+)', str(caught.value))
+        assert [name for _, name in frames] == ["make", "__getitem__"]
+        let_go()
+        assert next(batches).item() == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

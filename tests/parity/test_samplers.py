@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,34 +178,19 @@ def test_out_of_order_several_workers_give_the_same_batches_in_some_order(source
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_slow_batch_is_waited_for_only_in_order(in_order: bool) -> None:
+    how = {"in_order": in_order, "prefetch_factor": 2, "multiprocessing_context": "fork", "timeout": 30}
+
     def program(loader_class: Any, tape: Tape) -> None:
-        gate, key = os.pipe()
-
-        def make(number: int) -> int:
-            if number == 0:
-                os.read(gate, 1)
-            return number
-
-        loader = loader_class(
-            sources.Made(8, make),
-            None,
-            num_workers=2,
-            prefetch_factor=2,
-            in_order=in_order,
-            multiprocessing_context="fork",
-            timeout=30,
-        )
-        batches = iter(loader)
-        if in_order:
-            os.write(key, b"x")
-        before = [] if in_order else [next(batches), next(batches)]
-        if not in_order:
-            os.write(key, b"x")
-        after = list(batches)
-        tape.append(before)
-        tape.append(after if in_order else sorted(after))
-        os.close(gate)
-        os.close(key)
+        with sources.gated(8, 0) as (dataset, let_go):
+            batches = iter(loader_class(dataset, None, num_workers=2, **how))
+            if in_order:
+                let_go()
+            before = [] if in_order else [next(batches), next(batches)]
+            if not in_order:
+                let_go()
+            after = list(batches)
+            tape.append(before)
+            tape.append(after if in_order else sorted(after))
 
     assert both(program) == ([[], list(range(8))] if in_order else [[1, 3], [0, 2, 4, 5, 6, 7]])
 
