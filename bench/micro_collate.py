@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._fill.collate import collate
 from penstock._memory.tree import flatten, unflatten
-from penstock._work.collate import collate
 
 try:
     import optree

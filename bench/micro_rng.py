@@ -14,9 +14,9 @@ import numpy as np
 import penstock
 from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._work.randomness import borrowed_generators, seed_step
+from penstock._wire.task import Job, Kind, Task
 from penstock._work.runner import Runner
-from penstock._work.task import Job, Kind, Task
+from penstock._work.seeding import borrowed_generators, seed_step
 
 KEYS = np.arange(64)
 

@@ -1,9 +1,7 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
-from penstock._work.collate import default_collate
-from penstock._work.info import WorkerInfo, get_worker_info
-from penstock._work.rng import each, rng
 from penstock.batch import Batch
+from penstock.collate import default_collate
 from penstock.errors import (
     CastError,
     CollateError,
@@ -25,6 +23,7 @@ from penstock.plan import (
     WeightedRandomSampler,
 )
 from penstock.prefetch import Prefetcher, prefetch
+from penstock.random import each, rng
 from penstock.source import (
     ArrayDataset,
     ChainDataset,
@@ -36,6 +35,7 @@ from penstock.source import (
     Subset,
     random_split,
 )
+from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
 

@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo() -> int:
-    from penstock.demo import run
+    from penstock._demo import run
 
     return run()
 
 
 def _pack(options: argparse.Namespace) -> int:
     try:
-        from penstock.records.pack import run
+        from penstock.records._pack import run
     except ImportError as error:
         print(f"penstock pack: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Every exception that penstock itself raises.
 
 A user's own exception is not here: it arrives with its own type, and gains notes that name the
-sample, the step and the worker (see `_work/failure.py`).
+sample, the step and the worker (see `_wire/failure.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 source   what the samples are               penstock.source
 plan     which samples, in which order      penstock.plan
-run      one epoch of the plan              penstock._run
-engine   who does what, in which memory     penstock._engine, _schedule, _memory
+run      one epoch of the plan              penstock._epoch.run
+engine   who does what, in which memory     penstock._epoch.engine, _schedule, _memory
 backend  where it is done                   penstock.backends, penstock._work
 """
 
@@ -20,24 +20,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
-from penstock import _crew
-from penstock._engine import Engine
-from penstock._readers import Batches, IndexedBatches, Keys, Reader
-from penstock._run import Drawing, Run, SamplerReading, light_items
-from penstock._work.collate import convert, default_collate
-from penstock._work.marks import asked, known
-from penstock._work.task import BY_KEY, PULLED, Job, Kind
-from penstock._work.updates import Restoring, Setting
+from penstock._epoch import crew as _crew
+from penstock._epoch.engine import Engine
+from penstock._epoch.readers import Batches, IndexedBatches, Keys, Reader
+from penstock._epoch.run import Drawing, Run, SamplerReading, light_items
+from penstock._epoch.share import share
+from penstock._fill.collate import convert
+from penstock._options import Options
+from penstock._resume.marks import asked, known
+from penstock._resume.reading import Mark, Reading, has_state
+from penstock._resume.state import ANEW, Progress, State, content
+from penstock._wire.task import BY_KEY, PULLED, Job, Kind
+from penstock._wire.updates import Restoring, Setting
 from penstock.batch import Batch
-from penstock.checkpoint import ANEW, Progress, State, content
+from penstock.collate import default_collate
 from penstock.errors import StateError
-from penstock.options import Options
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, rest
-from penstock.plan.reading import Mark, Reading, has_state
-from penstock.plan.samplers import BatchSampler, order_of
-from penstock.plan.seeds import draw_key
-from penstock.share import share
-from penstock.source.kind import is_stream
+from penstock.plan._samplers import BatchSampler, order_of
+from penstock.plan._seeds import draw_key
+from penstock.source._kind import is_stream
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock._fill.cast import Cast, Field, converted, is_tensor
 from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.lease import Leases
 from penstock._memory.leaves import STORES
 from penstock._memory.pool import Pool
 from penstock._memory.tree import flatten, unflatten
-from penstock._work.cast import Cast, Field, converted, is_tensor
-from penstock._work.failure import annotate
+from penstock._wire.failure import annotate
 
 # Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. It cannot be
 # interrupted, and finishes that batch in the background.
@@ -575,7 +575,7 @@ def _pinning(wanted: bool) -> Callable[[Any], Any] | None:
     pin: Callable[[Any], Any] | None = None
     if wanted:
         with suppress(ImportError):
-            from penstock.torch import tensors
+            from penstock.torch import _tensors as tensors
 
             pin = tensors.pinning()
         if pin is None:

@@ -50,7 +50,7 @@ def test_plans_and_the_scheduler_do_no_input_or_output() -> None:
     }
     # samplers read RANK and WORLD_SIZE from the environment, as torch users expect
     paths = [
-        p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "samplers.py"
+        p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "_samplers.py"
     ]
     for path in paths:
         assert not forbidden & {name.split(".")[0] for name in imports(path)}, path
@@ -64,7 +64,7 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
                 parts = path.relative_to(ROOT).parts
                 places.setdefault(name.split(".")[0], set()).add(parts[0])
     # The demo measures torch's loader beside ours, where torch is installed.
-    assert all(where - {"demo.py"} == {guest} for guest, where in places.items()), places
+    assert all(where - {"_demo.py"} == {guest} for guest, where in places.items()), places
 
 
 def test_importing_penstock_imports_no_guest() -> None:

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from conformance import sources
-from penstock import DataLoader, Dataset, _engine
-from penstock._engine import Engine
-from penstock._work.updates import Setting, packed
-from penstock.backends import processes
+from penstock import DataLoader, Dataset
+from penstock._epoch import engine as _engine
+from penstock._epoch.engine import Engine
+from penstock._wire.updates import Setting, packed
+from penstock.backends._process import backend as processes
 
 
 def in_a_bundle(loader: DataLoader[Any], after: int = 300) -> Any:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, WorkerLost, _engine
-from penstock._work.task import MOST_STEPS
-from penstock.backends.reply import Replier
+from penstock import DataLoader, Dataset, WorkerLost
+from penstock._epoch import engine as _engine
+from penstock._wire.reply import Replier
+from penstock._wire.task import MOST_STEPS
 
 METHODS = ["fork", "spawn"]
 

@@ -11,8 +11,8 @@ from same import same
 
 from conformance import sources
 from penstock import ArrayDataset, CastError, DataLoader, Dataset, StateError, Subset
+from penstock._fill import cast
 from penstock._memory import leaves
-from penstock._work import cast
 
 TABLE = ArrayDataset(
     x=np.arange(60.0).reshape(20, 3), y=np.arange(20), name=np.array([f"n{i}" for i in range(20)])

@@ -32,9 +32,9 @@ from penstock import (
     SubsetRandomSampler,
     UnshippableDataset,
     WeightedRandomSampler,
-    _engine,
     get_worker_info,
 )
+from penstock._epoch import engine as _engine
 
 
 class Late(IterableDataset[Any]):
@@ -221,16 +221,16 @@ class Slow:
 loader = penstock.DataLoader(Slow(), num_workers=2)
 batches = iter(loader)
 pids = {next(batches).item()}
-real = penstock._engine.Engine._end
+real = penstock._epoch.engine.Engine._end
 def interrupted(self, by):
-    penstock._engine.Engine._end = real
+    penstock._epoch.engine.Engine._end = real
     backend_close = self._backend.close
     def close():
         del self._backend.close
         raise KeyboardInterrupt
     self._backend.close = close
     real(self, by)
-penstock._engine.Engine._end = interrupted
+penstock._epoch.engine.Engine._end = interrupted
 try:
     loader.close()
 except KeyboardInterrupt:

@@ -14,14 +14,8 @@ from same import same
 
 from conformance import sources
 from penstock import DataLoader as Loader
-from penstock import (
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    _engine,
-)
+from penstock import Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from penstock._epoch import engine as _engine
 
 WORLD = 2
 

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, _crew, _engine
-from penstock._work.updates import Log, Setting, packed
+from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
+from penstock._epoch import crew as _crew
+from penstock._epoch import engine as _engine
+from penstock._wire.updates import Log, Setting, packed
 
 
 class Sized(Dataset[Any]):

@@ -18,7 +18,7 @@ METHODS = ("fork", "spawn", "forkserver")
 # Unguarded, on purpose: no method may import this program again.
 PREAMBLE = """
 import atexit, os, signal, sys, time
-from penstock.backends.launch import Launcher
+from penstock.backends._process.launch import Launcher
 method = sys.argv[1]
 atexit.register(lambda: print("atexit", flush=True))
 """
@@ -144,7 +144,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
             super().__init__("mine")
             self.a, self.b = a, b
     def main(worker, payload, fds):
-        from penstock._work.failure import Failure
+        from penstock._wire.failure import Failure
         dataset, init = payload["dataset"], payload["worker_init_fn"]
         assert init.__self__ is dataset
         try:
@@ -154,7 +154,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
         os.write(fds["out"], len(data).to_bytes(4, "big") + data)
         return 5
 
-    from penstock._work.failure import restore
+    from penstock._wire.failure import restore
     r, w = os.pipe()
     dataset = Dataset()
     payload = {"dataset": dataset, "worker_init_fn": dataset.__enter__, "error": Mine}
@@ -189,7 +189,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
 def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> None:
     # One Ctrl-C while a template starts, one while a worker starts, one while workers work.
     text = """
-    from penstock.backends.launch import close_in_child, forget
+    from penstock.backends._process.launch import close_in_child, forget
     def main(worker, payload, fds):
         os.write(fds["out"], b"x")
         os.read(fds["tokens"], 1)

@@ -18,7 +18,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, IterableDataset, WorkerLost, rng
-from penstock.backends import launch
+from penstock.backends._process import launch
 from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]

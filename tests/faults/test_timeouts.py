@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import DataLoader, Dataset, LoaderTimeout
-from penstock.backends import stack
+from penstock.backends import _stack as stack
 
 WAYS: dict[str, dict[str, Any]] = {
     "thread": {"backend": "thread"},

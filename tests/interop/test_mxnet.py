@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.records import Record, RecordFile, RecordWriter
-from penstock.records.framing import MARK
+from penstock.records._framing import MARK
 
 MXNET = os.environ.get("PENSTOCK_MXNET_PYTHON", "")
 pytestmark = pytest.mark.skipif(not MXNET, reason="PENSTOCK_MXNET_PYTHON names no Python with MXNet")

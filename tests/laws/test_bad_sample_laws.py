@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from same import same
 
 import penstock
-from penstock import DataLoader, Dataset, _engine
+from penstock import DataLoader, Dataset
+from penstock._epoch import engine as _engine
 
 SIZES = st.integers(1, 40)
 

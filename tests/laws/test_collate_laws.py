@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock._fill.collate import collate
 from penstock._memory.tree import flatten, unflatten
-from penstock._work.collate import collate, default_collate
+from penstock.collate import default_collate
 from penstock.errors import CollateError
 
 Pair = namedtuple("Pair", "left right")

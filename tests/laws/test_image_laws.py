@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.image.cut import (
+from penstock.image._cut import (
     TRIES,
     Box,
     Size,

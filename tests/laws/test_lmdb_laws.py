@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import RecordError
-from penstock.records.lmdbfile import LMDBFile
+from penstock.records._lmdbfile import LMDBFile
 
 law = settings(deadline=None, max_examples=60)
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StateError
-from penstock.plan import permutation as permutation_module
-from penstock.plan.order import Order, Sequential, Shuffled
-from penstock.plan.permutation import Permutation
-from penstock.plan.plan import OrderPlan, SamplerPlan
-from penstock.plan.samplers import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
+from penstock.plan import _permutation as permutation_module
+from penstock.plan._order import Order, Sequential, Shuffled
+from penstock.plan._permutation import Permutation
+from penstock.plan._plan import OrderPlan, SamplerPlan
+from penstock.plan._samplers import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 KEYS = st.integers(-(2**70), 2**70)
 SIZES = st.one_of(st.integers(0, 60), st.integers(0, 20_000))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StateError
-from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan.plan import OrderPlan, SamplerPlan
+from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
+from penstock.plan._plan import OrderPlan, SamplerPlan
 
 ENDS: dict[str, dict[str, bool]] = {"keep": {}, "drop": {"drop_last": True}, "pad": {"padded": True}}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import RecordError
 from penstock.records import Record, RecordFile, RecordWriter
-from penstock.records.datum import Datum, DatumError, dump, parse
-from penstock.records.framing import MARK
+from penstock.records._datum import Datum, DatumError, dump, parse
+from penstock.records._framing import MARK
 
 law = settings(deadline=None, max_examples=100)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import DataLoader, IterableDataset, StateError
-from penstock.plan.order import Drawn, Order, Sequential, Shuffled
-from penstock.plan.plan import OrderPlan
+from penstock.plan._order import Drawn, Order, Sequential, Shuffled
+from penstock.plan._plan import OrderPlan
 
 law = settings(deadline=None, max_examples=80)
 EPOCHS = 6

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.torch import private
+from penstock.torch import _private as private
 
 
 def test_a_loader_of_torchs_asks_one_method_for_its_iterators() -> None:

@@ -29,7 +29,8 @@ from torch.utils.data import (
 import penstock
 from parity.compare import difference
 from penstock.testing import assert_resumes_everywhere, assert_same_everywhere
-from penstock.torch import DataLoader, private
+from penstock.torch import DataLoader
+from penstock.torch import _private as private
 
 
 class Noisy(Dataset[Any]):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.backends.board import TOKEN, Board, Record
+from penstock.backends._process.board import TOKEN, Board, Record
 
 
 @pytest.fixture

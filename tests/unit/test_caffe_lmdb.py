@@ -18,7 +18,7 @@ from PIL import Image
 from penstock import DataLoader
 from penstock.image import ImageError, Transform
 from penstock.records import CaffeLMDB, RecordError, read_caffe_mean, write_caffe_lmdb
-from penstock.records.datum import DatumError, dump, parse
+from penstock.records._datum import DatumError, dump, parse
 
 RAW = np.arange(36, dtype=np.uint8).reshape(3, 3, 4)
 FLOATS = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 1, 2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from penstock.checkpoint import Progress, State
-from penstock.plan.reading import Mark
+from penstock._resume.reading import Mark
+from penstock._resume.state import Progress, State
 
 
 def mark(read: int) -> bytes:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import cli, demo
+from penstock import _demo as demo
+from penstock import cli
 
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
 

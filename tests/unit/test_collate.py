@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock._work.collate import collate, convert, default_collate
+from penstock._fill.collate import collate, convert
+from penstock.collate import default_collate
 from penstock.errors import CollateError
 
 Pair = namedtuple("Pair", "image label")
@@ -582,7 +583,7 @@ def test_without_batches_a_sample_stays_itself() -> None:
 def test_the_example_in_the_docstring_runs() -> None:
     import doctest
 
-    from penstock._work import collate as module
+    from penstock import collate as module
 
     assert doctest.testmod(module).attempted == 2
     assert doctest.testmod(module).failed == 0

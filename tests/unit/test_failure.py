@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._work import failure
-from penstock._work.failure import Failure, annotate, restore
-from penstock.backends.launch import Launcher
+from penstock._wire import failure
+from penstock._wire.failure import Failure, annotate, restore
+from penstock.backends._process.launch import Launcher
 from penstock.errors import RemoteTraceback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

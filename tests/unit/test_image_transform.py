@@ -14,9 +14,9 @@ import pytest
 from pictures import decoded, encoded, oriented, picture
 from PIL import Image
 
-from penstock._work.rng import StepSource, working_at
+from penstock._at_work import StepSource, working_at
 from penstock.image import ImageError, Transform
-from penstock.image.decode import decode
+from penstock.image._decode import decode
 
 
 def drawn(transform: Transform, image: Any, number: int = 0) -> Any:
@@ -278,5 +278,5 @@ def test_the_bytes_of_a_file_may_be_in_any_kind_of_memory() -> None:
 
 
 def test_the_examples_run() -> None:
-    ran = doctest.testmod(importlib.import_module("penstock.image.transform"))
+    ran = doctest.testmod(importlib.import_module("penstock.image._transform"))
     assert ran.attempted == 2 and ran.failed == 0

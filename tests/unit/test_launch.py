@@ -22,9 +22,16 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from penstock.backends import launch
-from penstock.backends.launch import Launcher, WorkerProcess, choose_method, close_in_child, fate, forget
-from penstock.backends.template import UNKNOWN
+from penstock.backends._process import launch
+from penstock.backends._process.launch import (
+    Launcher,
+    WorkerProcess,
+    choose_method,
+    close_in_child,
+    fate,
+    forget,
+)
+from penstock.backends._process.template import UNKNOWN
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

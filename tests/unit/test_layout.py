@@ -16,7 +16,7 @@ from same import same
 from penstock._memory import leaves
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
-from penstock.backends.reply import dumps
+from penstock._wire.reply import dumps
 
 SIZE = 1 << 16
 

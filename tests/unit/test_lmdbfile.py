@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from penstock.errors import RecordError
-from penstock.records.lmdbfile import LMDBFile
+from penstock.records._lmdbfile import LMDBFile
 
 PAGE = 4096
 KEYS = [b"%08d" % number for number in range(12)]

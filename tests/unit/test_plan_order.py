@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
+from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 
 # All of 20 positions.
 ORDERS: list[Order] = [

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.plan.order import Sequential, Shuffled
-from penstock.plan.plan import OrderPlan, SamplerPlan
+from penstock.plan._order import Sequential, Shuffled
+from penstock.plan._plan import OrderPlan, SamplerPlan
 
 
 def lists(keys: Iterator[Any]) -> list[Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan.samplers import (
+from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
+from penstock.plan._samplers import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,

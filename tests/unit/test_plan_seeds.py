@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from penstock.plan.seeds import MASK, check_generator, draw_key, mix
+from penstock.plan._seeds import MASK, check_generator, draw_key, mix
 
 
 def test_mixed_seeds_never_change() -> None:

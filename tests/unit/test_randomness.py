@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._work.randomness import SAMPLE, STEP, generator, number_of
+from penstock._work.seeding import SAMPLE, STEP, generator, number_of
 
 KEYS: list[Any] = ["a", b"a", ("a", 1), ("a", "a"), (), 2.5, None, (1, (2, 3)), ((1, 2), 3), "ä", ""]
 
 
 def test_a_number_of_a_key_is_the_same_in_another_process() -> None:
-    code = f"from penstock._work.randomness import number_of; print([number_of(key) for key in {KEYS!r}])"
+    code = f"from penstock._work.seeding import number_of; print([number_of(key) for key in {KEYS!r}])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str([number_of(key) for key in KEYS])
 

@@ -16,7 +16,7 @@ from penstock import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from penstock.ranks import from_environment
+from penstock._ranks import from_environment
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3"}
 SLURM = {"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}

@@ -20,7 +20,7 @@ from PIL import Image
 from penstock import DataLoader, IterableDataset
 from penstock.image import ImageError, Transform
 from penstock.records import Record, RecordError, RecordFile, RecordStream, RecordWriter
-from penstock.records.framing import MARK
+from penstock.records._framing import MARK
 
 M = MARK.to_bytes(4, "little")
 FOUR = [Record(10, 0.0, b"zero"), Record(7, 1.0, b"one"), Record(3, 2.0, M), Record(5, 3.0, b"three")]
@@ -475,7 +475,7 @@ def test_a_write_that_failed_is_an_error_at_the_end_of_the_block(path: Path) -> 
     assert list(RecordFile(path)) == FOUR
 
 
-@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records.writer.write_index"])
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records._writer.write_index"])
 def test_a_failing_end_leaves_no_part(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, no_room)
     with pytest.raises(OSError, match="No space"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from penstock._run import Run
-from penstock._work.task import Kind
+from penstock._epoch.run import Run
+from penstock._wire.task import Kind
 from penstock.plan import OrderPlan, SamplerPlan, Sequential
 
 

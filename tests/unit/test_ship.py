@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.ship import Shipment, unpack
+from penstock._wire.shipment import Shipment, unpack
 from penstock.errors import UnshippableDataset
 
 
@@ -149,7 +149,7 @@ def test_packing_a_large_array_makes_one_copy_of_it() -> None:
     # A fresh process: the peak of this one says nothing.
     script = """
 import os, resource, numpy as np
-from penstock.backends.ship import Shipment
+from penstock._wire.shipment import Shipment
 small = Shipment.pack(np.ones(4096)); small.close()
 def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 array = np.ones(8 << 20)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import same
 
-from penstock.source.array import ArrayDataset
+from penstock.source._array import ArrayDataset
 
 ROWS = 12
 

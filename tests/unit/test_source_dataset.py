@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.source.array import ArrayDataset
-from penstock.source.dataset import (
+from penstock.source._array import ArrayDataset
+from penstock.source._dataset import (
     ChainDataset,
     ConcatDataset,
     Dataset,

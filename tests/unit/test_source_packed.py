@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.source.packed import PackedList
+from penstock.source._packed import PackedList
 
 law = settings(deadline=None)
 

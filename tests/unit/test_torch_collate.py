@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock._memory.layout import Writer
 
 torch = pytest.importorskip("torch")
-ours = pytest.importorskip("penstock.torch.collate")
+ours = pytest.importorskip("penstock.torch._collate")
 
 from torch.utils.data import default_collate, default_convert  # noqa: E402
 

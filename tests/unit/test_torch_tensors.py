@@ -25,7 +25,7 @@ from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
 
 torch = pytest.importorskip("torch")
-tensors = pytest.importorskip("penstock.torch.tensors")
+tensors = pytest.importorskip("penstock.torch._tensors")
 
 QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)} - QUANTISED, key=str)
@@ -382,7 +382,7 @@ IN_A_QUEUE = """
 import numpy as np, torch, torch.multiprocessing as mp
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
-from penstock.torch import tensors
+from penstock.torch import _tensors as tensors
 
 def answer(questions, answers):
     answers.put((questions.get() + 1).tolist())

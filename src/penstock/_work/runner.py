@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from penstock._at_work import at_work, set_worker_info
+from penstock._fill.cast import Into
+from penstock._fill.collate import Empty, collate, convert
 from penstock._memory.layout import Writer
-from penstock._work.cast import Into
-from penstock._work.collate import Empty, collate, convert
-from penstock._work.failure import Failure, annotate, keep
-from penstock._work.info import WorkerInfo, set_worker_info
-from penstock._work.marks import NOT_LOST, opened, packed, taken
-from penstock._work.rng import at_work
-from penstock._work.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
-from penstock._work.updates import Change
+from penstock._resume.marks import NOT_LOST, opened, packed, taken
+from penstock._resume.reading import Mark, Reading
+from penstock._wire.failure import Failure, annotate, keep
+from penstock._wire.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
+from penstock._wire.updates import Change
 from penstock.errors import CastError, CollateError, StateError, WorkerLost
-from penstock.plan.plan import check_reached
-from penstock.plan.reading import Mark, Reading
-from penstock.plan.seeds import mix
-from penstock.source.kind import way
+from penstock.plan._plan import check_reached
+from penstock.plan._seeds import mix
+from penstock.source._kind import way
+from penstock.worker_info import WorkerInfo
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
 # 65,000 would find none.
@@ -94,7 +94,7 @@ class Runner:
         """
         job = self._job
         if alone:
-            from penstock._work.randomness import seed_step  # late: see InlineBackend
+            from penstock._work.seeding import seed_step  # late: see InlineBackend
 
             self._seed_step = seed_step
             self._keep = Failure.capture
@@ -130,7 +130,7 @@ class Runner:
 
     def borrowed(self, task: Task) -> AbstractContextManager[int]:
         """In the caller's own process: the same, and the generators are put back afterwards."""
-        from penstock._work.randomness import borrowed_generators, seed_step  # late: see InlineBackend
+        from penstock._work.seeding import borrowed_generators, seed_step  # late: see InlineBackend
 
         self._seed_step = seed_step
         return borrowed_generators(self._job.seed, task.epoch, self._number(task.step))
@@ -168,7 +168,7 @@ class Runner:
         item, row = (None, -1) if self._fetching is None else _at(self._fetching)
         found = self._rngs.get(row)
         if found is None:
-            from penstock._work import randomness  # late: see InlineBackend
+            from penstock._work import seeding as randomness  # late: see InlineBackend
 
             if row < 0:
                 of = self._drawing, randomness.STEP
@@ -363,7 +363,7 @@ class Runner:
 
     def _another(self, row: int, attempt: int) -> Any:
         """What stands in for the sample of a row: from anywhere in the epoch's order, or else from its step."""
-        from penstock._work.randomness import REPLACE  # late: see InlineBackend
+        from penstock._work.seeding import REPLACE  # late: see InlineBackend
 
         (_, _, epoch, step, _, keys, *_), order = self._task, self._job.order
         number = mix(self._job.seed, epoch, self._number(step), row, attempt, REPLACE)

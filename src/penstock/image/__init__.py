@@ -13,8 +13,8 @@ except ImportError as error:
     ) from error
 
 from penstock.errors import ImageError
-from penstock.image.dataset import Images
-from penstock.image.folder import ImageFolder
-from penstock.image.transform import Transform
+from penstock.image._dataset import Images
+from penstock.image._folder import ImageFolder
+from penstock.image._transform import Transform
 
 __all__ = ["ImageError", "ImageFolder", "Images", "Transform"]

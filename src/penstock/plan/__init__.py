@@ -1,9 +1,9 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
-from penstock.plan.order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan.permutation import Permutation
-from penstock.plan.plan import Draw, OrderPlan, Plan, SamplerPlan, rest
-from penstock.plan.samplers import (
+from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
+from penstock.plan._permutation import Permutation
+from penstock.plan._plan import Draw, OrderPlan, Plan, SamplerPlan, rest
+from penstock.plan._samplers import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
@@ -12,7 +12,7 @@ from penstock.plan.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from penstock.plan.seeds import mix
+from penstock.plan._seeds import mix
 
 __all__ = [
     "BatchSampler",

@@ -1,7 +1,7 @@
 """What the samples are: datasets with keys, streams, arrays, and lists that workers share."""
 
-from penstock.source.array import ArrayDataset
-from penstock.source.dataset import (
+from penstock.source._array import ArrayDataset
+from penstock.source._dataset import (
     ChainDataset,
     ConcatDataset,
     Dataset,
@@ -10,7 +10,7 @@ from penstock.source.dataset import (
     Subset,
     random_split,
 )
-from penstock.source.packed import PackedList
+from penstock.source._packed import PackedList
 
 __all__ = [
     "ArrayDataset",

@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import *  # noqa: F403
 
-from penstock.torch.iterators import served
-from penstock.torch.loader import DataLoader, disable, enable
+from penstock.torch._iterators import served
+from penstock.torch._loader import DataLoader, disable, enable
 
 __all__ = [*_theirs.__all__, "DataLoader", "disable", "enable", "served"]  # noqa: PLE0604

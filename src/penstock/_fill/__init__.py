@@ -1,0 +1,1 @@
+"""Samples become one batch, written straight into its memory."""

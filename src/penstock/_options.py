@@ -1,0 +1,312 @@
+"""Every setting of a loader, validated before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock._fill.cast import Cast
+from penstock._ranks import Shard, from_environment
+from penstock.plan._samplers import order_of
+from penstock.plan._seeds import check_generator
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext  # 8 ms that only processes are worth
+
+# Steps that each worker may be ahead of the caller.
+DEFAULT_PREFETCH_FACTOR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `DataLoader` besides the dataset, with their defaults resolved."""
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Any
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: str | BaseContext | None
+    generator: np.random.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    backend: str
+    seed: int | None
+    retries: int
+    shard: Shard
+    last_batch: str
+    on_error: str
+    max_errors: int | None
+    dtype: Any
+    casting: str
+
+    @classmethod
+    def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
+        """The options for what the caller gave, or an error that says what is allowed."""
+        given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
+        _check_workers(given)
+        _check_values(given)
+        given["shard"] = _shard(given["shard"])
+        _check_order(is_stream, batch_sampler, given)
+        given["last_batch"] = _last_batch(is_stream, batch_sampler, given)
+        given["drop_last"] = given["last_batch"] == "drop"
+        _check_errors(is_stream, given)
+        if isinstance(given["dtype"], Mapping):
+            given["dtype"] = dict(given["dtype"])
+        Cast.of(given["dtype"], given["casting"])
+        if batch_sampler is not None:
+            given["batch_size"] = None
+        if given["prefetch_factor"] is None and given["num_workers"] > 0:
+            given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
+        given["shuffle"] = bool(given["shuffle"])
+        given["persistent_workers"] = given["num_workers"] > 0 and given["persistent_workers"] is not False
+        given["backend"] = (given["backend"] or "process") if given["num_workers"] else "inline"
+        _check_platform(given["backend"])
+        _warn(given)
+        return cls(batch_sampler=batch_sampler, **given)
+
+    @property
+    def cast(self) -> Cast | None:
+        """What becomes of the numbers in a batch."""
+        return Cast.of(self.dtype, self.casting)
+
+
+def _check_workers(given: dict[str, Any]) -> None:
+    workers, factor = given["num_workers"], given["prefetch_factor"]
+    if not _is_int(workers) or workers < 0:
+        raise ValueError(
+            f"num_workers must be an integer of at least 0, got {workers!r}. Use num_workers=0 to load in the "
+            "calling process."
+        )
+    timeout = given["timeout"]
+    if not _is_number(timeout) or not timeout >= 0:
+        raise ValueError(
+            f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
+        )
+    backend = given["backend"]
+    if backend not in (None, "process", "thread"):
+        raise ValueError(f'backend must be None, "process" or "thread", got {backend!r}.')
+    if factor is not None and (not _is_int(factor) or factor < 1):
+        raise ValueError(
+            f"prefetch_factor must be an integer of at least 1: how many steps each worker may be ahead. "
+            f"Got {factor!r}."
+        )
+    if not _is_int(given["retries"]) or given["retries"] < 0:
+        raise ValueError(f"retries must be an integer of at least 0, got {given['retries']!r}.")
+    if workers == 0:
+        for name, unset in _NEED_WORKERS.items():
+            if given[name] not in unset:
+                raise ValueError(
+                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out."
+                )
+    context = given["multiprocessing_context"]
+    if context is None:
+        return
+    if backend == "thread":
+        raise ValueError(
+            'multiprocessing_context has no meaning with backend="thread": leave one of them out.'
+        )
+    # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
+    from penstock.backends._process.launch import choose_method
+
+    choose_method(context)
+
+
+# What only workers give a meaning to, and the values that say nothing.
+_NEED_WORKERS: dict[str, tuple[Any, ...]] = {
+    "prefetch_factor": (None,),
+    "timeout": (0, 0.0),
+    "persistent_workers": (None, False),
+    "multiprocessing_context": (None,),
+}
+
+
+def _check_values(given: dict[str, Any]) -> None:
+    for name in ("pin_memory", "drop_last", "in_order"):
+        if not isinstance(given[name], (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
+    if given["shuffle"] not in (None, True, False):
+        raise ValueError(f"shuffle must be True, False or None, got {given['shuffle']!r}.")
+    if given["persistent_workers"] not in (None, True, False):
+        raise ValueError(
+            f"persistent_workers must be True, False or None, got {given['persistent_workers']!r}."
+        )
+    size = given["batch_size"]
+    if size is not None and (not _is_int(size) or size < 1):
+        raise ValueError(
+            f"batch_size must be an integer of at least 1, or None for samples that are not batched. Got {size!r}."
+        )
+    for name in ("collate_fn", "worker_init_fn"):
+        if given[name] is not None and not callable(given[name]):
+            raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
+    check_generator(given["generator"])
+    seed = given["seed"]
+    if seed is not None and (not _is_int(seed) or not 0 <= seed < 1 << 64):
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
+
+
+def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:
+    sampler, shuffle = given["sampler"], given["shuffle"]
+    for name, value, of in (("sampler", sampler, "keys"), ("batch_sampler", batch_sampler, "lists of keys")):
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name} must be an iterable of {of}, got {type(value).__name__}.")
+    if is_stream:
+        for name, value in (
+            ("shuffle", shuffle or None),
+            ("sampler", sampler),
+            ("batch_sampler", batch_sampler),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"A stream (IterableDataset) decides its own order, so {name} cannot be given with it. "
+                    "Shuffle inside its __iter__."
+                )
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle are mutually exclusive: the sampler is the order.")
+    if batch_sampler is not None:
+        clashes = {
+            "batch_size": given["batch_size"] != 1,
+            "shuffle": bool(shuffle),
+            "sampler": sampler is not None,
+            "drop_last": bool(given["drop_last"]),
+        }
+        names = [name for name, clash in clashes.items() if clash]
+        if names:
+            raise ValueError(
+                f"batch_sampler is mutually exclusive with {', '.join(names)}: it yields whole batches."
+            )
+    elif given["batch_size"] is None and given["drop_last"]:
+        raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
+
+
+def _shard(given: Any) -> Shard:
+    if given is None:
+        return Shard(0, 1)
+    if isinstance(given, str) and given == "auto":
+        return from_environment(os.environ)
+    try:
+        rank, world = given
+        sound = _is_int(rank) and _is_int(world) and world > 0
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ValueError(
+            'shard must be None, "auto" or (rank, world), a rank from 0 on and how many ranks there are, '
+            f"got {given!r}."
+        )
+    if not 0 <= rank < world:
+        raise ValueError(
+            f"shard=({rank}, {world}) is rank {rank} of {world} ranks: ranks are counted from 0 to {world - 1}. "
+            'Pass shard=(rank, world), or "auto" to ask the launcher.'
+        )
+    return Shard(int(rank), int(world))
+
+
+def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> str:
+    """What becomes of a last batch that does not come out even, and whether ranks can agree on it."""
+    choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
+    if choice not in (None, "keep", "drop", "pad", "rollover"):
+        raise ValueError(f'last_batch must be None, "keep", "drop", "pad" or "rollover", got {choice!r}.')
+    if drop_last and choice not in (None, "drop"):
+        raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
+    if shard.world > 1 and given["seed"] is None:
+        raise ValueError(
+            f"shard={tuple(shard)} needs seed=, the same number on every rank: without it each rank would draw "
+            "one of its own, and their orders would not fit together."
+        )
+    unbatched = batch_sampler is not None or given["batch_size"] is None
+    if choice in ("drop", "rollover") and shard.world == 1 and unbatched:
+        raise ValueError(
+            f'last_batch="{choice}" needs batches that the loader makes: leave it out beside batch_sampler or '
+            "batch_size=None."
+        )
+    if choice is None:
+        choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
+    foreign = is_stream or batch_sampler is not None or not _is_order(given["sampler"])
+    if choice in ("pad", "rollover") and foreign:
+        what = "a stream" if is_stream else "a sampler with an order of its own"
+        default = " (the default with shard=)" if given["last_batch"] is None else ""
+        raise ValueError(
+            f'last_batch="{choice}"{default} cannot be had '
+            f"with {what}: where it ends, and so how many batches there are, is known only at its end. "
+            'Choose last_batch="drop" (as many batches on every rank, up to one for each left out) or "keep" '
+            "(nothing left out, some ranks have one batch less)."
+        )
+    return str(choice)
+
+
+def _is_order(sampler: Any) -> bool:
+    return sampler is None or order_of(sampler, 0) is not None
+
+
+def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
+    on_error, most = given["on_error"], given["max_errors"]
+    if on_error not in ("raise", "skip", "replace"):
+        raise ValueError(f'on_error must be "raise", "skip" or "replace", got {on_error!r}.')
+    if most is not None:
+        if not _is_int(most) or most < 0:
+            raise ValueError(
+                "max_errors must be an integer of at least 0 (how many samples of an epoch may fail), or None for "
+                f"any number. Got {most!r}."
+            )
+        if on_error == "raise":
+            raise ValueError(
+                f'max_errors={most} needs on_error="skip" or "replace": without, the first error is raised.'
+            )
+    if on_error == "replace" and is_stream:
+        raise ValueError(
+            'on_error="replace" needs a dataset with keys: of a stream, no other sample can be asked for. '
+            'Use on_error="skip".'
+        )
+    if on_error == "replace" and not _is_order(given["sampler"]) and given["batch_size"] in (None, 1):
+        raise ValueError(
+            'on_error="replace" takes the replacement from the same batch where the order is a sampler of your own, '
+            f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "
+            'on_error="skip", or shuffle= instead of sampler=.'
+        )
+
+
+def _check_platform(backend: str) -> None:
+    if backend == "process" and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+        raise RuntimeError(
+            f"Worker processes need Linux (memfd and pidfd), and this is {sys.platform}. "
+            'Use backend="thread", or num_workers=0.'
+        )
+
+
+def _warn(given: dict[str, Any]) -> None:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if given["backend"] == "process" and given["num_workers"] > usable:
+        warnings.warn(
+            f"num_workers={given['num_workers']} is more than the {usable} CPUs that this process may use. That "
+            'helps only where samples wait for something; backend="thread" waits as well with less memory.',
+            stacklevel=4,
+        )
+    if given["pin_memory"]:
+        warnings.warn(
+            "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
+            stacklevel=4,
+        )
+    if given["pin_memory_device"]:
+        warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=4)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

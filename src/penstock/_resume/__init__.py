@@ -1,0 +1,1 @@
+"""Where a run is, and how it goes on from there."""

@@ -1,0 +1,1 @@
+"""What travels between the caller and its workers: both halves of every message."""

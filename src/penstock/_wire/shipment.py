@@ -1,0 +1,422 @@
+"""A payload pickled once for all workers, its arrays out of band in one piece of shared memory.
+
+The memory is a memfd: it has no name, so nothing is left behind, whoever dies. It holds
+
+    head | the pickle stream | buffer 0 | buffer 1 | ... | a table of (start, length) per buffer
+
+Each worker maps it private and copy on write: N workers hold one copy of every array, an array is as
+writable as after a fork, and what one worker writes no other sees. Memory-mapped arrays travel as the
+name of their file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import mmap
+import os
+import pickle
+import struct
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock._wire.failure import adopt, tag
+from penstock.errors import UnshippableDataset
+
+_HEAD = struct.Struct("<QQQ")  # length of the stream, start of the table, number of buffers
+_ENTRY = struct.Struct("<QQ")
+_ALIGN = 64  # a cache line, and what BLAS and torch like best
+_IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
+
+
+class Shipment:
+    """A pickled payload in shared memory, known by its file descriptor."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    @classmethod
+    def pack(cls, payload: object) -> Shipment:
+        """Pickle `payload`; what cannot be pickled raises UnshippableDataset, which names it."""
+        fd = os.memfd_create("penstock-shipment", os.MFD_CLOEXEC)
+        try:
+            return cls(fd, _write(fd, payload))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Give up this process's hold on the memory; what workers have mapped stays with them."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def unpack(fd: int) -> Any:
+    """The payload, its arrays looking into a private mapping of the shipment."""
+    view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
+    length, table, count = _HEAD.unpack_from(view)
+    entries = _ENTRY.iter_unpack(view[table : table + count * _ENTRY.size])
+    buffers = [view[start : start + size] for start, size in entries]
+    payload, tags = pickle.loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
+    adopt(tags)
+    return payload
+
+
+def _write(fd: int, payload: object) -> int:
+    buffers: list[pickle.PickleBuffer] = []
+    with open(fd, "wb", closefd=False) as file:
+        file.seek(_HEAD.size)
+        tags = _Tags()
+        try:
+            _dump((payload, tags), file, buffers, tags)
+        except MemoryError:
+            raise
+        except Exception as exc:
+            culprit = _culprit(payload)
+            if culprit is None:  # it fails only as a whole, or not a second time
+                raise
+            raise _unshippable(*culprit) from exc
+        end = length = file.tell()
+    table = bytearray()
+    for buffer in buffers:
+        raw = buffer.raw()
+        start = -(-end // _ALIGN) * _ALIGN
+        _write_at(fd, raw, start)  # straight from the array: the parent makes no copy beside this one
+        table += _ENTRY.pack(start, raw.nbytes)
+        end = start + raw.nbytes
+    _write_at(fd, memoryview(table), end)
+    head = _HEAD.pack(length - _HEAD.size, end, len(buffers))
+    _write_at(fd, memoryview(head), 0)
+    return end + len(table)
+
+
+def _write_at(fd: int, data: memoryview, start: int) -> None:
+    done = 0
+    while done < data.nbytes:  # Linux writes at most 2 GiB a call
+        done += os.pwrite(fd, data[done:], start + done)
+
+
+class _Tags:
+    """The classes that went by value, each with its tag; put last, so that it is pickled complete."""
+
+    def __init__(self) -> None:
+        self.classes: dict[bytes, type] = {}
+
+    def __reduce__(self) -> Any:
+        return dict, (list(self.classes.items()),)
+
+
+def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
+    import cloudpickle  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
+
+    def set_aside(buffer: pickle.PickleBuffer) -> bool:
+        in_band = buffer.raw().nbytes < _IN_BAND
+        if not in_band:
+            buffers.append(buffer)
+        return in_band
+
+    pickler = cloudpickle.Pickler(file, protocol=5, buffer_callback=set_aside)
+    by_value = pickler.reducer_override
+    arrays = _ArrayReducer()
+    storages = _StorageReducer()
+
+    def reduce(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return arrays(part)
+        if storages.knows(part):
+            return storages(part)
+        reduced = by_value(part)
+        if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
+            tags.classes[tag(part)] = part
+        return reduced
+
+    pickler.reducer_override = reduce
+    try:
+        pickler.dump(obj)
+    finally:
+        del pickler.reducer_override  # a cycle that would keep the payload alive
+
+
+# Arrays
+
+
+class _ArrayReducer:
+    """How an array is pickled: a memory map by the name of its file, all others out of band."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _MappedFile | None] = {}
+
+    def __call__(self, array: np.ndarray[Any, Any]) -> Any:
+        root = _memmap_below(array)
+        if root is not None and array.size:
+            key = id(root._mmap)
+            if key not in self._files:
+                self._files[key] = _MappedFile.of(root)
+            file = self._files[key]
+            if file is not None:
+                shape = (type(array), array.dtype, array.shape, array.strides)
+                return _view, (file, file.offset_of(array), *shape, array.flags.writeable)
+        if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject or not array.dtype.itemsize:
+            return NotImplemented
+        if type(array) is np.ndarray and array.flags.forc and array.dtype.kind not in "mM":
+            return NotImplemented  # numpy's own reduction sends these out of band
+        axes = np.argsort([-step for step in array.strides], kind="stable")
+        if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
+            return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
+        # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
+        flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        flat.flags.writeable = array.flags.writeable
+        return _array, (pickle.PickleBuffer(flat), array.dtype, array.shape)
+
+
+def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, buffer)
+
+
+class _MappedFile:
+    """A file that the parent has mapped; what is unpickled from it is the same range as a uint8 memmap.
+
+    All views of one map travel with one of these: a map holds a file descriptor, and a list of 10,000
+    rows must not need 10,000 of them.
+    """
+
+    def __init__(self, filename: Any, mode: str, offset: int, length: int, address: int) -> None:
+        self._where = (filename, mode, offset, length)
+        self._address = address
+
+    @classmethod
+    def of(cls, root: Any) -> _MappedFile | None:
+        """None where the file may not hold what the array shows: then the data travels."""
+        if root.filename is None or root.mode not in ("r", "r+", "w+"):
+            return None
+        whole = np.frombuffer(root._mmap, np.uint8)
+        address = whole.__array_interface__["data"][0]
+        if not _is_mapped_at(os.fspath(root.filename), address):
+            return None
+        start = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
+        mode = "r" if root.mode == "r" else "r+"  # never "w+": that would empty the file
+        return cls(root.filename, mode, start, whole.nbytes, address)
+
+    def offset_of(self, array: np.ndarray[Any, Any]) -> int:
+        return int(array.__array_interface__["data"][0]) - self._address
+
+    def __reduce__(self) -> Any:
+        return _map_file, self._where
+
+
+def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
+    """The memmap that `array` is or looks into, if any."""
+    below: Any = array
+    while isinstance(below, np.ndarray):
+        if isinstance(getattr(below, "_mmap", None), mmap.mmap):
+            return below
+        below = below.base
+    return None
+
+
+def _is_mapped_at(filename: str, address: int) -> bool:
+    """Whether the file of that name is, still, the one that is mapped at `address`."""
+    try:
+        named = os.stat(filename)
+        with open("/proc/self/maps", "rb") as maps:
+            for line in maps:
+                bounds, _, _, _, inode, *path = line.split(maxsplit=5)
+                low, high = (int(bound, 16) for bound in bounds.split(b"-"))
+                if low <= address < high:
+                    # The path decides where a file system shows another inode number here (overlayfs).
+                    mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
+                    return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
+    except OSError:
+        pass
+    return False
+
+
+def _map_file(filename: Any, mode: Any, offset: int, length: int) -> np.memmap[Any, Any]:
+    return np.memmap(filename, np.uint8, mode, offset, (length,))
+
+
+def _view(
+    file: np.memmap[Any, Any],
+    offset: int,
+    kind: type,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, file, offset, strides)
+    if issubclass(kind, np.memmap):
+        array = array.view(np.memmap)
+        array.__array_finalize__(file)  # numpy's way to pass on filename, mode and offset
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+# Tensors. torch is never imported here: where the parent has it, a worker imports it by unpickling.
+
+
+class _StorageReducer:
+    """How the memory of a torch tensor is pickled: out of band, once for all tensors that share it."""
+
+    def __init__(self) -> None:
+        torch = sys.modules.get("torch")
+        self._torch: Any = torch
+        self._type = getattr(getattr(torch, "storage", None), "TypedStorage", None)
+        self._first: dict[int, Any] = {}
+
+    def knows(self, obj: object) -> bool:
+        return self._type is not None and type(obj) is self._type
+
+    def __call__(self, storage: Any) -> Any:
+        memory = storage._untyped_storage
+        if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
+            return NotImplemented
+        first = self._first.setdefault(memory.data_ptr(), storage)
+        if first is not storage:
+            return _retyped, (self._type, first, storage.dtype)
+        torch = self._torch
+        array = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+        return _storage, (self._type, torch.frombuffer, array, torch.uint8, storage.dtype)
+
+
+def _storage(kind: Any, frombuffer: Any, array: Any, uint8: Any, dtype: Any) -> Any:
+    memory = frombuffer(array, dtype=uint8).untyped_storage()
+    return kind(wrap_storage=memory, dtype=dtype, _internal=True)
+
+
+def _retyped(kind: Any, storage: Any, dtype: Any) -> Any:
+    return kind(wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True)
+
+
+# What cannot be sent: looked for only after the failure, by trying the parts one by one
+
+
+def _unshippable(path: str, culprit: object, reason: Exception) -> UnshippableDataset:
+    kind = type(culprit)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return UnshippableDataset(
+        f"{path.lstrip('.') or 'the payload'} is a {name}, which cannot be sent to a worker process "
+        f"({type(reason).__name__}: {reason}).\n"
+        "  Workers started by spawn or forkserver get the dataset pickled, once, before any of them starts.\n"
+        "  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__;\n"
+        '  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".'
+    )
+
+
+def _culprit(payload: object) -> tuple[str, object, Exception] | None:
+    """The innermost part that cannot be pickled: its path, itself, and why."""
+    reason = _refusal(payload)
+    if reason is None:
+        return None
+    path, part = "", payload
+    above = {id(part)}
+    while True:
+        parts = [(step, inner) for step, inner in _parts(part, path == "") if id(inner) not in above]
+        found = _first_refused(parts)
+        if found is None:
+            return path, part, reason
+        step, part, reason = found
+        path += step
+        above.add(id(part))
+
+
+def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
+    """By halving: a list of a million samples is not tried a million times."""
+    while parts:
+        half = len(parts) // 2
+        if half == 0:
+            step, part = parts[0]
+            reason = _refusal(part)
+            return None if reason is None else (step, part, reason)
+        refused = _refusal([part for _, part in parts[:half]]) is not None
+        parts = parts[:half] if refused else parts[half:]
+    return None
+
+
+class _Void:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _refusal(obj: object) -> Exception | None:
+    try:
+        _dump(obj, _Void(), [], _Tags())
+    except Exception as exc:  # pickling runs the user's code
+        return exc
+    return None
+
+
+def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
+    """What `obj` is pickled from, each part with its step in the path. The root's keys are bare names."""
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            yield str(key) if at_root else f"[{key!r}]", value
+        for key in obj:
+            yield f" (key {key!r})", key
+    elif isinstance(obj, (list, tuple, set, frozenset)):
+        for place, item in enumerate(obj):
+            yield "" if at_root else f"[{place}]", item
+    elif isinstance(obj, types.MethodType):
+        yield ".__self__", obj.__self__
+        yield ".__func__", obj.__func__
+    elif isinstance(obj, types.FunctionType):
+        yield from _variables(obj)
+    elif isinstance(obj, functools.partial):
+        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
+    elif isinstance(obj, type):
+        yield from _attributes(dict(vars(obj)))
+    elif dataclasses.is_dataclass(obj):
+        yield from _attributes({f.name: getattr(obj, f.name, None) for f in dataclasses.fields(obj)})
+        yield from _reduced_parts(obj)
+    else:
+        yield from _reduced_parts(obj)
+
+
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"'s variable {name!r}", cell.cell_contents
+        except ValueError:  # a variable that is not set yet
+            pass
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"'s global {name!r}", function.__globals__[name]
+    yield "'s defaults", (function.__defaults__, function.__kwdefaults__)
+
+
+def _reduced_parts(obj: Any) -> Iterator[tuple[str, object]]:
+    try:
+        reduced = obj.__reduce_ex__(5)
+    except Exception:  # it is the user's code
+        return
+    if not isinstance(reduced, tuple):
+        return
+    padded: tuple[Any, ...] = (*reduced, None, None, None, None)
+    _, args, state, items, pairs, *_ = padded
+    states = state if isinstance(state, tuple) else (state,)  # with __slots__: (__dict__, slots)
+    for each in states:
+        if isinstance(each, Mapping):
+            yield from _attributes(each)
+        else:
+            yield "'s state", each
+    for place, item in enumerate(items or ()):
+        yield f"[{place}]", item
+    for key, value in pairs or ():
+        yield f"[{key!r}]", value
+    for place, item in enumerate(args):
+        yield f"'s argument {place}", item
+
+
+def _attributes(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        yield f".{name}", value
+
+
+__all__ = ["Shipment", "unpack"]

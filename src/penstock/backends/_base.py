@@ -1,0 +1,154 @@
+"""What a backend is to the engine.
+
+Outcomes are named tuples because one is made for every batch: a third of a frozen dataclass's cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.arena import Arena, Region
+from penstock._wire.task import Mended, Task
+from penstock._wire.updates import Change
+
+
+class Filled(NamedTuple):
+    """The step's batch is done, and took so long. `held` is what the backend needs to open it.
+
+    The root is what all its views of the slab keep alive. `mark`: see `Task`.
+    """
+
+    seq: int
+    worker: int
+    rows: int
+    nbytes: int
+    seconds: float
+    root: NDArray[np.uint8]
+    held: Any
+    mended: Mended | None = None
+    mark: bytes | None = None
+
+
+class Failed(NamedTuple):
+    """The step ended in an exception of the user's code."""
+
+    seq: int
+    worker: int
+    error: BaseException
+    mark: bytes | None = None
+
+
+class Bundle(NamedTuple):
+    """The steps of a task of several are done. All their batches are in its slab: views of `root`."""
+
+    seq: int
+    worker: int
+    nbytes: int
+    seconds: float
+    steps: list[Filled | Failed]
+    root: NDArray[np.uint8]
+
+
+class Ended(NamedTuple):
+    """The stream had nothing left for the step. `mark`: see `Run.end`."""
+
+    seq: int
+    worker: int
+    mark: bytes | None = None
+
+
+class Lost(NamedTuple):
+    """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0.
+
+    `unborn`: why no other could be started in its place, where that was tried.
+    """
+
+    worker: int
+    seq: int | None
+    at: int
+    who: str
+    how: str
+    signal: str
+    cause: BaseException | None
+    unborn: str = ""
+
+
+class Doing(NamedTuple):
+    """`who` is "worker 2 (pid 8127)"; `stack` its calls, the innermost first, a line each.
+
+    `seq` is the task that it has in hand, or None, and `epoch` and `step` say which of its steps it is at.
+    """
+
+    who: str
+    stack: str = ""
+    seq: int | None = None
+    epoch: int = -1
+    step: int = -1
+
+
+# Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
+Payload = NDArray[np.uint8] | bytes
+
+# Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
+LONGEST_WAIT = 3600.0
+
+Outcome = Filled | Failed | Bundle | Ended | Lost
+
+
+class Backend(Protocol):
+    """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it."""
+
+    arena: Arena
+    most_steps: int
+    """How many steps a task may have."""
+    leaves_nothing: bool
+    """Whether it may be forgotten without being closed."""
+
+    @property
+    def workers(self) -> list[Any]:
+        """Handles of the living worker processes, by seat."""
+
+    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+        """Starts a worker. Its heritage: in which run the last mark was made, and the mark."""
+
+    def pack(self, task: Task) -> Payload:
+        """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""
+
+    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
+        """Offers the task to whichever worker is free, or to that in `seat`, at the latest at the next `flush`.
+
+        Its batch goes into `region`.
+        """
+
+    def packed(self, change: Change) -> bytes:
+        """The change as bytes, where it must travel. What cannot be sent raises."""
+
+    def update(self, change: bytes) -> None:
+        """What is posted from now on is done by workers whose dataset has this change."""
+
+    def flush(self) -> None:
+        """Makes sure that what was posted is known to the workers."""
+
+    def rescind(self, seq: int) -> bool:
+        """Takes back a task that no worker has begun; False if one has."""
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        """What happened since; waits for something to happen, at most `timeout` seconds.
+
+        It may come back with nothing before that.
+        """
+
+    def open(self, outcome: Filled) -> object:
+        """The batch."""
+
+    def doing(self, seq: int | None) -> list[Doing]:
+        """Who has the task in hand, and is at what: for a message. If nobody has, all who are at anything."""
+
+    def wake(self) -> None:
+        """Makes a `poll` that another thread waits in come back, be it with nothing."""
+
+    def close(self) -> None:
+        """Ends the workers without waiting for what they do. Where it was interrupted, it goes on."""

@@ -1,0 +1,84 @@
+"""What datasets of images have in common: each sample's final pixels are written straight into the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock._fill.cast import Into
+from penstock._fill.collate import Empty, collate
+from penstock.errors import CollateError
+from penstock.image._transform import Transform
+from penstock.random import each
+from penstock.source._dataset import Dataset
+
+
+class Images(Dataset[Any]):
+    """Images with labels: a sample is `(image, label)`, or the image alone with `labels=False`.
+
+    A subclass defines `__len__` and `_source(key)`: the encoded image (or its pixels, uint8 of shape (height,
+    width, 3 or 1)), its label, and a name for errors. A batch of images of one shape is written once, by the
+    last step of the transform.
+    """
+
+    def __init__(self, transform: Transform | None = None, labels: bool = True) -> None:
+        if transform is not None and not isinstance(transform, Transform):
+            raise TypeError(
+                f"transform must be a penstock.image.Transform, but it is a {type(transform).__name__}. For "
+                "functions of your own derive a dataset, and define __getitem__."
+            )
+        self.transform = Transform() if transform is None else transform
+        self.labels = labels
+
+    def _source(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _source: the image, its label and its name."
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        data, label, name = self._source(key)
+        image = self.transform(data, name=name)
+        return (image, label) if self.labels else image
+
+    def __gather__(self, keys: Any, empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
+        if type(empty) is Into:  # what dtype= asks for is done to the whole batch, whose fields it knows
+            empty = empty.empty
+        transform = self.transform
+        if transform.shape is None:
+            return self._stacked(keys, empty)
+        images = empty((len(keys), *transform.shape), transform.dtype)
+        labels = []
+        for row, key in enumerate(each(keys)):
+            data, label, name = self._source(key)
+            transform(data, images[row], name=name)
+            labels.append(label)
+        return (images, _labels(labels, empty)) if self.labels else images
+
+    def _stacked(self, keys: Any, empty: Empty) -> Any:
+        """The same for images whose shapes are not known beforehand, and must be found to be equal."""
+        images, labels, names = [], [], []
+        for key in each(keys):
+            data, label, name = self._source(key)
+            images.append(self.transform(data, name=name))
+            labels.append(label)
+            names.append(name)
+        try:
+            stacked = collate(images, empty)
+        except CollateError as error:
+            misfits = [f"{names[row]} is {images[row].shape}" for row in error.rows[:8]]
+            raise CollateError(
+                f"images of one batch must have one shape: {names[0]} is {images[0].shape}, but "
+                f"{', '.join(misfits)}. Give the transform a crop=, or a resize=(height, width)."
+            ) from None
+        return (stacked, _labels(labels, empty)) if self.labels else stacked
+
+
+def _labels(labels: list[Any], empty: Empty) -> Any:
+    try:
+        return collate(labels, empty)
+    except CollateError as error:
+        named = CollateError(str(error).replace("sample", "sample[1]", 1))  # where they are in it
+        named.rows = error.rows
+        raise named from None

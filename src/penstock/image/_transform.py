@@ -1,0 +1,313 @@
+"""`Transform`: from an encoded image to the numbers that a network sees, as Caffe's data transformer does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock._at_work import at_work, is_worker_process
+from penstock.errors import ImageError
+from penstock.image._cut import (
+    TRIES,
+    Box,
+    Cut,
+    Size,
+    centre_box,
+    covering,
+    crop_box,
+    fitting,
+    random_box,
+    shrinking,
+    shrunk,
+)
+from penstock.image._decode import Color, Pixels, open_image
+from penstock.image._finish import Finish, decoder_scratch, text
+from penstock.random import rng
+
+_DTYPES = ("uint8", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """Resize, crop, mirror, then `(pixel - mean) * scale / std`, in the layout and type of the batch.
+
+    - `resize`: an int for the shorter side, or (height, width). `crop`: an int, or (height, width).
+    - In training (`train=True`) the crop is anywhere, and `mirror=True` mirrors half of the images; otherwise it
+      is the middle, and nothing is mirrored. What is drawn comes from `penstock.rng()`: it belongs to the sample.
+    - `area=(0.08, 1)`: in training a window with such a share of the image's area, and a `ratio` of width to height
+      between these two, is resized to `crop` (a random resized crop). `resize` is then for evaluation; without it,
+      the image is resized to what the crop needs.
+    - `mean`: a number, one for each channel, or an image in this layout: of the size before the crop (it is cropped
+      with the same window) or of the crop. `mean` and `std` are in pixel values, 0 to 255.
+    - dtype "uint8" gives the pixels themselves.
+
+    For evaluation: `dataclasses.replace(transform, train=False)`. `shape` is the shape of every result, or None
+    where it depends on the image.
+
+    >>> transform = Transform(resize=256, crop=224, mean=(120, 110, 100), scale=0.5, train=False)
+    >>> transform(np.full((300, 400, 3), 128, np.uint8))[:, 0, 0].tolist()
+    [4.0, 9.0, 14.0]
+    """
+
+    resize: int | Size | None = None
+    crop: int | Size | None = None
+    mirror: bool = False
+    mean: ArrayLike | None = None
+    scale: float = 1.0
+    color: Color = "rgb"
+    dtype: Any = "float32"
+    layout: Literal["CHW", "HWC"] = "CHW"
+    train: bool = True
+    area: tuple[float, float] | None = field(default=None, kw_only=True)
+    ratio: tuple[float, float] = field(default=(3 / 4, 4 / 3), kw_only=True)
+    std: float | Sequence[float] | None = field(default=None, kw_only=True)
+    shape: tuple[int, ...] | None = field(init=False, repr=False)
+    _crop: Size | None = field(init=False, repr=False)
+    _finish: Finish = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _one_of("color", self.color, ("rgb", "bgr", "gray"))
+        _one_of("layout", self.layout, ("CHW", "HWC"))
+        _one_of("mirror", self.mirror, (True, False))
+        _one_of("train", self.train, (True, False))
+        crop, resize = _sizes("crop", self.crop), _sizes("resize", self.resize)
+        if crop and resize:
+            whole = not isinstance(self.resize, Integral)
+            if (crop[0] > resize[0] or crop[1] > resize[1]) if whole else min(crop) > resize[0]:
+                raise ValueError(
+                    f"crop={self.crop} is larger than resize={self.resize}, so no image has room for it."
+                )
+        if self.area is not None:
+            if crop is None:
+                raise ValueError(
+                    "area= takes windows of many sizes, so it needs crop=, the size that all get."
+                )
+            _range("area", self.area, 1.0)
+            _range("ratio", self.ratio, float("inf"))
+        finish = _finish(self)
+        mean = finish.mean_image
+        if mean is not None:
+            _check_mean_size(self, finish.shape, mean.shape, crop, resize)
+        known = crop or (None if isinstance(self.resize, Integral) else resize)
+        settled = {
+            "_crop": crop,
+            "_finish": finish,
+            "dtype": finish.dtype,
+            "shape": known and finish.shape(known),
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(
+        self, image: bytes | NDArray[np.uint8], out: NDArray[Any] | None = None, *, name: str = "the image"
+    ) -> NDArray[Any]:
+        """The numbers of an image: a file's bytes, or pixels (height, width, 3 or 1), RGB or gray.
+
+        They are written into `out` where it is given. `name` names the image in errors.
+        """
+        if not isinstance(image, (bytes, np.ndarray, bytearray, memoryview)):
+            raise TypeError(
+                f"{name}: a transform takes the bytes of a file or pixels, uint8 of shape (height, width, 3 or 1), "
+                f"but it is of type {type(image).__name__}. Of a file pass what is in it; of a PIL image, "
+                'numpy.asarray(image.convert("RGB")).'
+            )
+        if _settled != os.getpid():
+            _settle()
+        picture = open_image(image, self.color, name)
+        size = picture.height, picture.width
+        cut, mirror = self._cut(size, name)
+        window, to, inside = cut.window, cut.to, cut.inside
+        mean = None if self._finish.mean_image is None else self._finish.mean_of(cut.before, cut.crop, name)
+        pixels, times = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
+        box, extent = shrunk(window, times)
+        pixels = _part(_resized(_part(pixels, box), extent, to), inside)
+        shape = self._finish.shape((inside.height, inside.width))
+        if out is None:
+            out = np.empty(shape, self._finish.dtype)
+        elif out.shape != shape or out.dtype != self._finish.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"out must be contiguous {self._finish.dtype} of shape {shape}, but it is {out.dtype} of shape "
+                f"{out.shape} with strides {out.strides}."
+            )
+        self._finish.write(pixels, mirror, mean, out)
+        return out
+
+    def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
+        """What to take of an image of this size, and whether to mirror it."""
+        crop, train = self._crop, self.train
+        drawn: list[float] = []
+        if train and (crop or self.mirror):
+            # Always all of them: what one choice needs does not move the numbers of another.
+            drawn = _draw(3 + (2 * TRIES if self.area else 0), name)
+        mirror = train and self.mirror and drawn[0] < 0.5
+        if self.area and train:
+            assert crop is not None
+            whole = Box(0, 0, *crop)
+            return Cut(random_box(image, self.area, self.ratio, drawn[1:]), crop, whole, whole, crop), mirror
+        to = self._resized(image)
+        if crop is None:
+            box = Box(0, 0, *to)
+        elif crop[0] > to[0] or crop[1] > to[1]:
+            resized = f", {text(to)} after resize={self.resize}" if to != image else ""
+            raise ImageError(
+                f"{name}: the image is {text(image)}{resized}, which has no room for the crop of {text(crop)}. "
+                f"Give resize={max(crop)} or more."
+            )
+        else:
+            box = crop_box(to, crop, drawn[1], drawn[2]) if train else centre_box(to, crop)
+        if to == image:  # nothing is resized, and nothing but the crop is needed
+            return Cut(box, box[2:], Box(0, 0, *box[2:]), box, to), mirror
+        return Cut(Box(0, 0, *image), to, box, box, to), mirror
+
+    def _resized(self, image: Size) -> Size:
+        match self.resize:
+            case None:
+                return covering(image, self._crop) if self.area and self._crop else image
+            case (height, width):
+                return height, width
+            case shorter:
+                return fitting(image, int(shorter))
+
+
+# The process that was last looked after.
+_settled = -1
+
+
+def _settle() -> None:
+    """In a worker process OpenCV works in one thread: the others have their cores, and its threads did not fork."""
+    global _settled
+    if is_worker_process():
+        cv2.setNumThreads(0)  # not 1, which dies where the threads of the parent are missing
+    _settled = os.getpid()
+
+
+def _draw(count: int, name: str) -> list[float]:
+    if at_work.source is None:
+        raise RuntimeError(
+            f"{name}: a transform with train=True draws where to crop and whether to mirror for the sample that a "
+            "loader is at, and no loader is at one in this thread. Pass train=False, or read the samples by a "
+            "DataLoader of penstock (one of penstock.torch needs seed=)."
+        )
+    drawn: list[float] = rng().random(count).tolist()
+    return drawn
+
+
+def _part(pixels: Pixels, box: Box) -> Pixels:
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
+    """As much of the pixels as the extent says becomes at least the first so many: all, if it is all of them.
+
+    Bilinear, which takes 4 pixels for one: an axis that shrinks to less than half is averaged before.
+    """
+    height, width = extent
+    down, right = to[0] / height, to[1] / width
+    if down < 0.5 or right < 0.5:
+        first = down if down < 0.5 else 1.0, right if right < 0.5 else 1.0
+        pixels = _scaled(pixels, extent, first, cv2.INTER_AREA)
+        down, right = down / first[0], right / first[1]
+        extent = height * first[0], width * first[1]
+    return _scaled(pixels, extent, (down, right), cv2.INTER_LINEAR)
+
+
+def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float], how: int) -> Pixels:
+    if by == (1.0, 1.0):
+        return pixels
+    if pixels.shape[:2] == extent:
+        size = round(extent[0] * by[0]), round(extent[1] * by[1])
+        return cv2.resize(pixels, size[::-1], interpolation=how)  # type: ignore[return-value]
+    # Told factors and no size, OpenCV keeps to them, and rounds the size.
+    return cv2.resize(pixels, None, fx=by[1], fy=by[0], interpolation=how)  # type: ignore[return-value]
+
+
+def _finish(transform: Transform) -> Finish:
+    """Mean, scale and std as one table, or as an image and a factor."""
+    try:
+        dtype = np.dtype(transform.dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.name not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, but it is {transform.dtype!r}.")
+    channels = 1 if transform.color == "gray" else 3
+    planar = transform.layout == "CHW"
+    mean = _numbers("mean", 0.0 if transform.mean is None else transform.mean, channels, " or an image")
+    std = _numbers("std", 1.0 if transform.std is None else transform.std, channels)
+    scale = transform.scale
+    if not isinstance(scale, Real) or not np.isfinite(scale):
+        raise ValueError(f"scale must be a number, but it is {scale!r}.")
+    if transform.std is not None and (std < 1).any():
+        raise ValueError(
+            f"std is in pixel values, 0 to 255, but it is {transform.std}. If it is for pixels from 0 to 1, multiply "
+            "std and mean by 255."
+        )
+    changes = transform.mean is not None or transform.std is not None or scale != 1
+    if changes and dtype == np.uint8:
+        raise ValueError("dtype='uint8' gives the pixels themselves: mean, scale and std need a float dtype.")
+    factor = np.broadcast_to(scale / std, (channels,))
+    if mean.ndim < 3:
+        table = (np.arange(256) - np.broadcast_to(mean, (channels,))[:, None]) * factor[:, None]
+        return Finish(dtype, planar, channels, table.astype(dtype) if changes else None, None, factor)
+    working = np.promote_types(dtype, np.float32)
+    spread = factor[:, None, None] if planar and channels > 1 else factor
+    return Finish(dtype, planar, channels, None, mean.astype(working), spread.astype(working))
+
+
+def _numbers(name: str, given: Any, channels: int, images: str = "") -> NDArray[np.float64]:
+    wanted = f"{name} must be a number, {channels} of them{images}, but"
+    try:
+        value = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        is_path = images and isinstance(given, (str, os.PathLike))
+        hint = " Caffe's mean_file is read by penstock.records.read_caffe_mean(path)." if is_path else ""
+        raise ValueError(f"{wanted} it is {given!r}.{hint}") from None
+    if value.shape not in ((), (channels,)) and not (images and value.ndim == 3):
+        raise ValueError(f"{wanted} its shape is {value.shape}.")
+    if not np.isfinite(value).all():
+        raise ValueError(f"{name} must be finite, but it has {value[~np.isfinite(value)][0]}.")
+    return value
+
+
+def _check_mean_size(
+    transform: Transform, shape: Any, mean: tuple[int, ...], crop: Size | None, resize: Size | None
+) -> None:
+    """A mean image that no image can fit is refused at once."""
+    whole = None if transform.resize is None or isinstance(transform.resize, Integral) else resize
+    sizes = [crop] if transform.area else [whole, crop] if whole else []
+    allowed = [shape(size) for size in sizes if size]
+    channels = mean[0] if transform.layout == "CHW" else mean[2]
+    if (allowed and mean not in allowed) or channels != shape((1, 1))[0 if transform.layout == "CHW" else 2]:
+        wanted = " or ".join(map(str, allowed)) or str(shape(("height", "width")))
+        raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but it is {value!r}.")
+
+
+def _sizes(name: str, value: Any) -> Size | None:
+    """A size that is given as one number or two."""
+    if value is None:
+        return None
+    pair = (value, value) if isinstance(value, Integral) else value
+    lengths = isinstance(pair, (tuple, list)) and all(isinstance(n, Integral) and int(n) > 0 for n in pair)
+    if not lengths or len(pair) != 2 or isinstance(value, bool):
+        raise ValueError(
+            f"{name} must be a positive int or a pair of them, (height, width), but it is {value!r}."
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def _range(name: str, value: Any, most: float) -> None:
+    pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(n, Real) for n in value)
+    if not pair or not 0 < value[0] <= value[1] <= most or value[1] == float("inf"):
+        upto = f"up to {most:g}" if most < float("inf") else "above 0, and finite"
+        raise ValueError(f"{name} must be a pair (least, most) of numbers {upto}, but it is {value!r}.")

@@ -1,0 +1,335 @@
+"""A plan says which keys each step of an epoch has. Two kinds: an order of ours, or a sampler of the user's.
+
+A plan is a value: where the dataset may grow, make a new plan at the start of each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._resume.reading import Reading
+from penstock.errors import StateError
+from penstock.plan._order import Order
+from penstock.plan._samplers import batches, check_drop_last, positive
+
+# Keys computed at once: a numpy call costs as much as some 500 keys, so small steps share one.
+_BLOCK = 4096
+
+
+class Plan(Protocol):
+    """The keys of every step, step by step."""
+
+    def after(self) -> Plan | None:
+        """The plan of the next epoch; None where it cannot be drawn twice and without side effects."""
+        ...
+
+    def steps(self, epoch: int) -> int | None:
+        """The number of steps in the epoch, or None where only the end will tell."""
+        ...
+
+    def pad(self, epoch: int, step: int) -> int:
+        """How many keys at the end of the step are there only to fill it up."""
+        ...
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The keys of each step from `start` on: an array or a list; a single key without batching."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlan:
+    """Steps cut out of an order: any step of any epoch at any time, at no cost for those before it.
+
+    The keys are an int64 array that cannot be written to; with `batch_size=None` each step is one int.
+
+    >>> from penstock.plan._order import Sequential
+    >>> [keys.tolist() for keys in OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)]
+    [[0, 1], [2, 3], [4]]
+
+    A step of all `world` ranks together is the next world * batch_size positions of the one order, and rank
+    r has the r-th block of them. So after any step a prefix of the order is consumed, and the rest of it can
+    be dealt, from the position `start` on, to another number of ranks or in other batches. (Steps are numbered
+    as if all before had been of the new shape, so that numbers go on where the shape stays.)
+
+    Where the order does not come out even, the last step of a rank is short or missing, or nobody has it
+    (`drop_last`), or everybody has it in full (`padded`), with keys from the order's beginning to fill it up; or
+    its keys are the first of the next epoch (`rollover`).
+
+    >>> plans = [OrderPlan(Sequential(5), 2, padded=True, rank=rank, world=2) for rank in (0, 1)]
+    >>> [[keys.tolist() for keys in plan.draw(epoch=0)] for plan in plans]
+    [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
+    >>> [plan.pad(epoch=0, step=1) for plan in plans]
+    [1, 2]
+
+    With `rollover` the epochs are one order after the other, cut into steps: how many keys an epoch has from those
+    before it is a function of its number. Only an order of one size for ever can be cut so, and from its beginning.
+
+    >>> plan = OrderPlan(Sequential(5), 2, rollover=True)
+    >>> [[keys.tolist() for keys in plan.draw(epoch)] for epoch in range(2)]
+    [[[0, 1], [2, 3]], [[4, 0], [1, 2], [3, 4]]]
+    """
+
+    order: Order
+    batch_size: int | None = 1
+    drop_last: bool = False
+    padded: bool = False
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    rollover: bool = False
+
+    def __post_init__(self) -> None:
+        _check_batching(self.batch_size, self.drop_last, self.world)
+        _check_rank(self.rank, self.world)
+        if self.padded + self.drop_last + self.rollover > 1:
+            raise ValueError(
+                "a last step is either padded or dropped or rolled over: of padded, drop_last and rollover more "
+                "than one is True."
+            )
+        if self.rollover and self.start:
+            raise ValueError(
+                f"with rollover an order is dealt from its beginning, but start is {self.start}: what an epoch has "
+                "from those before it depends on the shape of all their steps."
+            )
+        if self.start < 0:
+            raise ValueError(f"an order begins at position 0, but start is {self.start}.")
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step that is dealt."""
+        return -(-self.start // self._stride)
+
+    def after(self) -> OrderPlan:
+        return replace(self, start=0) if self.start else self
+
+    def steps(self, epoch: int) -> int:
+        left = max(0, self.order.size(epoch) - self.start)
+        if self.rollover:
+            return (self._carried(epoch) + left) // self._stride
+        if self.drop_last:
+            return self.first_step + left // self._stride
+        if not self.padded:
+            left -= self.rank * self._size
+        return self.first_step + -(-left // self._stride)
+
+    def keys(self, epoch: int, step: int) -> NDArray[np.int64] | int:
+        """The keys of one step. A step that the epoch does not have is an IndexError."""
+        steps = self.steps(epoch)
+        if not self.first_step <= step < steps:
+            raise IndexError(f"step {step} is outside of epoch {epoch}, which has {steps} steps.")
+        block = self.block(epoch, step, step + 1)
+        return int(block[0]) if self.batch_size is None else block
+
+    def pad(self, epoch: int, step: int) -> int:
+        beyond = self._position(step, epoch) + self._size - self.order.size(epoch)
+        return min(max(0, beyond), self._size) if self.padded else 0
+
+    def consumed(self, epoch: int, step: int) -> int | None:
+        """How far the order is used up when every rank has done the steps before this one: the next `start`.
+
+        None with `rollover`, where the epoch goes on in this shape only.
+        """
+        if self.rollover:
+            return None
+        return min(self.start + (step - self.first_step) * self._stride, self.order.size(epoch))
+
+    def draw(self, epoch: int, start: int = 0) -> Draw:
+        _check_start(start)
+        return Draw(self, epoch, max(start, self.first_step))
+
+    def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
+        """The keys of the steps from first to before last; only the epoch's last step may be short."""
+        begin, end = self._position(first, epoch), self._position(last, epoch)
+        starts = np.arange(begin, end, self._stride, dtype=np.int64)
+        positions = (starts[:, None] + np.arange(self._size)).ravel()
+        n = self.order.size(epoch)
+        if positions.size and positions[-1] >= n:
+            positions = positions % n if self.padded else positions[positions < n]
+        block = self._over_epochs(epoch, positions) if begin < 0 else self.order.at(epoch, positions).view()
+        block.flags.writeable = False
+        return block
+
+    def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The keys at positions of which some, below 0, are counted from the end of the epochs before."""
+        back, places = np.divmod(positions, self.order.size(epoch))
+        for epochs in np.unique(back).tolist():
+            there = back == epochs
+            places[there] = self.order.at(epoch + epochs, places[there])
+        return places
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or 1
+
+    @property
+    def _stride(self) -> int:
+        """From one step of a rank to its next."""
+        return self._size * self.world
+
+    def _carried(self, epoch: int) -> int:
+        """How many keys of the epochs before are left for this one."""
+        return epoch * self.order.size(epoch) % self._stride if self.rollover else 0
+
+    def _position(self, step: int, epoch: int) -> int:
+        """Where in the order this rank's block of the step begins."""
+        begin = self.start - self._carried(epoch)
+        return begin + (step - self.first_step) * self._stride + self.rank * self._size
+
+
+class Draw:
+    """The steps of an epoch one after the other, or several at once."""
+
+    def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self._size = plan.batch_size or 1
+        self._step = start
+        self._steps = plan.steps(epoch)
+        self._at_once = max(1, _BLOCK // self._size)
+        self._block: NDArray[np.int64] = np.empty(0, np.int64)
+        self._at = 0
+
+    def __iter__(self) -> Draw:
+        return self
+
+    def __next__(self) -> Any:
+        keys, _ = self.take(1)
+        return keys if self._plan.batch_size is not None else int(keys[0])
+
+    def take(self, most: int) -> tuple[NDArray[np.int64], int]:
+        """The keys of the next steps, of at most so many, and of how many: equally many keys for each."""
+        at, size = self._at, self._size
+        left = len(self._block) - at
+        if not left:
+            if self._step >= self._steps:
+                raise StopIteration
+            last = min(self._step + self._at_once, self._steps)
+            self._block = self._plan.block(self._epoch, self._step, last)
+            at, left = 0, len(self._block)
+        count = min(most, left // size) or 1  # a last step that is short comes alone
+        self._step += count
+        self._at = min(at + count * size, at + left)
+        return self._block[at : self._at], count
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerPlan:
+    """Steps as a foreign sampler yields them; it is asked for no more keys than are drawn.
+
+    `batched` says that the sampler yields whole batches, which become lists. Otherwise its keys are
+    grouped by `batch_size`, or handed on one by one, as they are, where that is None. Each `draw` calls
+    `iter()` once, or goes on with a reading that is open; to start later it reads and drops the steps before.
+    Each rank reads the whole sampler, which must be the same on all of them, and has every world-th step.
+
+    >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
+    [['c', 'd'], ['e']]
+    """
+
+    sampler: Iterable[Any]
+    batch_size: int | None = 1
+    drop_last: bool = False
+    batched: bool = False
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.batched:
+            _check_batching(self.batch_size, self.drop_last, self.world)
+        _check_rank(self.rank, self.world)
+
+    def after(self) -> None:
+        return None
+
+    def steps(self, epoch: int) -> int | None:
+        try:
+            n = len(self.sampler)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            return None
+        steps = n if self.batched else batches(n, self.batch_size or 1, self.drop_last)
+        return steps // self.world if self.drop_last else -(-(steps - self.rank) // self.world)
+
+    def pad(self, epoch: int, step: int) -> int:
+        return 0
+
+    def draw(self, epoch: int, start: int = 0, reading: Reading | None = None) -> Iterator[Any]:
+        _check_start(start)
+        if reading is None:
+            reading = Reading(self.sampler)
+            reading.open()
+        return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
+
+    def _read(self, reading: Reading) -> Iterator[Any]:
+        """The batches of all ranks."""
+        size = 1 if self.batched or self.batch_size is None else self.batch_size
+        while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
+            yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+def rest(
+    batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
+) -> Iterator[Any]:
+    """The steps of a rank after the first `steps`, where `read` of the batches of all ranks were read before."""
+    behind = steps * world - read
+    if behind > 0:
+        batches = _after(batches, behind, world)
+    return deal(batches, rank, world, drop_last) if world > 1 else batches
+
+
+def _after(batches: Iterator[Any], behind: int, world: int) -> Iterator[Any]:
+    given = sum(1 for _ in islice(batches, behind))
+    check_reached(behind - given, behind, world)
+    yield from batches
+
+
+def check_reached(missing: int, behind: int, world: int) -> None:
+    """Raises a StateError where what is read has ended before the place that a state tells of.
+
+    A rank may have had a step more than another, so that up to world - 1 batches may be missing.
+    """
+    if missing >= world:
+        raise StateError(
+            f"The resume state is of {behind} batches, and now there were only {behind - missing}: what is read is "
+            "not what it was when the state was taken. Give the loader what it had then, or begin anew without the "
+            "state."
+        )
+
+
+def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:
+    """Every world-th step, for one rank; with `drop_last` only of rounds in which every rank gets one.
+
+    >>> [list(deal(iter("abcde"), rank, world=3, drop_last=False)) for rank in range(3)]
+    [['a', 'd'], ['b', 'e'], ['c']]
+    """
+    if not drop_last:
+        return islice(steps, rank, None, world)
+    return _full_rounds(steps, rank, world)
+
+
+def _full_rounds(steps: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
+    while len(one_each := tuple(islice(steps, world))) == world:
+        yield one_each[rank]
+
+
+def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:
+    check_drop_last(drop_last)
+    if batch_size is not None:
+        positive("batch_size", batch_size)
+    elif drop_last and world == 1:
+        raise ValueError("drop_last=True needs batches to drop, but batch_size is None.")
+
+
+def _check_rank(rank: int, world: int) -> None:
+    positive("world", world)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be 0 to {world - 1} (world - 1), but it is {rank}.")
+
+
+def _check_start(start: int) -> None:
+    if start < 0:
+        raise ValueError(f"a draw starts at step 0 or later, but start is {start}.")

@@ -1,0 +1,401 @@
+"""Samplers under the names that torch users know: iterables of keys, made anew by each `iter()`.
+
+They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` does not need them: its
+order is a function (see `order.py`) and resumes at any step. A loader does the same for a sampler of these
+that has no generator of its own and means such an order (`order_of`): it is then drawn from the loader's seed.
+
+None of them builds a list of n keys: they compute blocks of `_BLOCK` keys while they are read.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
+from penstock.plan._permutation import Permutation
+from penstock.plan._seeds import check_generator, draw_key, mix
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_BLOCK = 4096
+
+
+class Sampler(Generic[T_co]):
+    """The base of all samplers: `__iter__` yields keys, or lists of keys for a batch sampler.
+
+    Subclassing is a courtesy to readers: a loader takes any iterable. There is no default `__len__`;
+    without one, `len(loader)` is a TypeError.
+    """
+
+    def __init__(self, data_source: object = None) -> None:
+        # Older torch programs hand the data source to super().__init__; nothing is done with it.
+        pass
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields the keys.")
+
+
+class SequentialSampler(Sampler[int]):
+    """0 to n-1, in order; n is read again by each `iter()`.
+
+    >>> list(SequentialSampler("abc"))
+    [0, 1, 2]
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class RandomSampler(Sampler[int]):
+    """Keys in random order, another one for each `iter()`.
+
+    Without replacement every key comes once, and then every key again until `num_samples` are drawn;
+    with replacement each key is drawn from all. `num_samples` follows `len(data_source)` by default.
+    Each `iter()` takes a key from `generator`, or from numpy's global state where there is none. (In a
+    `DataLoader`, which has a seed, it is the seed that takes the place of a missing generator.)
+
+    >>> sorted(RandomSampler("abcd", generator=np.random.default_rng(0)))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: np.random.Generator | None = None,
+    ) -> None:
+        if not isinstance(replacement, bool):
+            raise TypeError(f"replacement must be True or False, but it is {replacement!r}.")
+        check_generator(generator)
+        self.data_source = data_source
+        self.replacement = replacement
+        self.generator = generator
+        self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
+        if self.num_samples == 0:
+            raise ValueError(
+                "num_samples must be a positive integer, but it is 0: it follows len(data_source), "
+                "and the data source is empty. Check what filled it."
+            )
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        n, count = len(self.data_source), self.num_samples
+        if n == 0 and count:
+            raise ValueError(f"{count} samples cannot be drawn from an empty data source.")
+        if self.replacement:
+            return self._with_replacement(n, count, _generator(self.generator))
+        return self._without_replacement(n, count, draw_key(self.generator))
+
+    @staticmethod
+    def _with_replacement(n: int, count: int, generator: np.random.Generator) -> Iterator[int]:
+        for start in range(0, count, _BLOCK):
+            yield from generator.integers(0, n, size=min(_BLOCK, count - start)).tolist()
+
+    @staticmethod
+    def _without_replacement(n: int, count: int, key: int) -> Iterator[int]:
+        for turn, first in enumerate(range(0, count, max(n, 1))):
+            permutation = Permutation(n, mix(key, turn))
+            for block in _blocks(min(n, count - first)):
+                yield from permutation.at(block).tolist()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler[T]):
+    """The given indices in random order, another one for each `iter()`.
+
+    >>> sorted(SubsetRandomSampler([3, 5, 8]))
+    [3, 5, 8]
+    """
+
+    def __init__(self, indices: Sequence[T], generator: np.random.Generator | None = None) -> None:
+        check_generator(generator)
+        self.indices = indices
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[T]:
+        return self._draw(len(self.indices), draw_key(self.generator))
+
+    def _draw(self, n: int, key: int) -> Iterator[T]:
+        if n == 0:
+            return
+        permutation = Permutation(n, key)
+        for block in _blocks(n):
+            at = permutation.at(block)
+            if isinstance(self.indices, np.ndarray):
+                yield from self.indices[at].tolist()
+            else:
+                yield from (self.indices[i] for i in at.tolist())
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler[int]):
+    """Keys drawn with a probability that is proportional to their weight.
+
+    Without replacement a drawn key is out, and the rest is drawn by the weights that are left. The
+    weights are read by each `iter()`, which costs O(n); they need not sum to one.
+
+    >>> set(WeightedRandomSampler([0, 1, 3], num_samples=20)) <= {1, 2}
+    True
+    """
+
+    def __init__(
+        self,
+        weights: ArrayLike,
+        num_samples: int,
+        replacement: bool = True,
+        generator: np.random.Generator | None = None,
+    ) -> None:
+        if not isinstance(replacement, bool):
+            # A ValueError here and a TypeError in RandomSampler: torch's types, which programs catch.
+            raise ValueError(f"replacement must be True or False, but it is {replacement!r}.")
+        check_generator(generator)
+        self.weights: NDArray[np.float64] = np.asarray(weights, dtype=np.float64)
+        self.num_samples = positive("num_samples", num_samples)
+        self.replacement = replacement
+        self.generator = generator
+        self._check()
+
+    def _check(self) -> None:
+        weights = self.weights
+        if weights.ndim != 1:
+            raise ValueError(f"weights must have one axis, but their shape is {weights.shape}.")
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if bad.size:
+            raise ValueError(
+                f"weights must be finite and not negative, but weight {bad[0]} is {weights[bad[0]]} "
+                f"({bad.size} of {weights.size} are wrong)."
+            )
+        positives = np.count_nonzero(weights)
+        if positives == 0:
+            raise ValueError(f"at least one of the {weights.size} weights must be above zero.")
+        if not self.replacement and positives < self.num_samples:
+            raise ValueError(
+                f"num_samples={self.num_samples} keys cannot be drawn without replacement: only {positives} "
+                f"of {weights.size} weights are above zero. Draw fewer, or pass replacement=True."
+            )
+
+    def __iter__(self) -> Iterator[int]:
+        self._check()
+        generator = _generator(self.generator)
+        if self.replacement:
+            return self._with_replacement(generator)
+        return iter(self._without_replacement(generator).tolist())
+
+    def _with_replacement(self, generator: np.random.Generator) -> Iterator[int]:
+        edges = np.cumsum(self.weights)
+        # With weights near the smallest float the product rounds up to the last edge, which is nobody's.
+        last = np.flatnonzero(self.weights)[-1]
+        for block in _blocks(self.num_samples):
+            keys = np.searchsorted(edges, generator.random(block.size) * edges[-1], side="right")
+            yield from np.minimum(keys, last).tolist()
+
+    def _without_replacement(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        # Waiting times with rates equal to the weights: the first to ring is drawn by weight, and so is
+        # the next of those that are left.
+        able = np.flatnonzero(self.weights)
+        waiting = generator.standard_exponential(able.size) / self.weights[able]
+        first: NDArray[np.int64] = np.argpartition(waiting, self.num_samples - 1)[: self.num_samples]
+        return able[first[np.argsort(waiting[first])]]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class BatchSampler(Sampler[list[T]]):
+    """Lists of `batch_size` keys from any iterable of keys, read no further than asked.
+
+    >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, sampler: Iterable[T], batch_size: int, drop_last: bool) -> None:
+        # No isinstance check on the sampler: what has only __getitem__ can be iterated too.
+        self.batch_size = positive("batch_size", batch_size)
+        self.drop_last = check_drop_last(drop_last)
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[T]]:
+        return group(iter(self.sampler), self.batch_size, self.drop_last)
+
+    def __len__(self) -> int:
+        # A TypeError where the sampler has no length, as for any object without one.
+        return batches(len(self.sampler), self.batch_size, self.drop_last)  # type: ignore[arg-type]
+
+
+class DistributedSampler(Sampler[int]):
+    """The share of one rank: every `num_replicas`-th key of an order that all ranks agree on.
+
+    Ranks get equally many keys: where they do not come out even, the head of the order is repeated, or
+    with `drop_last` its tail is left out. The order belongs to (seed, epoch), so call `set_epoch` before
+    each epoch. `num_replicas` and `rank` default to the variables WORLD_SIZE and RANK that launchers set.
+
+    >>> [list(DistributedSampler(range(5), num_replicas=2, rank=r, shuffle=False)) for r in (0, 1)]
+    [[0, 2, 4], [1, 3, 0]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if num_replicas is None:
+            num_replicas = _from_environment("num_replicas", "WORLD_SIZE")
+        if rank is None:
+            rank = _from_environment("rank", "RANK")
+        self.num_replicas = positive("num_replicas", num_replicas)
+        if not 0 <= rank < self.num_replicas:
+            raise ValueError(
+                f"rank must be 0 to {self.num_replicas - 1} (num_replicas - 1), but it is {rank}."
+            )
+        self.rank = rank
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Keys for each rank."""
+        return batches(len(self.dataset), self.num_replicas, self.drop_last)
+
+    @property
+    def total_size(self) -> int:
+        """Keys for all ranks together, the repeated ones included."""
+        return self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of the next `iter()`."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        n = len(self.dataset)
+        order: Order = Shuffled(n, self.seed) if self.shuffle else Sequential(n)
+        return self._draw(order, n, self.num_samples, self.epoch)
+
+    def _draw(self, order: Order, n: int, count: int, epoch: int) -> Iterator[int]:
+        for block in _blocks(count):
+            yield from order.at(epoch, (block * self.num_replicas + self.rank) % n).tolist()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def order_of(sampler: object, seed: int) -> Order | None:
+    """The order that a sampler of ours means, for a seed; None where only iterating tells what comes.
+
+    Subclasses may do anything, and a generator is the caller's own randomness: neither is an order. Indices and
+    weights are copied as they are now.
+    """
+    if type(sampler) is SequentialSampler:
+        return Sequential(len(sampler))
+    if getattr(sampler, "generator", None) is not None:
+        return None
+    if type(sampler) is RandomSampler:
+        n, count = len(sampler.data_source), sampler.num_samples
+        if n == 0:
+            return None
+        return (
+            Drawn(n, count, seed) if sampler.replacement else Shuffled(n, seed, None if count == n else count)
+        )
+    if type(sampler) is WeightedRandomSampler and sampler.replacement:
+        sampler._check()
+        return Weighted.by(sampler.weights, sampler.num_samples, seed)
+    if type(sampler) is SubsetRandomSampler:
+        keys = _as_keys(sampler.indices)
+        return None if keys is None else Selected(Shuffled(len(keys), seed), keys)
+    return None
+
+
+def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
+    """A copy of the indices, where all of them are integers from 0 on; else None."""
+    if isinstance(indices, range):
+        ends = (indices[0], indices[-1]) if indices else (0,)
+        return indices if min(ends) >= 0 and max(ends) < 1 << 62 else None
+    try:
+        found = np.asarray(indices)  # a list of numpy's integers, or a tensor, too
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            return None
+        keys = found.astype(np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return keys if not keys.size or keys.min() >= 0 else None
+
+
+def positive(name: str, value: object) -> int:
+    """The value as an int above zero, or a ValueError that names the setting."""
+    number = 0
+    if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
+        number = operator.index(value)
+    if number <= 0:
+        raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
+    return number
+
+
+def check_drop_last(value: object) -> bool:
+    """The value, or a ValueError where it is not a bool: a misplaced batch size would pass for True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
+    return value
+
+
+def batches(n: int, size: int, drop_last: bool) -> int:
+    """How many groups of `size` there are in n, a short last one counted unless it is dropped."""
+    return n // size if drop_last else -(-n // size)
+
+
+def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
+    """Lists of `size` keys; a short last one only without `drop_last`."""
+    while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
+        yield batch
+
+
+def _blocks(count: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, count, _BLOCK):
+        yield np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+
+
+def _generator(generator: np.random.Generator | None) -> np.random.Generator:
+    return np.random.default_rng(draw_key(None)) if generator is None else generator
+
+
+def _from_environment(name: str, variable: str) -> int:
+    value = os.environ.get(variable)
+    if value is None:
+        raise RuntimeError(
+            f"DistributedSampler does not know {name}: it was not given, and the environment variable "
+            f"{variable} is not set. Pass {name}=, or start the program with a launcher that sets it "
+            "(torchrun does)."
+        )
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(
+            f"{name} comes from the environment variable {variable}, but {value!r} is not an integer."
+        ) from None

@@ -1,0 +1,73 @@
+"""MXNet's `.idx`: a line for each record, with its key and the byte at which it begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import RecordError
+from penstock.records import _framing as framing
+from penstock.records._raw import RawFile
+
+_LINE = rb"\d{1,20}[ \t]+\d{1,18}[ \t\r]*\n"
+_LINES = re.compile(rb"(?:" + _LINE + rb")*+")
+_MOST = (1 << 64) - 1
+
+
+def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Where the records of a file begin, in the order of the file, and their keys."""
+    text = Path(path).read_bytes()
+    if text and not text.endswith(b"\n"):
+        text += b"\n"
+    whole = _LINES.match(text)
+    if whole is None or whole.end() != len(text):
+        _refuse(path, text.split(b"\n"), text.count(b"\n", 0, whole.end() if whole else 0))
+    table = np.fromstring(text, np.uint64, sep=" ").reshape(-1, 2)
+    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # larger ones have become it, too
+    lines = text.split(b"\n") if largest else []
+    for row in largest:
+        if int(lines[row].split()[0]) > _MOST:
+            _refuse(path, lines, row)
+    order = table[:, 1].argsort(kind="stable")
+    keys, starts = table[order, 0], table[order, 1].astype(np.int64)
+    if wrong := _wrong(starts, file):
+        raise RecordError(
+            f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged, or of another version. "
+            "Pass idx=False to find the records without it; save_idx() writes it anew."
+        )
+    file.hint = f" Or {path} is not its index: pass idx=False to find the records without it."
+    return starts, keys
+
+
+def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
+    raise RecordError(
+        f"{path}, line {row + 1}: {lines[row][:60]!r} should be a key, below 2**64, and the byte at which its record "
+        "begins, two integers with a tab between them."
+    )
+
+
+def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
+    """What tells that the index is of another file, or lacks lines: both move the numbers of records."""
+    if len(starts) == 0:
+        return f"it has no line, and the file {file.size:,} bytes" if file.size else ""
+    if starts[0] != 0:
+        return f"its first record begins at byte {starts[0]:,}, and the file's at 0"
+    if (np.diff(starts) < 8).any():
+        return f"a record at byte {starts[np.diff(starts, append=file.size) < 8][0]:,} leaves no room for the next"
+    if starts[-1] >= file.size:
+        return f"it has a record at byte {starts[-1]:,}, and the file ends at {file.size:,}"
+    try:
+        framing.record(file, int(starts[-1]), file.size)
+    except RecordError:
+        return f"its last record, at byte {starts[-1]:,}, does not end where the file does"
+    return framing.disagreement(file, starts)
+
+
+def write_index(path: str, starts: Iterable[int], keys: Iterable[int]) -> None:
+    with open(path, "w") as file:
+        file.writelines(f"{key}\t{start}\n" for key, start in zip(keys, starts, strict=True))

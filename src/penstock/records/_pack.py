@@ -1,0 +1,169 @@
+"""`penstock pack`: a folder of images becomes one `.rec` file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from penstock.image import ImageFolder, Transform
+from penstock.image._decode import open_image
+from penstock.loader import DataLoader
+from penstock.records._recordfile import idx_path
+from penstock.records._writer import RecordWriter
+from penstock.source._dataset import Dataset
+
+# isort: split
+import simplejpeg  # after penstock.image, whose error says how to install it
+
+BATCH = 16
+QUALITY = 95  # as MXNet's own tool has it
+SHOWN = 20  # of the files that were skipped
+
+
+def run(options: argparse.Namespace) -> int:
+    """Pack, say what came of it, and return the exit code."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        _check(options)
+        images = _images(options)
+        skipped, size, seconds = _pack(images, options)
+    except (OSError, ValueError) as error:
+        errors.print(f"penstock pack: {error}")
+        if hasattr(error, "__notes__"):  # the loader's: it came from a sample
+            errors.print("Nothing was written. --skip-bad leaves such files out.")
+        return 1
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    classes = f" of {len(images.classes)} classes" if images.classes else ""
+    console.print(f"{len(images) - len(skipped):,} images{classes}, {size / 1e6:,.1f} MB, in {seconds:.1f} s")
+    console.print(f"  {options.out}\n  {idx_path(options.out)}")
+    if skipped:
+        errors.print(f"{len(skipped):,} files were left out:")
+        for _, why in skipped[:SHOWN]:
+            errors.print(f"  {why}")
+        if len(skipped) > SHOWN:
+            errors.print(f"  and {len(skipped) - SHOWN:,} more")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What is wrong is said before an hour of work."""
+    if not options.out.endswith(".rec"):
+        raise ValueError(f"the name of the file to write must end in .rec, but it is {options.out}.")
+    if options.quality is not None and options.resize is None:
+        raise ValueError(
+            "--quality is that of resized images. Without --resize files are packed as they are."
+        )
+    folder = os.path.dirname(options.out)
+    if folder and not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder} to write to.")
+    for path in (options.out, idx_path(options.out)):
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{path} is a folder, and not a file to write.")
+    there = [path for path in (options.out, idx_path(options.out)) if os.path.lexists(path)]
+    if there and not options.force:
+        raise FileExistsError(f"{' and '.join(there)} would be replaced. Pass --force if they should be.")
+
+
+# What ImageFolder advises, for those who have a command line.
+ADVICE = (
+    ("ImageFolder: ", ""),
+    ("For images without labels pass labels=False; for", "For"),
+    (" Without labels pass labels=False.", ""),
+    ("pass listing=", "pass --list"),
+)
+
+
+def _images(options: argparse.Namespace) -> ImageFolder:
+    try:
+        return ImageFolder(options.folder, listing=options.list)
+    except (OSError, ValueError) as error:
+        said = str(error)
+        for ours, theirs in ADVICE:
+            said = said.replace(ours, theirs)
+        raise ValueError(said) from error
+
+
+def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
+    """Write the file; what was skipped, the size of the file, and the time it took."""
+    start = time.perf_counter()
+    dataset = Encoded(images, options.resize, options.quality or QUALITY)
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=BATCH,
+        shuffle=options.shuffle is not None,
+        seed=options.shuffle or 0,
+        num_workers=len(os.sched_getaffinity(0)) if options.workers is None else options.workers,
+        on_error="skip" if options.skip_bad else "raise",
+    )
+    with RecordWriter(options.out) as writer, loader:
+        batches = loader.batches()
+        # The workers start before the bar, which has a thread: a process with threads is not forked.
+        batch = next(batches, None)
+        with _bar() as bar:
+            task = bar.add_task("packing", total=len(images))
+            while batch is not None:
+                assert batch.index is not None
+                encoded, labels = batch.data
+                for data, label, key in zip(encoded, labels.tolist(), batch.index.tolist(), strict=True):
+                    try:
+                        writer.write(data, label, key)
+                    except ValueError as error:  # no room for it in the format
+                        raise ValueError(
+                            f"{os.path.join(images.root, images.paths[key])}: {error}"
+                        ) from error
+                batch = next(batches, None)
+                bar.update(task, completed=len(writer) + len(loader.skipped))
+        if len(writer) == 0:
+            raise ValueError(
+                f"none of the {len(images):,} files is an image. The first: {loader.skipped[0][1]}"
+            )
+    return loader.skipped, os.path.getsize(options.out), time.perf_counter() - start
+
+
+class Encoded(Dataset[Any]):
+    """The images of a folder as they are to be stored, with their labels. One that cannot be decoded is an error."""
+
+    def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
+        self._images, self._resize, self._quality = images, resize, quality
+        self._shrink = Transform(resize=resize, dtype="uint8", layout="HWC", train=False)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, key: int) -> tuple[bytes, Any]:
+        data, label, name = self._images._source(key)
+        picture = open_image(data, "rgb", name)
+        if self._resize is None or min(picture.height, picture.width) <= self._resize:
+            # As it is. Decoding it, as small as possible, is the only way to know that it is whole.
+            picture.pixels(picture.height, 8, lambda size: np.empty(size, np.uint8))
+            return data, label
+        pixels = self._shrink(data, name=name)
+        encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, "RGB", "420")
+        return encoded, label
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

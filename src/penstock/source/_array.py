@@ -1,0 +1,178 @@
+"""Arrays as a dataset: the rows of a step are gathered from their column straight into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._fill.cast import Into
+from penstock.source._dataset import Dataset
+
+Array = NDArray[Any]
+Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
+
+
+class ArrayDataset(Dataset[Any]):
+    """Columns of one length; sample i has row i of each.
+
+    One array by position gives rows, several give tuples of rows, arrays by name give dicts. Memory-maps
+    are read in place, nothing is copied; choose it whenever the data is, or can be mapped as, arrays: a
+    batch then costs one `take` for each column, about as much as `array[keys]`.
+
+    Numbers, dates and structured rows become arrays; a column of strings (one axis, dtype U, S or
+    StringDType) becomes a list of str or bytes. Object dtype is refused: its elements have no layout.
+
+    >>> data = ArrayDataset(x=np.arange(6).reshape(3, 2), name=np.array(["a", "b", "c"]))
+    >>> data[1]
+    {'x': array([2, 3]), 'name': 'b'}
+    >>> data.__gather__([2, -3], np.empty)
+    {'x': array([[4, 5],
+           [0, 1]]), 'name': ['c', 'a']}
+    """
+
+    def __init__(self, *arrays: Any, **named: Any) -> None:
+        if arrays and named:
+            raise ValueError(
+                "ArrayDataset takes arrays either by position (samples are rows or tuples) or by name "
+                f"(dicts), but got {len(arrays)} by position and {sorted(named)} by name."
+            )
+        if not arrays and not named:
+            raise ValueError("ArrayDataset needs at least one array, but got none.")
+        self.names: tuple[str, ...] | None = tuple(named) or None
+        labels = self.names or range(len(arrays))
+        self.columns: tuple[Array, ...] = tuple(map(_column, labels, arrays or named.values()))
+        lengths = {label: len(column) for label, column in zip(labels, self.columns, strict=True)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"ArrayDataset needs columns of one length, but their lengths are {lengths}.")
+        self._views = _views(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._sample([_item(view, index) for view in self._views])
+        except (IndexError, OverflowError) as error:
+            raise IndexError(f"key {index} of a dataset with {len(self)} rows: {error}.") from None
+
+    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
+        checked = self._checked(keys).tolist()
+        rows = [[_item(view, key) for key in checked] for view in self._views]
+        return [self._sample(parts) for parts in zip(*rows, strict=True)]
+
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
+        checked = self._checked(keys)
+        if type(empty) is Into:
+            columns = zip(self._views, self._into(empty), strict=True)
+            return self._sample([_converted(view, checked, into) for view, into in columns])
+        return self._sample([_gathered(view, checked, empty) for view in self._views])
+
+    def _into(self, batch: Into) -> Sequence[Into]:
+        """The batch's memory, for each column."""
+        if self.names is not None:
+            return batch.below(self.names)
+        return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))
+
+    def _sample(self, parts: Sequence[Any]) -> Any:
+        if self.names is not None:
+            return dict(zip(self.names, parts, strict=True))
+        return parts[0] if len(self.columns) == 1 else tuple(parts)
+
+    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """The keys as int64, counted from the front; a key that no row has is an IndexError."""
+        found = np.asarray(keys)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise TypeError(
+                f"keys must be integers along one axis, but they are {found.dtype} of shape {found.shape}."
+            )
+        checked = found.astype(np.int64, copy=False)
+        n = len(self)
+        # A negative key is huge without its sign, so one comparison sees both ends.
+        if checked.size and checked.view(np.uint64).max() >= n:
+            wrapped = (checked < 0) & (found > 0)  # beyond int64
+            outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
+            if outside.size:
+                row = outside[0]
+                raise IndexError(f"key {found[row]} (row {row} of the step) of a dataset with {n} rows.")
+            checked = np.where(checked < 0, checked + n, checked)
+        return checked
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_views"]  # they would be pickled as copies of the columns
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._views = _views(self.columns)
+
+    def __repr__(self) -> str:
+        labels = self.names or range(len(self.columns))
+        columns = (f"{label}: {c.dtype}{c.shape}" for label, c in zip(labels, self.columns, strict=True))
+        return f"{type(self).__name__}({', '.join(columns)})"
+
+
+def _column(label: object, array: Any) -> Array:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"column {label} is a masked array, and its mask would be lost. Fill it (.filled(value)), or "
+            "pass the mask as a column of its own."
+        )
+    column = array if isinstance(array, np.ndarray) else np.asarray(array)
+    if column.ndim == 0:
+        raise TypeError(f"column {label} must have rows, but it is a single {column.dtype} value.")
+    if column.dtype.hasobject and column.dtype.kind != "T":
+        raise TypeError(
+            f"column {label} has dtype {column.dtype}: Python objects have no layout that a batch could take "
+            "over. Convert it to numbers or strings, or put a list or a PackedList beside the other columns "
+            "with StackDataset."
+        )
+    if column.dtype.kind == "T" and column.ndim > 1:
+        raise TypeError(
+            f"column {label} is a StringDType array with {column.ndim} axes, but can have only one. "
+            "Convert it to a fixed width (astype('U'))."
+        )
+    return column
+
+
+def _views(columns: Sequence[Array]) -> list[Array]:
+    # Indexing a memmap makes a memmap, at five times the cost of a plain view of the same memory.
+    return [np.asarray(column) for column in columns]
+
+
+def _is_text(column: Array) -> bool:
+    return column.ndim == 1 and column.dtype.kind in "UST"
+
+
+def _item(column: Array, index: Any) -> Any:
+    item = column[index]
+    return item.item() if isinstance(item, (np.str_, np.bytes_)) else item
+
+
+def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
+    if _is_text(column):
+        return column[keys].tolist()
+    dtype = column.dtype
+    if column.ndim == 1 and dtype.kind != "V":
+        # As collated: the elements are scalars, which are always of the machine's byte order.
+        dtype = dtype.newbyteorder("=")
+    out = empty((len(keys), *column.shape[1:]), dtype)
+    if column.flags.c_contiguous and column.flags.aligned and dtype == column.dtype:
+        # The keys are checked, so clipping changes none. Refused: mode="raise", which fills a buffer first.
+        column.take(keys, 0, out, "clip")
+    else:
+        # take would make a contiguous copy of the whole column first.
+        out[...] = column[keys]
+    return out
+
+
+def _converted(column: Array, keys: NDArray[np.int64], into: Into) -> Any:
+    if _is_text(column):
+        into.field.wanted("U", "text")
+    elif into.field.target(column.dtype) is not None:
+        return into.gather(column, keys)
+    return _gathered(column, keys, into)

@@ -1,0 +1,351 @@
+"""What the samples are: map-style datasets, streams, and the ways to put them together.
+
+A dataset need not derive from anything here: whatever has `__getitem__` and `__len__` is one, and may be
+a part of the others (a list, an array, a Hugging Face dataset).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import accumulate
+from numbers import Integral
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import among
+from penstock.plan._permutation import Permutation
+from penstock.plan._seeds import check_generator, draw_key
+from penstock.random import each
+from penstock.source._kind import is_stream, way
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+# The ways to the samples of a batch, the most direct first. Each must give what the ones after it give.
+_WAYS = ("__gather__", "__getitems__", "__getitem__")
+
+
+def _home(cls: type, name: str) -> int:
+    """How far up the bases of a class the name is defined; the last of them, `object`, where it is not."""
+    found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
+    return next(found, len(cls.__mro__) - 1)
+
+
+class Keyed(Protocol[T_co]):
+    """Anything that may be a part of a dataset: it has a sample for each key (and most often a length)."""
+
+    def __getitem__(self, key: Any, /) -> T_co: ...
+
+
+class Dataset(Generic[T_co]):
+    """Samples by key: `__getitem__(key)` gives one.
+
+    - `__len__` is needed by the built-in orders and by `len(loader)`; there is no default, so that `len()`
+      fails where it is missing.
+    - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch, which pays where
+      many at once are cheaper than one by one (a database, a remote store, a compressed block).
+    - `a + b` is the two, one after the other.
+
+    >>> class Squares(Dataset[int]):
+    ...     def __getitem__(self, key: int) -> int:
+    ...         return key * key
+    ...     def __len__(self) -> int:
+    ...         return 4
+    >>> list(Squares() + [7, 8])
+    [0, 1, 4, 9, 7, 8]
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that redefines a way to samples gives up our shortcuts around it.
+
+        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would be silently
+        passed by. A shortcut of the user's own stays.
+        """
+        super().__init_subclass__(**kwargs)
+        homes = [_home(cls, name) for name in _WAYS]
+        for at, home in enumerate(homes):
+            if cls.__mro__[home].__module__.startswith("penstock.") and min(homes[at:]) < home:
+                setattr(cls, _WAYS[at], None)
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__: the sample of a key.")
+
+    def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[T_co]):
+    """A stream of samples: `__iter__` gives them in order, anew for each epoch.
+
+    A stream is read by one reader, whatever the number of workers, so nothing comes twice. Where samples
+    are costly to make, let `__iter__` yield light items (a path, an offset) and define `load(item)`: the
+    workers apply it in parallel, and the order stays.
+
+    `a + b` is the two streams, one after the other.
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__: the samples in order.")
+
+    def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
+        return ChainDataset([self, other])
+
+
+class ConcatDataset(Dataset[T_co]):
+    """Several datasets, one after the other, under one range of keys.
+
+    >>> joined = ConcatDataset(["abc", [1, 2]])
+    >>> len(joined), joined[2], joined[3], joined[-1]
+    (5, 'c', 1, 2)
+    """
+
+    def __init__(self, datasets: Iterable[Keyed[T_co]]) -> None:
+        self.datasets: list[Keyed[T_co]] = list(datasets)
+        if not self.datasets:
+            raise ValueError("ConcatDataset needs at least one dataset, but got none.")
+        for position, dataset in enumerate(self.datasets):
+            if is_stream(dataset):
+                raise TypeError(
+                    f"ConcatDataset needs datasets with keys, but dataset {position} is a stream "
+                    f"({type(dataset).__name__}). Join streams with ChainDataset."
+                )
+        self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> T_co:
+        part, key = self._locate(index)
+        return self.datasets[part][key]
+
+    def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
+        rows: dict[int, list[int]] = {}
+        local: dict[int, list[int]] = {}
+        for row, index in enumerate(_plain(keys)):
+            part, key = self._locate(index)
+            rows.setdefault(part, []).append(row)
+            local.setdefault(part, []).append(key)
+        samples: list[Any] = [None] * len(keys)
+        for part, part_keys in local.items():
+            with among(rows[part], len(keys)):
+                fetched = fetch(self.datasets[part], part_keys)
+            for row, sample in zip(rows[part], fetched, strict=True):
+                samples[row] = sample
+        return samples
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Which dataset, and which key in it."""
+        n = self.cumulative_sizes[-1]
+        if not -n <= index < n:
+            # torch's types: a ValueError below, and above the IndexError that ends a plain iteration.
+            error = ValueError if index < 0 else IndexError
+            raise error(f"key {index} is outside of a ConcatDataset of {n} samples.")
+        if index < 0:
+            index += n
+        part = bisect.bisect_right(self.cumulative_sizes, index)
+        return part, index - self.cumulative_sizes[part - 1] if part else index
+
+
+class Link(NamedTuple):
+    """An item of a ChainDataset that is still to be loaded, and which of its streams it comes from."""
+
+    stream: int
+    item: Any
+
+
+class ChainDataset(IterableDataset[T_co]):
+    """Several streams, one after the other, each opened when the one before it has ended.
+
+    Where one of them defines `load`, so does the chain, and yields a `Link` for each item: workers load
+    it with the stream it came from.
+
+    >>> list(ChainDataset(["ab", range(2)]))
+    ['a', 'b', 0, 1]
+    """
+
+    def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
+        self.datasets: list[Iterable[T_co]] = list(datasets)
+        for position, dataset in enumerate(self.datasets):
+            if not hasattr(dataset, "__iter__"):
+                raise TypeError(
+                    f"ChainDataset needs streams (IterableDataset, or anything with __iter__), but dataset "
+                    f"{position} is a {type(dataset).__name__}. Join datasets with keys with ConcatDataset."
+                )
+
+    def __iter__(self) -> Iterator[T_co]:
+        linked = hasattr(self, "load")
+        for position, stream in enumerate(self.datasets):
+            if linked:
+                yield from cast(Iterator[T_co], (Link(position, item) for item in stream))
+            else:
+                yield from stream
+
+    @property
+    def load(self) -> Callable[[Link], Any]:
+        if not any(hasattr(stream, "load") for stream in self.datasets):
+            raise AttributeError("none of the chained streams defines load")
+        return self._load
+
+    def _load(self, link: Link) -> Any:
+        load = getattr(self.datasets[link.stream], "load", None)
+        return link.item if load is None else load(link.item)
+
+    def __len__(self) -> int:
+        return sum(_lengths(self.datasets))
+
+
+class Subset(Dataset[T_co]):
+    """The samples of a dataset at the given indices, in their order.
+
+    Indices in a numpy array are shared between workers; a list of Python ints is copied into each.
+
+    >>> list(Subset("abcdef", [4, 0, 4]))
+    ['e', 'a', 'e']
+    """
+
+    def __init__(self, dataset: Keyed[T_co], indices: Sequence[Any] | NDArray[Any]) -> None:
+        self.dataset = dataset
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> T_co:
+        if isinstance(index, list):
+            return self.dataset[self._outer(index)]
+        key = self.indices[index]
+        return self.dataset[key.item() if isinstance(key, np.integer) else key]
+
+    def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
+        return fetch(self.dataset, self._outer(keys))
+
+    @property
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """As of the dataset (see `ArrayDataset.__gather__`); there is none where the dataset has none."""
+        gather = way(self.dataset, "__gather__")
+        if gather is None:
+            raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
+        return lambda keys, empty: gather(self._outer(keys), empty)
+
+    def _outer(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
+        """The keys of the whole dataset."""
+        if isinstance(self.indices, np.ndarray):
+            return cast("list[Any]", self.indices[keys].tolist())
+        return [self.indices[key] for key in keys]
+
+
+class StackDataset(Dataset[Any]):
+    """Several datasets side by side: a sample is a tuple of theirs, or a dict where they have names.
+
+    >>> StackDataset(image="ab", label=[0, 1])[1]
+    {'image': 'b', 'label': 1}
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args and kwargs:
+            raise ValueError(
+                f"StackDataset takes datasets either by position (samples are tuples) or by name (dicts), "
+                f"but got {len(args)} by position and {sorted(kwargs)} by name."
+            )
+        if not args and not kwargs:
+            raise ValueError("StackDataset needs at least one dataset, but got none.")
+        self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
+        sizes = _lengths(self._parts())
+        if len(set(sizes)) > 1:
+            raise ValueError(f"StackDataset needs datasets of one length, but these have {sizes}.")
+        self._length = sizes[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._sample([dataset[index] for dataset in self._parts()])
+
+    def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
+        keys = _plain(keys)
+        columns = [fetch(dataset, keys) for dataset in self._parts()]
+        return [self._sample(parts) for parts in zip(*columns, strict=True)]
+
+    def _parts(self) -> list[Any]:
+        return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
+
+    def _sample(self, parts: Iterable[Any]) -> Any:
+        named = isinstance(self.datasets, dict)
+        return dict(zip(self.datasets, parts, strict=True)) if named else tuple(parts)
+
+
+def random_split(
+    dataset: Keyed[T], lengths: Sequence[float], generator: np.random.Generator | None = None
+) -> list[Subset[T]]:
+    """Cuts a dataset into parts of the given lengths, each sample in one part, drawn at random.
+
+    Fractions are floats that sum to 1; what rounding leaves over goes to the first parts, one each.
+
+    >>> [len(part) for part in random_split(range(10), [0.75, 0.25])]
+    [8, 2]
+    """
+    check_generator(generator)
+    (n,) = _lengths([dataset])
+    counts = _counts(lengths, n)
+    if n == 0:
+        return [Subset(dataset, np.empty(0, dtype=np.int64)) for _ in counts]
+    indices = Permutation(n, draw_key(generator)).at(np.arange(n))
+    stops = accumulate(counts)
+    return [Subset(dataset, indices[stop - count : stop]) for stop, count in zip(stops, counts, strict=True)]
+
+
+def _counts(lengths: Sequence[float], n: int) -> list[int]:
+    if all(isinstance(length, Integral) for length in lengths):
+        counts = [int(length) for length in lengths]
+        if sum(counts) != n or min(counts, default=0) < 0:
+            raise ValueError(
+                f"random_split needs lengths of 0 or more that sum to the dataset's {n} samples, "
+                f"but {counts} sum to {sum(counts)}. For fractions pass floats that sum to 1."
+            )
+        return counts
+    for position, fraction in enumerate(lengths):
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fractions of random_split are 0 to 1, but number {position} is {fraction}.")
+    if not math.isclose(sum(lengths), 1):
+        raise ValueError(
+            f"random_split needs fractions that sum to 1, but {list(lengths)} sum to {sum(lengths)}."
+        )
+    counts = [math.floor(n * fraction) for fraction in lengths]
+    for rest in range(n - sum(counts)):
+        counts[rest % len(counts)] += 1
+    for position, count in enumerate(counts):
+        if count == 0:
+            warnings.warn(
+                f"part {position} of random_split is empty: {lengths[position]} of {n} samples.",
+                stacklevel=3,
+            )
+    return counts
+
+
+def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
+    """The samples of these keys, in their order: many at once where the dataset can."""
+    getitems = way(dataset, "__getitems__")
+    if not getitems:
+        return [dataset[key] for key in each(keys)]
+    samples = getitems(keys)
+    if len(samples) != len(keys):
+        raise ValueError(
+            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+            "It must return one for each key, in the order of the keys."
+        )
+    return cast("list[Any]", samples)
+
+
+def _lengths(datasets: Sequence[object]) -> list[int]:
+    """A TypeError where one has none, as `len` raises it."""
+    return [len(dataset) for dataset in cast("Sequence[Sized]", datasets)]
+
+
+def _plain(keys: Sequence[Any] | NDArray[Any]) -> list[Any]:
+    return cast("list[Any]", keys.tolist()) if isinstance(keys, np.ndarray) else list(keys)

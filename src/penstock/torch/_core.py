@@ -1,0 +1,196 @@
+"""The penstock loader behind a torch loader that was given a seed."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+import penstock
+from penstock._wire.task import Task
+from penstock._work.runner import Runner
+from penstock._work.seeding import borrowed_generators
+from penstock.loader import DataLoader
+from penstock.torch import _private as private
+from penstock.torch._collate import collate
+
+
+class Stacked:
+    """torch's default_collate, which penstock's runner may give memory to write into."""
+
+    def __call__(self, samples: Any) -> Any:
+        return default_collate(samples)
+
+    def into(self, samples: Any, empty: Any) -> Any:
+        try:
+            return collate(samples, empty)
+        except Exception as error:
+            error.rows = _misfits(samples)  # type: ignore[attr-defined]
+            raise
+
+
+def _misfits(samples: Any) -> tuple[int, ...]:
+    """The rows of those that cannot be put together with the first."""
+    rows = []
+    for row in range(1, len(samples)):
+        try:
+            default_collate([samples[0], samples[row]])
+        except Exception:
+            rows.append(row)
+    return tuple(rows)
+
+
+_STACKED = Stacked()
+
+
+class SeededRunner(Runner):
+    """As penstock's, for datasets that ask torch who they are and for random numbers."""
+
+    def begin(self, seat: int, *, alone: bool) -> None:
+        job = self._job
+        torch.set_num_threads(1)
+        private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
+        super().begin(seat, alone=alone)
+
+    def seed(self, epoch: int, number: int) -> int:
+        state = super().seed(epoch, number)
+        torch.default_generator.manual_seed(state)
+        return state
+
+    def borrowed(self, task: Task) -> AbstractContextManager[int]:
+        return _with_torchs(super().borrowed(task))
+
+
+@contextmanager
+def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
+    """Torch's generator is borrowed too, beside others."""
+    ours = torch.get_rng_state()
+    try:
+        with borrowed as state:
+            torch.default_generator.manual_seed(state)
+            yield state
+    finally:
+        torch.set_rng_state(ours)
+
+
+class Core(DataLoader[Any]):
+    """As any penstock loader, with tensors in its batches. It goes on with the epochs of the one before."""
+
+    _make_runner = SeededRunner
+
+    @staticmethod
+    def _borrow(*of: int) -> AbstractContextManager[int]:
+        return _with_torchs(borrowed_generators(*of))
+
+    @staticmethod
+    def _has_load(dataset: Any) -> bool:
+        # A torch dataset may have a method of this name for another purpose.
+        return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
+
+    def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
+        with warnings.catch_warnings():  # torch's constructor has said so
+            warnings.filterwarnings("ignore", "num_workers=.* is more than the")
+            super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
+        self.settings = settings
+        if before is not None:
+            for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
+                setattr(self, name, getattr(before, name))
+
+    def close_idle(self) -> None:
+        """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
+        engine = self._crews.take()
+        if engine is not None:
+            engine.close()
+
+    def twin(self) -> Core:
+        """Another at the same place. What this one hands out from now on does not move it."""
+        made = copy.copy(self)
+        made._progress = copy.copy(self._progress)
+        return made
+
+
+class Ours(NamedTuple):
+    """What the constructor was given that torch's does not know. The public names may become a subclass's own."""
+
+    seed: int | None
+    on_error: str
+    max_errors: int | None
+    shard: tuple[int, int] | str | None
+    last_batch: str | None
+
+
+def core_of(loader: Any) -> Core:
+    """The penstock loader behind a torch loader with a seed. It is kept in that one, and counts its epochs."""
+    core, settings = loader.__dict__.get("_penstock"), _settings(loader)
+    if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
+        core = Core(settings, core)
+        object.__setattr__(loader, "_penstock", core)
+    made: Core = core
+    return made
+
+
+def _settings(loader: Any) -> dict[str, Any]:
+    """The arguments of penstock's loader, as the loader of torch's has them now."""
+    settings: dict[str, Any] = {
+        **loader._ours._asdict(),
+        "dataset": loader.dataset,
+        "collate_fn": _STACKED if loader.collate_fn is default_collate else loader.collate_fn,
+        "num_workers": loader.num_workers,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "in_order": loader.in_order,
+        "dtype": loader._cast,
+        **_order(loader),
+    }
+    if loader.num_workers:
+        settings["prefetch_factor"] = loader.prefetch_factor
+        settings["persistent_workers"] = loader.persistent_workers
+        # torch's default, not ours: what torch's loader serves must not need more than it does there.
+        method = loader.multiprocessing_context or multiprocessing.get_start_method()
+        settings["multiprocessing_context"] = method
+    return settings
+
+
+def _order(loader: Any) -> dict[str, Any]:
+    """The order, as arguments of penstock's loader: an order of its own where torch's is a plain one."""
+    batched = private.is_batched(loader)
+    if private.is_stream(loader):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    if batched and type(batch_sampler) is not BatchSampler:
+        return {"batch_sampler": batch_sampler}
+    order: dict[str, Any] = {"batch_size": None}
+    if batched:
+        sampler = batch_sampler.sampler
+        order = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+    if type(sampler) is SequentialSampler and sampler.data_source is loader.dataset:
+        return order
+    plain = type(sampler) is RandomSampler and not sampler.replacement
+    if plain and sampler.data_source is loader.dataset and sampler.num_samples == len(loader.dataset):
+        return {**order, "shuffle": True}
+    return {**order, "sampler": sampler}
+
+
+def _seedable(sampler: Any) -> Any:
+    """penstock's sampler of the same meaning, which draws from the seed; another's is asked as it is."""
+    if type(sampler) is RandomSampler:
+        return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
+    if type(sampler) is SubsetRandomSampler:
+        return penstock.SubsetRandomSampler(torch.as_tensor(sampler.indices).tolist())
+    if type(sampler) is WeightedRandomSampler:
+        weights = sampler.weights.tolist()
+        return penstock.WeightedRandomSampler(weights, sampler.num_samples, sampler.replacement)
+    return sampler

@@ -1,0 +1,294 @@
+"""What iterating a torch loader gives: torch's own iterators, with penstock's engine inside.
+
+They are subclasses of torch's, so what torch does around its engine stays torch's: the order of the random
+draws when an iterator is made, its warnings, its name in a profile, and what frameworks look for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from penstock._epoch.engine import Engine
+from penstock._epoch.run import Run
+from penstock._fill.cast import Into
+from penstock._schedule import Assigned
+from penstock._wire.task import Job, Kind
+from penstock.backends._process.backend import ProcessBackend
+from penstock.backends._process.launch import choose_method
+from penstock.torch import _private as private
+from penstock.torch._core import Core, core_of
+from penstock.torch._place import Place
+from penstock.torch._worker import NOT_THE_END, Replica, sealed
+
+_served = 0
+
+
+def served() -> int:
+    """How many times an iteration was begun on penstock's engine in this process; torch's own do not count."""
+    return _served
+
+
+def _count() -> None:
+    global _served
+    _served += 1
+
+
+class Inline(private.InlineIterator):  # type: ignore[misc]
+    """Without workers: torch's plain loop, but for a StopIteration that is none."""
+
+    _base_seed: int
+    _sampler_iter: Iterator[Any]
+
+    def __init__(self, loader: Any) -> None:
+        place = self._place = _place(loader)
+        place.restore()
+        with place.beginning():
+            super().__init__(loader)
+            if place.is_stream:
+                place.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+        self._base_seed = place.seeded(self._base_seed)
+        self._sampler_iter = place.keys(self._sampler_iter)
+        self._num_yielded = place.progress.steps
+        self._profile_name = private.profiled_as(private.InlineIterator)
+        cast = getattr(loader, "_cast", None)
+        self._into = None if cast is None else Into(cast.root(), np.empty)
+        _begun(loader, place)
+
+    def _next_data(self) -> Any:
+        place = self._place
+        try:
+            index = self._next_index()
+        except StopIteration:
+            place.end()
+            raise
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration as error:
+            if place.is_stream:
+                place.end()
+                raise
+            place.passed_inline()
+            raise RuntimeError(NOT_THE_END) from error
+        except BaseException:
+            place.passed_inline()
+            raise
+        place.passed_inline()
+        if self._into is not None:
+            data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
+        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
+
+
+class _Ours(private.WorkersIterator):  # type: ignore[misc]
+    """What torch's iterator with workers is to others, without its engine."""
+
+    _workers: list[Any]
+    _persistent_workers: bool
+    _pin_memory: bool
+    _pin_memory_device: str | None
+
+    def _shutdown_workers(self) -> None:
+        raise NotImplementedError
+
+    def _pinned(self, data: Any) -> Any:
+        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
+
+    def __del__(self) -> None:
+        self._shutdown_workers()
+
+
+class Workers(_Ours):
+    """torch's semantics: each worker has its steps, its seeds and its copy of the dataset."""
+
+    _base_seed: int
+
+    def __init__(self, loader: Any) -> None:
+        self._engine: Engine | None = None
+        self._run: Run | None = None
+        self._place = _place(loader)
+        self._place.restore()
+        with self._place.beginning(sampler=False):
+            private.BaseIterator.__init__(self, loader)
+        self._base_seed = self._place.seeded(self._base_seed)
+        self._profile_name = private.profiled_as(private.WorkersIterator)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0")
+        self._kind = _kind(loader)
+        self._runs = itertools.count()
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._run, engine = None, self._engine
+        if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
+            engine = None
+        if engine is not None:
+            engine.cancel(self._timeout or None)
+        if not first_iter:
+            self._place = Place(loader, before=self._place, lives=True)
+            self._place.restore()
+        place = self._place
+        if engine is None:
+            engine = self._engine = _new_engine(loader, self._base_seed, place)
+        with place.beginning(seed=False):
+            private.BaseIterator._reset(self, loader, first_iter)
+        steps, beyond = place.progress.steps, place.progress.beyond
+        self._num_yielded = steps + len(beyond)
+        keys = _DRAWN[self._kind](place.keys(self._sampler_iter))
+        run = self._run = Run(
+            self._runs, 0, self._kind, keys, None, steps, frozenset(beyond), seat=place.seat
+        )
+        engine.open(run)
+        self._workers = engine.workers
+        _raise_the_samplers_error(run)
+        _begun(loader, place)
+
+    def _next_data(self) -> Any:
+        if self._engine is None or self._run is None:  # or an epoch that could not begin
+            raise StopIteration
+        engine, run, delivery = self._engine, self._run, None
+        try:
+            delivery = engine.next(self._timeout or None)
+            if delivery.task is not None:
+                self._place.passed(delivery.task, delivery.worker)
+        except BaseException:
+            if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
+                engine.close()
+            raise
+        _raise_the_samplers_error(run)
+        if delivery.error is not None:
+            error = delivery.error
+            del delivery
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
+        if delivery.task is None:
+            self._place.end(run.ends.items())
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise StopIteration
+        return self._pinned(delivery.data)
+
+    def _shutdown_workers(self) -> None:
+        engine, self._engine = getattr(self, "_engine", None), None
+        if engine is not None:
+            engine.close()
+
+
+class Seeded(_Ours):
+    """penstock's semantics (`seed=`): what is in a batch does not depend on who computes it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._core: Core | None = None
+        self._stream: Any = None
+        self._persistent_workers = loader.persistent_workers
+        self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
+        device = torch.accelerator.current_accelerator() if self._pin_memory else None
+        self._pin_memory_device = None if device is None else device.type
+        kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
+        self._profile_name = private.profiled_as(kind)
+        self._reset(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._stream = None  # its engine is free for the next
+        self._core = core = core_of(loader)
+        self._stream = iter(core)
+        _count()
+
+    def __next__(self) -> Any:
+        with private.profile(self._profile_name):
+            return self._pinned(next(self._stream))
+
+    def __len__(self) -> int:
+        assert self._core is not None
+        return len(self._core)
+
+    @property
+    def _workers(self) -> list[Any]:  # type: ignore[override]
+        return [] if self._core is None else self._core.workers
+
+    def _shutdown_workers(self) -> None:
+        self._stream = None
+        if self._core is not None and self._persistent_workers:
+            self._core.close()
+
+    def __del__(self) -> None:
+        self._stream = None
+        if self._core is not None and self._persistent_workers:
+            self._core.close_idle()
+
+
+def _raise_the_samplers_error(run: Run) -> None:
+    """As torch does: from the call in which the sampler was asked, though that was for a later step."""
+    error, run.error = run.error, None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+
+
+def new_iterator(loader: Any) -> Any:
+    """An iterator over a torch loader, whoever made it, with torch's semantics on penstock's engine."""
+    if loader.num_workers == 0:
+        return Inline(loader)
+    loader.check_worker_number_rationality()
+    return Workers(loader)
+
+
+def _kind(loader: Any) -> Kind:
+    if private.is_stream(loader):
+        return Kind.PULL if private.is_batched(loader) else Kind.PULL_ONE
+    return Kind.KEYS if private.is_batched(loader) else Kind.KEY
+
+
+# What is drawn from the sampler for a step, as the step's task holds it.
+_DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
+    Kind.KEYS: lambda sampler: map(sealed, sampler),
+    Kind.KEY: iter,
+    Kind.PULL: lambda sampler: map(len, sampler),
+    Kind.PULL_ONE: iter,
+}
+
+
+def _place(loader: Any) -> Place:
+    """Where a new iterator begins: at the state that was loaded, if there is one."""
+    return Place(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_place"))
+
+
+def _begun(loader: Any, place: Place) -> None:
+    _count()
+    if place.is_tracked:
+        loader._saved, loader._place = None, place
+
+
+def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
+    workers = loader.num_workers
+    resumed = [(copy.known, copy.more) for copy in place.copies]
+    marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
+    window = loader.prefetch_factor * workers
+    job = Job(
+        dataset=loader.dataset,
+        collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        num_workers=workers,
+        seed=base_seed,
+        drop_last=loader.drop_last,
+        cast=getattr(loader, "_cast", None),
+        # What was posted to a worker whose stream has ended is void, and still on the board.
+        slots=2 * window,
+        make_runner=partial(Replica, marks=marks, resumed=resumed),
+        assigned=True,
+    )
+    # torch's default, whatever it is: a program that torch's loader serves has no more to say than before.
+    context = loader.multiprocessing_context or multiprocessing.get_start_method()
+    backend = ProcessBackend(job, choose_method(context), explicit=True)
+    scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)
+    return Engine(backend, scheduler, job, retries=0, look_ahead=False)

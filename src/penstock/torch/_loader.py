@@ -1,0 +1,252 @@
+"""torch's DataLoader on penstock's engine: as a class of its own, or, after `enable()`, all of them."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, SupportsIndex, TypeVar
+
+import torch.utils.data
+
+from penstock._fill.cast import DTYPES, Cast
+from penstock.batch import Batch
+from penstock.torch import _private as private
+from penstock.torch import _tensors as tensors
+from penstock.torch._core import Ours, core_of
+from penstock.torch._iterators import Seeded, new_iterator
+from penstock.torch._place import Place
+from penstock.torch._state import Saved, check_maker, loaded, state_of
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+tensors.register()
+
+_FAILS = "without it, a sample that fails is an error, as in torch."
+
+
+class _Shown(Generic[T]):
+    """A property that a subclass may set an attribute of its own over."""
+
+    def __init__(self, read: Callable[[Any], T]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, loader: Any, kind: type | None = None) -> T:
+        return self if loader is None else self._read(loader)  # type: ignore[return-value]
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
+
+    It is torch's class, so torch's constructor checks the arguments. `state_dict()` and `load_state_dict(state)` stop
+    and go on at any batch, as those of torchdata's StatefulDataLoader; states are exact for any
+    `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
+
+    With `seed=` given, penstock's laws hold instead of torch's: order, augmentation and batches are a function of the
+    seed, whatever the number of workers, a worker that dies is replaced, and a state resumes augmentations too;
+    `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=` and `batches()` are as there.
+
+    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
+    a mapping from fields to these; `torch.bfloat16` is one of them.
+    """
+
+    seed: int | None
+    on_error: str
+    max_errors: int | None
+    shard: tuple[int, int] | str | None
+    last_batch: str | None
+    dtype: Any
+    casting: str
+
+    def __init__(
+        self,
+        *args: Any,
+        snapshot_every_n_steps: int | None = 1,
+        seed: int | None = None,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+        shard: tuple[int, int] | str | None = None,
+        last_batch: str | None = None,
+        dtype: Any = None,
+        casting: str = "checked",
+        **kwargs: Any,
+    ) -> None:
+        cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
+        number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
+        if seed is not None and not (number and 0 <= seed < 1 << 64):
+            raise ValueError(
+                f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
+            )
+        if seed is None and on_error != "raise":
+            raise ValueError(f"on_error={on_error!r} needs seed=: {_FAILS}")
+        if seed is None and max_errors is not None:
+            raise ValueError(f"max_errors={max_errors!r} needs seed=: {_FAILS}")
+        if seed is None and shard is not None:
+            raise ValueError(
+                f"shard={shard!r} needs seed=: without it the order is torch's, and ranks share it by "
+                "sampler=torch.utils.data.DistributedSampler(dataset)."
+            )
+        if seed is None and last_batch is not None:
+            raise ValueError(
+                f"last_batch={last_batch!r} needs seed=: without it the end is torch's, by drop_last=True or False."
+            )
+        every = snapshot_every_n_steps
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+            raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
+        super().__init__(*args, **kwargs)
+        self._ours = Ours(
+            None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch
+        )
+        self._cast = cast
+        self.snapshot_every_n_steps = every
+        # For who reads them, frameworks too, which look into `vars`. A subclass may have attributes of these names.
+        for name, value in {**self._ours._asdict(), "dtype": dtype, "casting": casting}.items():
+            if not hasattr(type(self), name):
+                vars(self).setdefault(name, value)
+        self._saved: Saved | None = None
+        self._place: Place | None = None
+        if on_error != "raise" or shard is not None or last_batch is not None:
+            core_of(self)  # which refuses what it must now, and not in the first epoch
+
+    # Stopping and going on.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+
+        Plain data, ready for JSON, unless a dataset or sampler with a `state_dict` of its own puts other things into
+        its. It may be taken at any point, also inside a loop.
+        """
+        return state_of(self) if self._ours.seed is None else core_of(self).state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next `iter()` goes on where the state was taken.
+
+        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        """
+        check_maker(state_dict, self._ours.seed)
+        if self._ours.seed is not None:
+            core_of(self).load_state_dict(state_dict)
+            return
+        # An empty one is what a loader of DataPipes has, and torchdata's takes it too: nothing is known.
+        self._saved = loaded(self, state_dict) if state_dict != {} else None
+        self._place = None
+        self._iterator = None  # persistent workers have another epoch's seeds
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_place": None}
+        if "_penstock" in state:
+            state |= {"_penstock": state["_penstock"].twin(), "_iterator": None}
+        return state
+
+    # What a seed adds.
+
+    @_Shown
+    def skipped(self) -> list[tuple[Any, Exception]]:
+        """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
+        return [] if self._ours.seed is None else core_of(self).skipped
+
+    def batches(self) -> Iterator[Batch[T_co]]:
+        """With `seed=`: the same stream as iterating, each batch with its index, epoch, step and padding.
+
+        Rows that only fill a batch up (`last_batch="pad"`, the default with `shard=`) are counted in its `pad`.
+        """
+        if self._ours.seed is None:
+            raise ValueError(
+                "batches() needs seed=: without it the loader is torch's, which pads nothing and does not say which "
+                "samples a batch has. Give seed=, or let the dataset return the key beside its sample."
+            )
+        batches = core_of(self).batches()
+        if not (self.pin_memory and torch.accelerator.is_available()):
+            return batches
+        device = torch.accelerator.current_accelerator()
+        pin = partial(private.pin, device=None if device is None else device.type)
+        return (replace(batch, data=pin(batch.data)) for batch in batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
+        if self._ours.seed is None:
+            raise ValueError(
+                "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
+            )
+        core_of(self).set_epoch(epoch)
+
+    def __len__(self) -> int:
+        if self._ours.shard is None and self._ours.last_batch is None:
+            return super().__len__()
+        return len(core_of(self))
+
+
+def _iterate(loader: Any) -> Any:
+    if loader.num_workers and private.is_pipe(loader.dataset):
+        _say_why_not(
+            "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
+        )
+        return _theirs(loader)
+    if isinstance(loader, DataLoader) and loader._ours.seed is not None:
+        return Seeded(loader)
+    return new_iterator(loader)
+
+
+def _signature() -> inspect.Signature:
+    """torch's, of whichever torch is installed, and ours."""
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__)
+    ours = inspect.signature(DataLoader.__init__).parameters.values()
+    named = [parameter for parameter in ours if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return theirs.replace(parameters=[*theirs.parameters.values(), *named])
+
+
+DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+
+_theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
+setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
+
+_said: set[str] = set()
+
+
+def _say_why_not(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=4)
+
+
+class enable:
+    """From now on every loader of torch's in this process iterates on penstock.
+
+    Also as a context manager, which puts back what was before. Calling it again changes nothing.
+
+    >>> import penstock.torch
+    >>> with penstock.torch.enable():
+    ...     pass
+    """
+
+    def __init__(self) -> None:
+        self._was = _is_enabled()
+        _set(_iterate)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._was:
+            disable()
+
+
+def disable() -> None:
+    """Loaders of torch's iterate on torch's own engine again. Iterators that live go on as they are."""
+    _set(_theirs)
+
+
+def _is_enabled() -> bool:
+    return getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD) is _iterate
+
+
+def _set(method: Any) -> None:
+    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, method)
