@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from penstock._epoch.reports import irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.run import Run
 from penstock._memory.lease import Leases
-from penstock._memory.pool import BUNDLE, Pool
+from penstock._memory.pool import BUNDLE
 from penstock._schedule.assigned import Assigned
 from penstock._schedule.commands import Cool, Deliver, DeliverLost, Finish, GiveUp, Hire, Post, Rescind
 from penstock._schedule.events import (
@@ -96,7 +96,6 @@ class Engine:
         self.ahead: Run | None = None
         self._backend = backend
         self._retries = retries
-        self._pool = Pool(backend.arena)
         self._leases = Leases()
         self._scheduler = scheduler
         self._run: Run | None = None
@@ -106,6 +105,7 @@ class Engine:
         self._ready: deque[tuple[Task, Filled | Failed]] = deque()  # the rest of a bundle
         self._again: deque[Task] = deque()  # drawn already, and to be posted before any other
         self._pace = _SLOW  # seconds a step, lately
+        self._largest = 1  # bytes of a batch
         self._bundle = 1
         self._losses: dict[int, Lost] = {}
         self._given_up: dict[int, Lost] = {}  # by seat, and the caller was not told yet
@@ -242,7 +242,7 @@ class Engine:
 
     def packed(self, change: Change) -> bytes:
         """The change as `update` takes it. What cannot be sent raises."""
-        return self._backend.packed(change)
+        return self._backend.encode(change)
 
     def update(self, change: bytes) -> None:
         """While it is held: the dataset was changed, for all that was not handed out yet.
@@ -416,13 +416,12 @@ class Engine:
 
     def _learn(self, outcome: Filled | Bundle) -> None:
         count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
-        nbytes = outcome.nbytes // count + 1
-        self._pool.learn(nbytes)
+        self._largest = max(self._largest, outcome.nbytes // count + 1)
         # One step that was slow says little: it may have had to wait for a processor.
         self._pace += (min(outcome.seconds / count, 8 * self._pace) - self._pace) / 8
         least, most = _BUNDLE_BYTES
         room = max(least, most // max(1, self._leases.lent))
-        limit = min(_BUNDLE_SECONDS / self._pace, room / self._pool.largest, self._most_steps)
+        limit = min(_BUNDLE_SECONDS / self._pace, room / self._largest, self._most_steps)
         self._bundle = max(1, int(limit))
 
     # What each command means.
@@ -449,15 +448,13 @@ class Engine:
         task = self._tasks.get(seq) or self._draw(seq)
         if task is not None:
             try:
-                payload = self._backend.pack(task)
+                self._backend.post(task, slab, seat)
             except Exception as error:
                 keys = shorten(task.keys)
                 annotate(error, f"The keys {keys} of step {task.step} could not be sent to a worker.")
                 self._end_run(task, error)
             else:
                 self._tasks[seq] = task
-                region = self._pool.region(slab, len(payload), task.steps, self._most_steps)
-                self._backend.post(task, payload, region, seat)
                 return
         self._events.append(Exhausted(seq))
 
@@ -533,7 +530,7 @@ class Engine:
             self._events.append(Rescinded(command.seq))
 
     def _cool(self, command: Cool) -> None:
-        self._pool.cool(command.slab)
+        self._backend.cool(command.slab)
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = min(self._tasks.values(), key=lambda task: task.seq, default=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock._memory.arena import EXTENT, Arena, Region
 
 # How many bytes may be bundled in one slab, where a batch alone does not need more.
@@ -36,6 +39,10 @@ class Pool:
         capacity = room + room // 4 if self.largest else max(EXTENT, wanted)
         region = self._regions[slab] = self.arena.carve(capacity)
         return region
+
+    def root(self, slab: int) -> NDArray[np.uint8]:
+        """A fresh array over the memory of a slab."""
+        return self.arena.root(self.region(slab, 0))
 
     def learn(self, nbytes: int) -> None:
         """A batch took this many bytes: slabs handed out from now on hold at least as much."""

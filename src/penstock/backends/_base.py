@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.arena import Arena, Region
 from penstock._wire.task import Mended, Task
 from penstock._wire.updates import Change
 
@@ -89,9 +88,6 @@ class Doing(NamedTuple):
     step: int = -1
 
 
-# Bytes that travel in the slab: int64 keys as they are (an array), or anything else pickled.
-Payload = NDArray[np.uint8] | bytes
-
 # Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
 LONGEST_WAIT = 3600.0
 
@@ -99,11 +95,15 @@ Outcome = Filled | Failed | Bundle | Ended | Lost
 
 
 class Backend(Protocol):
-    """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it."""
+    """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it.
 
-    arena: Arena
+    Memory belongs to the backend: the engine names slabs by number, and the backend has memory for each.
+    """
+
     most_steps: int
     """How many steps a task may have."""
+    copies_dataset: bool
+    """Whether workers have a copy of the dataset, made when they were started, and not the caller's own object."""
     leaves_nothing: bool
     """Whether it may be forgotten without being closed."""
 
@@ -114,17 +114,18 @@ class Backend(Protocol):
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         """Starts a worker. Its heritage: in which run the last mark was made, and the mark."""
 
-    def pack(self, task: Task) -> Payload:
-        """The task's keys as bytes, where they must travel: a slab is chosen that holds them."""
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.
 
-    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
-        """Offers the task to whichever worker is free, or to that in `seat`, at the latest at the next `flush`.
-
-        Its batch goes into `region`.
+        Its batch goes into the memory of `slab`, which no live array looks into. Keys that cannot be sent to a worker
+        raise, and then nothing was posted.
         """
 
-    def packed(self, change: Change) -> bytes:
-        """The change as bytes, where it must travel. What cannot be sent raises."""
+    def cool(self, slab: int) -> None:
+        """Gives the pages of a free slab back to the system. It may be posted again."""
+
+    def encode(self, change: Change) -> bytes:
+        """The change as bytes, for `update`. One that cannot be sent raises."""
 
     def update(self, change: bytes) -> None:
         """What is posted from now on is done by workers whose dataset has this change."""

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from penstock._memory.arena import Arena, Region
+from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
+from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
 from penstock._wire.task import Job, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Runner, StreamEnded
-from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome, Payload
+from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
 
 
 class InlineBackend:
     """A plain loop in the calling thread."""
 
     most_steps = 1
+    copies_dataset = False
     leaves_nothing = True
 
     def __init__(self, job: Job) -> None:
-        self.arena = Arena(None)
+        self._pool = Pool(Arena(None))
         self._runner = (job.make_runner or Runner)(job, "the calling process")
-        self._posted: deque[tuple[Task, Region]] = deque()
+        self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
 
     @property
@@ -33,13 +35,13 @@ class InlineBackend:
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         self._worker = worker
 
-    def pack(self, task: Task) -> Payload:
-        return b""
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        self._posted.append((task, slab))
 
-    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
-        self._posted.append((task, region))
+    def cool(self, slab: int) -> None:
+        self._pool.cool(slab)
 
-    def packed(self, change: Change) -> bytes:
+    def encode(self, change: Change) -> bytes:
         return b""
 
     def update(self, change: bytes) -> None:
@@ -55,8 +57,8 @@ class InlineBackend:
     def poll(self, timeout: float | None) -> list[Outcome]:
         if not self._posted:
             return []
-        task, region = self._posted.popleft()
-        writer = Writer(self.arena.root(region))
+        task, slab = self._posted.popleft()
+        writer = Writer(self._pool.root(slab))
         try:
             # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
             with self._runner.borrowed(task):
@@ -68,6 +70,7 @@ class InlineBackend:
         except BaseException as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
+        self._pool.learn(writer.used)
         return [
             Filled(
                 task.seq,

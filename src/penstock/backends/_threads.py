@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.arena import Arena, Region
+from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
+from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
 from penstock._wire.task import Job, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Runner, StreamEnded
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome, Payload
+from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -32,10 +33,11 @@ class ThreadBackend:
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     most_steps = 1
+    copies_dataset = False
     leaves_nothing = False
 
     def __init__(self, job: Job) -> None:
-        self.arena = Arena(None)
+        self._pool = Pool(Arena(None))
         self._job = job
         # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
@@ -58,14 +60,14 @@ class ThreadBackend:
         self._threads.append(thread)
         thread.start()
 
-    def pack(self, task: Task) -> Payload:
-        return b""
-
-    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
-        self._posted.append((task, self.arena.root(region)))
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        self._posted.append((task, self._pool.root(slab)))
         self._permits.put(True)
 
-    def packed(self, change: Change) -> bytes:
+    def cool(self, slab: int) -> None:
+        self._pool.cool(slab)
+
+    def encode(self, change: Change) -> bytes:
         return b""
 
     def update(self, change: bytes) -> None:
@@ -94,7 +96,12 @@ class ThreadBackend:
             while True:
                 outcomes.append(self._outcomes.get_nowait())
         except Empty:
-            return [outcome for outcome in outcomes if outcome is not None]
+            pass
+        found = [outcome for outcome in outcomes if outcome is not None]
+        for outcome in found:
+            if isinstance(outcome, Filled):
+                self._pool.learn(outcome.nbytes)
+        return found
 
     def open(self, outcome: Filled) -> object:
         return outcome.held

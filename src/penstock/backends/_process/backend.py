@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.arena import Arena, Region
+from penstock._memory.arena import Arena
 from penstock._memory.layout import Layout
 from penstock._memory.mapping import Mapping
+from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate, restore
 from penstock._wire.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
 from penstock._wire.task import MOST_STEPS, Job, Kind, Task
 from penstock._wire.updates import Change, classes_of_main, packed
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome, Payload
+from penstock.backends._base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.launch import (
     Launcher,
@@ -50,6 +51,8 @@ _NO_STEP = -1
 
 _FD = struct.Struct("i")
 
+Payload = NDArray[np.uint8] | bytes
+
 _FORKED_ANYWAY = (
     "A worker is forked beside threads that were not there when the first was. If one of them holds a lock just now, "
     "the worker may wait for it for ever. It could not be started in any other way:"
@@ -62,11 +65,12 @@ class ProcessBackend:
     Where tasks are assigned, each seat has a pipe of tokens of its own.
     """
 
-    most_steps = MOST_STEPS
+    copies_dataset = True
     leaves_nothing = False
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         self._pid = os.getpid()
+        self.most_steps = 1 if job.assigned else MOST_STEPS
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
@@ -105,7 +109,7 @@ class ProcessBackend:
             "replies": self._replies_in,
             "strays": strays_in,
         }
-        self.arena = Arena(arena)
+        self._pool = Pool(Arena(arena))
         self._board = Board(board, job.slots)
         self._seats = job.num_workers
         self._assigned = job.assigned
@@ -171,7 +175,8 @@ class ProcessBackend:
         self._known = None  # the new one has no class by a tag of ours
         return process
 
-    def pack(self, task: Task) -> Payload:
+    def _pack(self, task: Task) -> Payload:
+        """The task's keys as bytes: those of int64 as they are (an array), any others pickled."""
         keys = task.keys
         if task.kind is Kind.KEYS:
             if isinstance(keys, np.ndarray):  # of a plan of ours, so int64
@@ -186,10 +191,12 @@ class ProcessBackend:
             packed = cloudpickle.dumps(keys, 5)
         return packed
 
-    def post(self, task: Task, payload: Payload, region: Region, seat: int) -> None:
-        slot = self._free.pop()
-        root = self.arena.root(region)
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        payload = self._pack(task)
         size = len(payload)
+        region = self._pool.region(slab, size, task.steps, self.most_steps)
+        slot = self._free.pop()
+        root = self._pool.arena.root(region)
         if isinstance(payload, bytes):
             root[:size] = np.frombuffer(payload, np.uint8)
             size = -size
@@ -205,7 +212,10 @@ class ProcessBackend:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, whoever is free, is the only pipe
 
-    def packed(self, change: Change) -> bytes:
+    def cool(self, slab: int) -> None:
+        self._pool.cool(slab)
+
+    def encode(self, change: Change) -> bytes:
         return packed(change, self._known)
 
     def update(self, change: bytes) -> None:
@@ -338,11 +348,14 @@ class ProcessBackend:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            outcomes = (outcomes or []) + [
-                self._understand(self._forget(reply[0]), *reply)
-                for reply in REPLY.iter_unpack(data)
-                if reply[0] != _NO_STEP
-            ]
+            outcomes = outcomes or []
+            for reply in REPLY.iter_unpack(data):
+                if reply[0] != _NO_STEP:
+                    outcome = self._understand(self._forget(reply[0]), *reply)
+                    if isinstance(outcome, (Filled, Bundle)):
+                        count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
+                        self._pool.learn(outcome.nbytes // count + 1)
+                    outcomes.append(outcome)
             if not everything:
                 return outcomes
 
