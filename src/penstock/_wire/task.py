@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,56 +12,49 @@ from penstock._fill.cast import Cast
 from penstock._wire.updates import Log
 from penstock.plan._order import Order
 
-
-class Kind(IntEnum):
-    """What `Task.keys` holds, and so what is to be done with it."""
-
-    KEYS = 0  # the keys of one batch
-    KEY = 1  # one key, not batched
-    ITEMS = 2  # the light items of one batch, which `load` makes into samples
-    ITEM = 3  # one light item, not batched
-    PULL = 4  # how many samples to take from the stream for one batch
-    PULL_ONE = 5  # one sample from the stream, not batched
-
-
-# Those that name samples by key: of all datasets but streams.
-BY_KEY = (Kind.KEYS, Kind.KEY)
-# Streams that a worker reads.
-PULLED = (Kind.PULL, Kind.PULL_ONE)
-BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
-
-
 # How many steps may be done as one task.
 MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """`seq` is unique in the life of a crew, `run` in the life of a loader: one for each `iter()`.
+    """One step of the plan, as it travels to the worker that does it; or several steps (a bundle).
 
-    Steps that take a few microseconds travel several in one task: `steps` equal shares of `keys`.
+    `seq` is unique in the life of an engine, `run` in the life of a loader: each `iter()` is one run. The feed that
+    drew `keys` knows what they are. Steps that take a few microseconds travel several in one task: `steps` equal
+    shares of `keys`.
 
-    `mark` is where the sampler or stream was when the step had been read, if it has a state: bytes that only whoever
-    reads it understands. It stays with the caller, or comes from the worker that reads.
+    `mark` tells where the sampler or stream was when the step had been read, if it has a state. It stays with the
+    caller, or comes from the worker that reads.
     """
 
     seq: int
     run: int
     epoch: int
     step: int
-    kind: Kind
     keys: Any
     steps: int = 1
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
         """Its steps as tasks of their own. Their seqs follow its own, which leaves room for them."""
-        seq, run, epoch, step, kind, keys, count, _ = self
+        seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
         share = len(keys) // count
-        return [
-            Task(seq + i, run, epoch, step + i, kind, keys[i * share : (i + 1) * share]) for i in range(count)
-        ]
+        return [Task(seq + i, run, epoch, step + i, keys[i * share : (i + 1) * share]) for i in range(count)]
+
+
+class Opening(NamedTuple):
+    """The keys of a task at which a worker may have to open a stream, in the place of `size` alone.
+
+    The stream continues from `mark`, or begins if there is none. Of its batches, `replayed` were handed out before. A
+    worker that has read the run number `after` to its end holds the stream in that state already.
+    """
+
+    size: int
+    mark: Any
+    replayed: int
+    after: int = -1
 
 
 class Mended(NamedTuple):
@@ -83,6 +75,7 @@ class Job:
     """What each worker of a crew has from the beginning: all that does not change from step to step."""
 
     dataset: Any
+    fetch: Any  # the worker's half of the feed: called with the runner
     collate_fn: Any
     worker_init_fn: Callable[[int], object] | None
     num_workers: int
@@ -90,6 +83,7 @@ class Job:
     drop_last: bool
     slots: int
     shard: tuple[int, int] = (0, 1)  # which rank this crew works for, and of how many
+    batched: bool = True
     batch_size: int = 1  # samples in each step of a stream but the last
     on_error: str = "raise"
     order: Order | None = None  # where a replacement is taken from; None: from the step itself

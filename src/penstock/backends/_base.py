@@ -67,12 +67,18 @@ class Lost(NamedTuple):
 
     worker: int
     seq: int | None
-    at: int
+    at: int | None
     who: str
     how: str
     signal: str
     cause: BaseException | None
     unborn: str = ""
+
+
+class Left(NamedTuple):
+    """A worker has left because it was asked to; it had no step in hand."""
+
+    worker: int
 
 
 class Doing(NamedTuple):
@@ -91,7 +97,7 @@ class Doing(NamedTuple):
 # Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
 LONGEST_WAIT = 3600.0
 
-Outcome = Filled | Failed | Bundle | Ended | Lost
+Outcome = Filled | Failed | Bundle | Ended | Lost | Left
 
 
 class Backend(Protocol):
@@ -111,8 +117,11 @@ class Backend(Protocol):
     def workers(self) -> list[Any]:
         """Handles of the living worker processes, by seat."""
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        """Starts a worker. Its heritage: in which run the last mark was made, and the mark."""
+    def hire(self, worker: int, seat: int) -> None:
+        """Starts a worker."""
+
+    def retire(self) -> None:
+        """Asks one worker, whichever is free first, to leave after its present step: `poll` tells of it as `Left`."""
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.

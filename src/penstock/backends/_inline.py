@@ -11,8 +11,10 @@ from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
 from penstock._wire.task import Job, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Runner, StreamEnded
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
+from penstock.errors import InternalError
 
 
 class InlineBackend:
@@ -32,8 +34,11 @@ class InlineBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+    def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
+
+    def retire(self) -> None:
+        raise InternalError("without workers, there is none to leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
@@ -45,7 +50,7 @@ class InlineBackend:
         return b""
 
     def update(self, change: bytes) -> None:
-        self._runner.look_up()  # the dataset is the caller's own
+        self._runner.fetch.look_up()  # the dataset is the caller's own
 
     def flush(self) -> None:
         pass

@@ -23,7 +23,7 @@ from penstock._memory.mapping import Mapping
 from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate, restore
 from penstock._wire.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
-from penstock._wire.task import MOST_STEPS, Job, Kind, Task
+from penstock._wire.task import MOST_STEPS, Job, Task
 from penstock._wire.updates import Change, classes_of_main, packed
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome
@@ -86,8 +86,8 @@ class ProcessBackend:
     def _start(self, job: Job, method: str, explicit: bool) -> None:
         with no_fork():
             take_standard_streams()
-            names = ("slabs", "board", "updates", "heritage", "stacks")
-            arena, board, self._updates, self._heritage, self._stacks = (
+            names = ("slabs", "board", "updates", "stacks")
+            arena, board, self._updates, self._stacks = (
                 self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0] for name in names
             )
             pipes = [self._opened(*os.pipe()) for _ in range(job.num_workers if job.assigned else 1)]
@@ -103,7 +103,6 @@ class ProcessBackend:
             "arena": arena,
             "board": board,
             "updates": self._updates,
-            "heritage": self._heritage,
             "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": self._replies_in,
@@ -139,12 +138,10 @@ class ProcessBackend:
         close_in_child(*fds)
         return fds
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        if heritage is not None:
-            # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
-            data = pickle.dumps(heritage)
-            os.ftruncate(self._heritage, len(data))
-            os.pwrite(self._heritage, data, 0)
+    def retire(self) -> None:
+        raise NotImplementedError
+
+    def hire(self, worker: int, seat: int) -> None:
         process = self._launch(worker * self._seats + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
@@ -178,12 +175,11 @@ class ProcessBackend:
     def _pack(self, task: Task) -> Payload:
         """The task's keys as bytes: those of int64 as they are (an array), any others pickled."""
         keys = task.keys
-        if task.kind is Kind.KEYS:
-            if isinstance(keys, np.ndarray):  # of a plan of ours, so int64
-                return keys.view(np.uint8)
-            if set(map(type, keys)) == {int}:
-                with suppress(OverflowError):
-                    return np.array(keys, np.int64).view(np.uint8)
+        if isinstance(keys, np.ndarray) and keys.dtype == np.int64:
+            return keys.view(np.uint8)
+        if type(keys) is list and set(map(type, keys)) == {int}:
+            with suppress(OverflowError):
+                return np.array(keys, np.int64).view(np.uint8)
         packed = dumps(keys)
         if b"__main__" in packed and self._method != "fork":
             import cloudpickle  # late: for classes that only the caller's program has
@@ -202,9 +198,9 @@ class ProcessBackend:
             size = -size
         else:
             root[:size] = payload
-        seq, run, epoch, step, kind, _, count, _ = task
+        seq, run, epoch, step, _, count, _ = task
         self._posted[seq] = slot, root
-        self._board.post(slot, seq, run, epoch, step, kind, size, count, self._log.end, *region)
+        self._board.post(slot, seq, run, epoch, step, 0, size, count, self._log.end, *region)
         token = TOKEN.pack(slot, seq)
         if seq < self._latest:  # it is done again: before the others, which the only reader of a stream needs
             self._unsent[seat] = token + self._unsent[seat]

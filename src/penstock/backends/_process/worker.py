@@ -20,8 +20,9 @@ from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
 from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
-from penstock._wire.task import Job, Kind, Task
-from penstock._work.runner import Runner, StreamEnded
+from penstock._wire.task import Job, Task
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends._process.board import TOKEN, Board, Record
 from penstock.backends._stack import tell_when_asked
 
@@ -41,7 +42,6 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     board = Board(fds["board"], job.slots)
     who = f"worker {seat} (pid {os.getpid()})"
     runner = (job.make_runner or Runner)(job, who)
-    runner.heritage = _heritage(fds["heritage"])
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
 
@@ -56,12 +56,6 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             record = board.claim(slot, seq, worker)
             if record is not None:
                 desk.do(record, partial(board.begin, slot))
-
-
-def _heritage(fd: int) -> tuple[int, bytes] | None:
-    """What there is from the worker before this one."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    return pickle.loads(data) if data else None
 
 
 def _give_way() -> None:
@@ -88,7 +82,7 @@ class _Desk:
         self._replier = replier
 
     def do(self, record: Record, begin: Callable[[int], bool]) -> None:
-        seq, run, epoch, step, kind, payload, count, updates, *region = record
+        seq, run, epoch, step, _, payload, count, updates, *region = record
         root = self._arena.root(Region._make(region))
         try:
             keys = _keys(payload, root)
@@ -97,7 +91,7 @@ class _Desk:
             failure = Failure.capture(error, where=where)
             self._replier.send(self._replier.failed(seq, failure, Writer(root), 0, perf_counter_ns(), None))
             return
-        task = Task(seq, run, epoch, step, _KINDS[kind], keys, count)
+        task = Task(seq, run, epoch, step, keys, count)
         # Raw keys stay where they are: the samples are fetched by them while others are written.
         used = max(0, payload)
         if count == 1:
@@ -145,5 +139,3 @@ def _keys(payload: int, root: NDArray[np.uint8]) -> object:
         return keys
     return pickle.loads(root[:-payload].data)
 
-
-_KINDS = tuple(Kind)
