@@ -22,7 +22,7 @@ from penstock._epoch.reports import broken_error, irreplaceable, lost_error, tim
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.run import Run
 from penstock._memory.lease import Leases
-from penstock._resume.marks import known
+from penstock._resume.marks import NOT_LOST, known, refusal
 from penstock._schedule.commands import (
     Break,
     Cool,
@@ -473,7 +473,11 @@ class Engine:
     def _break(self, command: Break) -> None:
         run, task = self._course.run, self._course.find(command.seq)
         assert run is not None and task is not None
-        run.error = broken_error(task, self._losses[command.worker], self._retries, command.unknown)
+        why = None
+        if command.unknown:
+            position = self._position if self._position is not None and self._position[0] == run.number else None
+            why = NOT_LOST if position is None else refusal(position[1])
+        run.error = broken_error(task, self._losses[command.worker], self._retries, why)
         self._course.forget_from(command.seq)
 
     def _fail(self, command: Fail) -> None:
