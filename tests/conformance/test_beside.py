@@ -20,7 +20,7 @@ from conformance import sources
 from penstock import DataLoader, Dataset
 from penstock._epoch import engine as _engine
 from penstock._epoch.engine import Engine
-from penstock._wire.updates import Setting, packed
+from penstock._wire.updates import Setting, encode
 from penstock.backends._process import backend as processes
 
 
@@ -75,7 +75,7 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
         monkeypatch.setattr(Engine, "_cancel", closed_meanwhile)
         if during == "update":
             with engine.held():
-                engine.update(packed(Setting({"slow": {}})))
+                engine.update(encode(Setting({"slow": {}})))
         else:
             engine.cancel()
         assert not engine._finalizer.alive

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.leaves import Place, dump
+from penstock._memory.leaves import Place
 from penstock._memory.mapping import Mapping
 from penstock._memory.tree import Spec
+from penstock._wire.pickling import dumps
 from penstock._wire.task import Mended
 
 
@@ -61,22 +62,6 @@ class Trailer(NamedTuple):
     mark: bytes | None
 
 
-def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """Pickles, by value what cannot be imported by name. The arrays in it go to `buffers`, where given."""
-    try:
-        if buffers is None:
-            return pickle.dumps(value, 5)
-        return dump(pickle.Pickler, value, buffers)
-    except Exception:  # pickle says "cannot" in many types: PicklingError, AttributeError, TypeError
-        import cloudpickle  # late: 10 ms before the first batch, for the few who need it
-
-        if buffers is None:
-            data: bytes = cloudpickle.dumps(value, 5)
-            return data
-        buffers.clear()
-        return dump(cloudpickle.Pickler, value, buffers)
-
-
 class Replier:
     """A worker's end of the replies."""
 
@@ -107,7 +92,7 @@ class Replier:
     def failed(
         self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
     ) -> bytes:
-        return self._tell(seq, Verdict.FAILED, pickle.dumps((failure, mark)), writer, base, began)
+        return self._tell(seq, Verdict.FAILED, dumps((failure, mark)), writer, base, began)
 
     def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
         return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)

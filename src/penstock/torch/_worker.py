@@ -18,7 +18,7 @@ from penstock._memory.layout import Writer
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.failure import annotate
-from penstock._wire.reply import dumps
+from penstock._wire.pickling import dumps
 from penstock._wire.task import BATCHED, PULLED, Job, Kind, Task, shorten
 from penstock._work.runner import StreamEnded
 from penstock.torch import _private as private

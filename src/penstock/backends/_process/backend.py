@@ -22,9 +22,11 @@ from penstock._memory.layout import Layout
 from penstock._memory.mapping import Mapping
 from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate, restore
-from penstock._wire.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict, dumps
+from penstock._wire.pickling import dumps
+from penstock._wire.reply import REPLY, STRAY, UNNUMBERED, Trailer, Verdict
+from penstock._wire.tags import classes_of_main
 from penstock._wire.task import MOST_STEPS, Job, Kind, Task
-from penstock._wire.updates import Change, classes_of_main, packed
+from penstock._wire.updates import Change, encode
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Bundle, Doing, Ended, Failed, Filled, Lost, Outcome
 from penstock.backends._process.board import TOKEN, Board
@@ -216,7 +218,7 @@ class ProcessBackend:
         self._pool.cool(slab)
 
     def encode(self, change: Change) -> bytes:
-        return packed(change, self._known)
+        return encode(change, self._known)
 
     def update(self, change: bytes) -> None:
         self._log.write(self._updates, change)

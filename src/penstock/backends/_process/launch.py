@@ -29,8 +29,9 @@ import numpy  # noqa: F401  (its BLAS starts threads; they must be there when th
 
 from penstock._interrupts import interrupts_deferred
 from penstock._memory.lease import own_fork
-from penstock._wire.failure import restore, tag_exceptions
+from penstock._wire.failure import restore
 from penstock._wire.shipment import Shipment
+from penstock._wire.tags import tag_exceptions
 from penstock.backends._process.template import (
     FAILED,
     LAST_WORDS,
