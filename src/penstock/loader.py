@@ -30,8 +30,9 @@ from penstock._options import Options
 from penstock._resume.marks import asked, known
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._resume.state import ANEW, Progress, State, content
-from penstock._wire.task import BY_KEY, PULLED, Job, Kind
+from penstock._wire.task import BY_KEY, PULLED, Kind
 from penstock._wire.updates import Restoring, Setting
+from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
@@ -583,7 +584,6 @@ class DataLoader(Generic[T_co]):
             seed=self.seed,
             drop_last=options.drop_last,
             shard=options.shard,
-            slots=_crew.slots(options, self._kind),
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
             cast=options.cast,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock._wire import tags
 from penstock._wire.failure import Failure, annotate, restore
-from penstock.backends._process.launch import Launcher
+from penstock.backends._process.launcher import Launcher
 from penstock.errors import RemoteTraceback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -11,8 +11,9 @@ from typing import Any
 from penstock._epoch.engine import Engine
 from penstock._options import Options
 from penstock._schedule import Scheduler
-from penstock._wire.task import MOST_STEPS, PULLED, Job, Kind
+from penstock._wire.task import MOST_STEPS, PULLED, Kind
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.backends._base import Backend
 from penstock.backends._inline import InlineBackend
 
@@ -87,12 +88,6 @@ def workers(options: Options, kind: Kind) -> int:
     return min(options.num_workers, 1) if kind in PULLED else options.num_workers
 
 
-def slots(options: Options, kind: Kind) -> int:
-    """Places on the board: each task may turn out to be several, and a cancelled run may leave one in the hands
-    of each worker."""
-    return window(options, kind) * MOST_STEPS + workers(options, kind)
-
-
 def window(options: Options, kind: Kind) -> int:
     """How many tasks may be ahead of the caller."""
     return max(1, workers(options, kind) * (options.prefetch_factor or 1))
@@ -126,7 +121,7 @@ def _new_backend(job: Job, options: Options) -> Backend:
 
         return ThreadBackend(job)
     from penstock.backends._process.backend import ProcessBackend
-    from penstock.backends._process.launch import choose_method
+    from penstock.backends._process.methods import choose_method
 
     method = choose_method(options.multiprocessing_context)
     return ProcessBackend(job, method, explicit=options.multiprocessing_context is not None)

@@ -39,8 +39,9 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._wire.failure import annotate
-from penstock._wire.task import PULLED, Job, Mended, Task, shorten
+from penstock._wire.task import PULLED, Mended, Task, shorten
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.backends._base import Backend, Bundle, Ended, Failed, Filled, Lost, Outcome
 from penstock.errors import LoaderTimeout
 
@@ -380,7 +381,7 @@ class Engine:
                 if self._run is not None and self._run.number == task.run:
                     self._run.end = self._run.ends[outcome.worker] = outcome.mark
             self._carry_out(StepEnded(outcome.seq, outcome.worker))
-        else:
+        elif isinstance(outcome, Lost):
             worker, seq, at = outcome[:3]
             steps: list[Task] = []
             if seq is not None and seq in self._tasks:

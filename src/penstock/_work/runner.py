@@ -16,8 +16,9 @@ from penstock._memory.layout import Writer
 from penstock._resume.marks import NOT_LOST, opened, packed, taken
 from penstock._resume.reading import Mark, Reading
 from penstock._wire.failure import Failure, annotate, keep
-from penstock._wire.task import BATCHED, PULLED, Job, Kind, Mended, Task, shorten
+from penstock._wire.task import BATCHED, PULLED, Kind, Mended, Task, shorten
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.errors import CastError, CollateError, StateError, WorkerLost
 from penstock.plan._plan import check_reached
 from penstock.plan._seeds import mix
@@ -278,7 +279,7 @@ class Runner:
             case Kind.KEY:
                 return self._each(self._job.dataset.__getitem__, [task.keys])
             case Kind.ITEMS:
-                return self._each(self._loader(), task.keys)
+                return self._each(self._loader(), _plain(task.keys))
             case Kind.ITEM:
                 return self._each(self._loader(), [task.keys])
             case Kind.PULL:

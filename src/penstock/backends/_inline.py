@@ -9,10 +9,12 @@ from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.runner import Runner, StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
+from penstock.errors import InternalError
 
 
 class InlineBackend:
@@ -34,6 +36,9 @@ class InlineBackend:
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         self._worker = worker
+
+    def retire(self) -> None:
+        raise InternalError("the inline backend has no worker that could leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))

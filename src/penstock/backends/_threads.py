@@ -18,11 +18,13 @@ from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.runner import Runner, StreamEnded
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome
+from penstock.errors import InternalError
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -59,6 +61,9 @@ class ThreadBackend:
         self._runners.append(runner)
         self._threads.append(thread)
         thread.start()
+
+    def retire(self) -> None:
+        raise InternalError("threads cannot leave yet")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, self._pool.root(slab)))

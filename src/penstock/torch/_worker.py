@@ -19,7 +19,8 @@ from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.failure import annotate
 from penstock._wire.pickling import dumps
-from penstock._wire.task import BATCHED, PULLED, Job, Kind, Task, shorten
+from penstock._wire.task import BATCHED, PULLED, Kind, Task, shorten
+from penstock._work.job import Job
 from penstock._work.runner import StreamEnded
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
