@@ -10,7 +10,7 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -171,11 +171,11 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 class Receiver:
-    """The parent's half: reads replies, and opens batches. `who(worker)` names a worker in messages."""
+    """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
 
-    def __init__(self, strays: Strays, who: Callable[[int], str]) -> None:
+    def __init__(self, strays: Strays, names: Mapping[int, str]) -> None:
         self._strays = strays
-        self._who = who
+        self._names = names
         # By worker and number. An exception stands for a layout that could not be unpickled.
         self._layouts: dict[tuple[int, int], Layout | Exception] = {}
 
@@ -229,7 +229,7 @@ class Receiver:
         except Exception as error:  # of a user's class that is part of the batch's structure
             # Remembered, because the worker does not send this layout again.
             self._layouts[worker, number] = error
-            note = f"While a batch was received from {self._who(worker)}."
+            note = f"While a batch was received from {self._names[worker]}."
             return Failed(seq, worker, annotate(error, note))
         layout = trailer.layout or self._layouts[worker, number]
         if isinstance(layout, Exception):

@@ -1,7 +1,4 @@
-"""What a backend is to the engine.
-
-Outcomes are named tuples because one is made for every batch: a third of a frozen dataclass's cost.
-"""
+"""What a backend is to the engine."""
 
 from __future__ import annotations
 

@@ -33,22 +33,21 @@ from penstock.backends._process.methods import choose_method
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
 
-# A worker that is idle ends within a millisecond or two of close(). One that is in the middle of a
-# step is not waited for longer than this.
+# Seconds that close() waits for workers: idle ones end within a millisecond or two, and busy ones are killed.
 _GRACE = 0.1
 
 _MOST_REPLIES = 1024
 
 _FORKED_ANYWAY = (
-    "A worker is forked beside threads that were not there when the first was. If one of them holds a lock just now, "
-    "the worker may wait for it for ever. It could not be started in any other way:"
+    "A worker is forked beside threads that were started after the first worker. If such a thread holds a lock now, "
+    "the worker may wait for that lock for ever. Every other way to start the worker failed:"
 )
 
 
 class ProcessBackend:
-    """One board, one pipe of tokens out, one pipe of replies in, for all the workers of a crew.
+    """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
-    Where tasks are assigned, each seat has a pipe of tokens of its own.
+    Where tasks are assigned to workers, each seat has its own pipe of tokens.
     """
 
     copies_dataset = True
@@ -79,10 +78,10 @@ class ProcessBackend:
             pipes = [self._opened(*os.pipe()) for _ in range(job.num_workers if job.assigned else 1)]
             self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
             self._replies, self._replies_in = self._opened(*os.pipe())
-            # Bare numbers: a forked child has nothing to finalize.
+            # Bare numbers, and no socket objects: a forked child has nothing to finalize.
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             strays, strays_in = self._opened(*(end.detach() for end in ends))
-        # Of each pipe only our end does not wait: the workers' ends do.
+        # Only the parent's end of each pipe is non-blocking: workers wait.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
         self._theirs = {
@@ -101,21 +100,22 @@ class ProcessBackend:
         self._log = job.log
         self._method = method
         self._known = classes_of_main() if method == "fork" else None
-        # Weakly: this object lives until the workers are ended, and the job may hold, by way of the user's
-        # objects, the loader whose end ends them. The engine keeps it for workers that are started later.
+        # A weak reference: this object lives until the workers are ended, and the job may refer, through objects of
+        # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         self._launcher = Launcher(method, main, payload, self._theirs, explicit=explicit)
         self._fork_is_our_choice = method == "fork" and not explicit
         self._seat_of: dict[int, int] = {}
+        self._names: dict[int, str] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
 
         self._strays = Strays(strays)
-        self._receiver = Receiver(self._strays, self._who)
+        self._receiver = Receiver(self._strays, self._names)
         self._unsent = [b""] * len(pipes)
-        self._latest = -1  # seq that was posted
+        self._latest = -1  # the highest seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by seq: slot, and the slab's memory
 
     def _opened(self, *fds: int) -> tuple[int, ...]:
@@ -125,13 +125,14 @@ class ProcessBackend:
 
     def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
         if heritage is not None:
-            # Only one worker ever reads a stream, and here it is dead: nobody looks while this is written.
+            # Only one worker ever reads a stream, and now it is dead: no process reads this while it is written.
             data = pickle.dumps(heritage)
             os.ftruncate(self._heritage, len(data))
             os.pwrite(self._heritage, data, 0)
         process = self._launch(worker * SEATS + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
+        self._names[worker] = f"worker {seat} (pid {process.pid})"
         self._poller.register(process.fileno(), select.POLLIN)
 
     def _launch(self, number: int) -> WorkerProcess:
@@ -146,7 +147,7 @@ class ProcessBackend:
         return self._launcher.start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """From here on workers are started in another way: with the dataset as it is now, and how far the log is."""
+        """Starts this worker and all later ones with another method, and the dataset and the log as they are now."""
         self._former = self._launcher
         self._launcher = Launcher(method, main, self._job(), self._theirs)
         try:
@@ -156,7 +157,7 @@ class ProcessBackend:
             self._launcher = self._former
             raise
         self._method, self._fork_is_our_choice = method, False
-        self._known = None  # the new one has no class by a tag of ours
+        self._known = None  # the new workers do not have our tags
         return process
 
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -191,7 +192,7 @@ class ProcessBackend:
         self._log.write(self._updates, change)
 
     def flush(self) -> None:
-        # All in one write: it wakes one worker, which wakes the next while there are more.
+        # All tokens in one write: it wakes one worker, and each that reads wakes the next while there are more.
         for pipe, unsent in enumerate(self._unsent):
             while unsent:
                 try:
@@ -202,7 +203,7 @@ class ProcessBackend:
 
     def rescind(self, seq: int) -> bool:
         entry = self._posted.get(seq)
-        # Without an entry its reply has been read, and its outcome is on its way to the scheduler.
+        # Without an entry, the reply was read already, and its outcome is on its way to the scheduler.
         if entry is None:
             return False
         if not self._board.rescind(entry[0]):
@@ -224,7 +225,7 @@ class ProcessBackend:
         if any(fd == self._strays.fd for fd, _ in ready):
             self._strays.receive()
         dead = [fd for fd, _ in ready if fd not in (self._replies, self._strays.fd, *full)]
-        # A worker that is dead has sent all that it ever will: its replies come before its loss.
+        # A dead worker sends no more: all its replies are read before its death is reported.
         outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
@@ -239,18 +240,18 @@ class ProcessBackend:
             process = self._workers[worker]
             told = stack.ask(process.pid, process.fileno(), self._stacks)
             if told or worker in held:
-                at_work.append(Doing(self._who(worker), told, *held.get(worker, ())))
+                at_work.append(Doing(self._names[worker], told, *held.get(worker, ())))
         return at_work
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """The living, by seat."""
+        """Handles of the living workers, by seat."""
         return [self._workers[worker] for worker in sorted(self._workers, key=self._seat_of.__getitem__)]
 
     def wake(self) -> None:
         if os.getpid() != self._pid:
             return
-        with no_fork():  # nobody closes it meanwhile
+        with no_fork():  # no other thread closes it meanwhile
             if self._replies_in in self._fds:
                 os.write(self._replies_in, WAKE)
 
@@ -282,14 +283,11 @@ class ProcessBackend:
                     self._fds = [other for other in self._fds if other != fd]
                     close(fd)
 
-    def _who(self, worker: int) -> str:
-        return f"worker {self._seat_of[worker]} (pid {self._workers[worker].pid})"
-
     def _send_tokens_again(self) -> None:
         """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
         (tokens,) = self._tokens_out
         if not self._workers and select.select([tokens], [], [], 0)[0]:
-            # Nobody else reads them: begin anew, so that a stream's only reader finds them in order.
+            # No worker is left that reads them. Start over, so that the only reader of a stream finds them in order.
             os.read(tokens, 1 << 20)
             self._unsent = [b""]
         for seq, (slot, _) in sorted(self._posted.items()):
@@ -321,19 +319,23 @@ class ProcessBackend:
 
     def _bury(self, pidfd: int) -> Lost | Left:
         worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)
-        process, who = self._workers[worker], self._who(worker)
+        process = self._workers[worker]
         self._poller.unregister(pidfd)
         process.join()
         how, name = fate(process.exitcode)
         cause = process.failure
         process.close()
-        del self._workers[worker]
+        del (
+            self._workers[worker],
+            self._seat_of[worker],
+        )  # after close(): an interrupt leaves the rest to `close`
+        who = self._names.pop(worker)
         self._receiver.forget(worker)
         # The board decides, not the exit code: a worker that took a leave has no step in hand, however it ends.
         if self._board.took_leave(worker):
             return Left(worker)
         lost = next(
-            (s for s, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
+            (seq for seq, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
         )
         at = 0
         if lost is not None:
