@@ -125,6 +125,11 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def is_asleep(pid: int) -> bool:
+    """True if the process waits: for a token, if it has nothing else to wait for."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_all_workers_of_an_idle_crew_leave_one_by_one(method: str, crew_of: Any) -> None:
     crew = crew_of(method, Keys(), 3)
@@ -226,17 +231,21 @@ def test_a_worker_that_dies_while_it_leaves(
         return leaves if after else take_leave(board, worker)
 
     monkeypatch.setattr(Board, "take_leave", die_first)
-    crew = crew_of("fork", Keys(), 2)
-    crew.post(1)
-    crew.until(lambda: 1 in crew.done)
+    dataset = Gated(tmp_path)
+    crew = crew_of("fork", dataset, 2)
+    crew.post(0, 1)
+    dataset.wait_until_begun(0, 1)
+    dataset.open(0, 1)
+    crew.until(lambda: len(crew.done) == 2)
+    crew.until(lambda: all(is_asleep(process.pid) for process in crew.backend.workers))
     life.touch()
     crew.backend.retire()
     crew.until(lambda: len(crew.left) == 1)
     assert len(crew.lost) == (0 if after else 1)
     assert len(crew.backend.workers) == (1 if after else 0)
     if after:
-        crew.post(2)
-        crew.until(lambda: 2 in crew.done)
+        crew.post(100)
+        crew.until(lambda: 100 in crew.done)
 
 
 class Who:
