@@ -14,7 +14,8 @@ import numpy as np
 import penstock
 from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._wire.task import Job, Kind, Task
+from penstock._wire.task import Kind, Task
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.seeding import borrowed_generators, seed_step
 
@@ -49,7 +50,7 @@ def microseconds(call: Callable[[], object], number: int = 500) -> float:
 
 def step(dataset: Any, **given: Any) -> float:
     """A step of 64 samples, from task to batch, without the generators of the process."""
-    job = Job(dataset, None, None, 1, 5, False, 1, **given)
+    job = Job(dataset, None, None, 1, 5, False, **given)
     runner = Runner(job, "the bench")
     root = Arena(None).root(Arena(None).carve(1 << 16))
     task = Task(0, 0, 0, 3, Kind.KEYS, KEYS)

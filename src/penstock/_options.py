@@ -120,7 +120,7 @@ def _check_workers(given: dict[str, Any]) -> None:
             'multiprocessing_context has no meaning with backend="thread": leave one of them out.'
         )
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
-    from penstock.backends._process.launch import choose_method
+    from penstock.backends._process.methods import choose_method
 
     choose_method(context)
 

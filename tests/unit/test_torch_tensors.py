@@ -23,6 +23,7 @@ from penstock import DataLoader
 from penstock._memory import leaves
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
+from penstock._wire.pickling import dumps
 
 torch = pytest.importorskip("torch")
 tensors = pytest.importorskip("penstock.torch._tensors")
@@ -33,10 +34,10 @@ DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)} 
 
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> Iterator[None]:
-    stores, reducers = dict(leaves.STORES), dict(leaves._REDUCERS)
+    stores, reducers = dict(leaves.STORES), dict(leaves.REDUCERS)
     tensors.register()
     yield
-    for table, before in ((leaves.STORES, stores), (leaves._REDUCERS, reducers)):
+    for table, before in ((leaves.STORES, stores), (leaves.REDUCERS, reducers)):
         table.clear()
         table.update(before)
 
@@ -295,9 +296,7 @@ def test_a_packed_sequence_travels_in_the_slab() -> None:
 
 def test_the_pickle_of_an_object_holds_none_of_its_tensors_bytes() -> None:
     buffers: list[pickle.PickleBuffer] = []
-    data = leaves.dump(
-        pickle.Pickler, Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers
-    )
+    data = dumps(Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers)
     assert len(buffers) == 3
     assert len(data) < 1000
 
@@ -382,6 +381,7 @@ IN_A_QUEUE = """
 import numpy as np, torch, torch.multiprocessing as mp
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
+from penstock._wire.pickling import dumps
 from penstock.torch import _tensors as tensors
 
 def answer(questions, answers):

@@ -56,8 +56,9 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Mended, Task, shorten
+from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.backends._base import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 

@@ -5,9 +5,6 @@ Nobody here knows a guest: penstock.torch registers its tensors, in the worker a
 
 from __future__ import annotations
 
-import copyreg
-import io
-import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +30,8 @@ STORES: dict[type, Callable[[Any, Writer], Place | None]] = {}
 CASTS: dict[type, Callable[[Any, Any, Any], Any]] = {}
 """For a leaf of exactly this class: the same as a field's dtype (`_work.cast.Field`), in memory of an `empty`."""
 
-_REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
+REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
+"""For an object of exactly this class that is inside of other objects: how it is pickled."""
 
 
 def register(
@@ -46,23 +44,7 @@ def register(
     STORES[kind] = store
     if cast is not None:
         CASTS[kind] = cast
-    _REDUCERS[kind] = reduce
-
-
-def dump(make_pickler: type[pickle.Pickler], value: object, buffers: list[pickle.PickleBuffer]) -> bytes:
-    """Pickles `value`, but for the bytes of the arrays in it, which are appended to `buffers`."""
-    file = io.BytesIO()
-    # A table of its own replaces the common one, which programs add to at any time.
-    if make_pickler is pickle.Pickler:
-        pickler = make_pickler(file, 5, buffer_callback=buffers.append)
-        pickler.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
-    else:  # one with a table in its class, which it reads once, when it is made
-        table = {**make_pickler.dispatch_table, **_REDUCERS}
-        pickler = type("Pickler", (make_pickler,), {"dispatch_table": table})(
-            file, 5, buffer_callback=buffers.append
-        )
-    pickler.dump(value)
-    return file.getvalue()
+    REDUCERS[kind] = reduce
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
@@ -73,4 +55,4 @@ def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
     return array.__reduce_ex__(5)
 
 
-_REDUCERS[np.ndarray] = _reduce_array
+REDUCERS[np.ndarray] = _reduce_array

@@ -19,12 +19,13 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock._wire.failure import adopt, tag
+from penstock._wire.pickling import dump, loads
+from penstock._wire.tags import adopt, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<QQQ")  # length of the stream, start of the table, number of buffers
@@ -63,7 +64,7 @@ def unpack(fd: int) -> Any:
     length, table, count = _HEAD.unpack_from(view)
     entries = _ENTRY.iter_unpack(view[table : table + count * _ENTRY.size])
     buffers = [view[start : start + size] for start, size in entries]
-    payload, tags = pickle.loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
+    payload, tags = loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
     adopt(tags)
     return payload
 
@@ -113,7 +114,8 @@ class _Tags:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
-    import cloudpickle  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
+    arrays = _ArrayReducer()
+    storages = _StorageReducer()
 
     def set_aside(buffer: pickle.PickleBuffer) -> bool:
         in_band = buffer.raw().nbytes < _IN_BAND
@@ -121,26 +123,17 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tag
             buffers.append(buffer)
         return in_band
 
-    pickler = cloudpickle.Pickler(file, protocol=5, buffer_callback=set_aside)
-    by_value = pickler.reducer_override
-    arrays = _ArrayReducer()
-    storages = _StorageReducer()
-
-    def reduce(part: Any) -> Any:
+    def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if isinstance(part, np.ndarray):
             return arrays(part)
         if storages.knows(part):
             return storages(part)
-        reduced = by_value(part)
+        reduced = otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
             tags.classes[tag(part)] = part
         return reduced
 
-    pickler.reducer_override = reduce
-    try:
-        pickler.dump(obj)
-    finally:
-        del pickler.reducer_override  # a cycle that would keep the payload alive
+    dump(obj, file, override=override, aside=set_aside, by_value=True)
 
 
 # Arrays

@@ -9,8 +9,9 @@ from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
 from penstock._memory.pool import Pool
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome

@@ -20,9 +20,9 @@ from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
 from penstock._fill.cast import Into
 from penstock._schedule.assigned import Assigned
-from penstock._wire.task import Job
+from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
-from penstock.backends._process.launch import choose_method
+from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._place import Place
@@ -273,8 +273,6 @@ def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
         seed=base_seed,
         drop_last=loader.drop_last,
         cast=getattr(loader, "_cast", None),
-        # What was posted to a worker whose stream has ended is void, and still on the board.
-        slots=2 * window,
         make_runner=partial(Replica, stream=place.is_stream, marks=marks, resumed=resumed),
         assigned=True,
     )

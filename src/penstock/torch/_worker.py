@@ -18,8 +18,9 @@ from penstock._memory.layout import Writer
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.failure import annotate
-from penstock._wire.reply import dumps
-from penstock._wire.task import Job, Task, shorten
+from penstock._wire.pickling import dumps
+from penstock._wire.task import Task, shorten
+from penstock._work.job import Job
 from penstock._work.samples import StreamEnded
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
