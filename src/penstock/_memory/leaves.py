@@ -1,63 +1,31 @@
-"""Leaves beside numpy's arrays that live in the slab: how each class is stored there, and how it is pickled.
-
-Nobody here knows a guest: penstock.torch registers its tensors, in the worker and in the calling process.
-"""
+"""Pickling of the leaves that have no spot in the slab: the bytes of arrays inside of them go there all the same."""
 
 from __future__ import annotations
 
 import copyreg
 import io
 import pickle
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from penstock._memory.layout import Writer
+from penstock._memory.guests import REDUCERS, Reduce, Spot, all_met, guest_in
 
-Make = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""Makes a leaf that is a view: of this shape and dtype, of this array of bytes, from this byte on.
-
-`np.ndarray` is one. Others are functions of a module, so that a layout pickles them by name, and
-whoever receives it imports what it needs.
-"""
-
-Place = tuple[Make, tuple[int, ...], Any, int]
-"""Where a leaf is in its slab: the arguments of its Make, and the Make first."""
-
-STORES: dict[type, Callable[[Any, Writer], Place | None]] = {}
-"""For a leaf of exactly this class: its place, its bytes being there afterwards; None where it must be pickled."""
-
-CASTS: dict[type, Callable[[Any, Any, Any], Any]] = {}
-"""For a leaf of exactly this class: the same as a field's dtype (`_work.cast.Field`), in memory of an `empty`."""
-
-_REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
-
-
-def register(
-    kind: type,
-    store: Callable[[Any, Writer], Place | None],
-    reduce: Callable[[Any], str | tuple[Any, ...]],
-    cast: Callable[[Any, Any, Any], Any] | None = None,
-) -> None:
-    """`reduce` is as `__reduce_ex__(5)`, for those inside of other objects: it may give PickleBuffers."""
-    STORES[kind] = store
-    if cast is not None:
-        CASTS[kind] = cast
-    _REDUCERS[kind] = reduce
+Place = Spot  # the name that _wire/reply.py imports
 
 
 def dump(make_pickler: type[pickle.Pickler], value: object, buffers: list[pickle.PickleBuffer]) -> bytes:
-    """Pickles `value`, but for the bytes of the arrays in it, which are appended to `buffers`."""
+    """Pickles `value` without the bytes of the arrays in it, which are appended to `buffers`."""
     file = io.BytesIO()
-    # A table of its own replaces the common one, which programs add to at any time.
-    if make_pickler is pickle.Pickler:
+    is_plain = make_pickler is pickle.Pickler
+    # A table of its own replaces the global one, to which programs may add at any time.
+    common = copyreg.dispatch_table if is_plain else make_pickler.dispatch_table
+    table = {**common, **REDUCERS} if all_met() else _Meeting({**common, **REDUCERS})
+    if is_plain:
         pickler = make_pickler(file, 5, buffer_callback=buffers.append)
-        pickler.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
-    else:  # one with a table in its class, which it reads once, when it is made
-        table = {**make_pickler.dispatch_table, **_REDUCERS}
+        pickler.dispatch_table = table
+    else:  # cloudpickle's reads the table of its class, once, when it is made
         pickler = type("Pickler", (make_pickler,), {"dispatch_table": table})(
             file, 5, buffer_callback=buffers.append
         )
@@ -65,12 +33,21 @@ def dump(make_pickler: type[pickle.Pickler], value: object, buffers: list[pickle
     return file.getvalue()
 
 
+class _Meeting(dict[type, Reduce]):
+    """A table of reducers while a guest is not met yet: one of its objects may be in this very pickle."""
+
+    def __missing__(self, kind: type) -> Reduce:
+        if guest_in(kind.__module__) is not None and kind in REDUCERS:
+            return REDUCERS[kind]
+        raise KeyError(kind)
+
+
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """As numpy does it, but what would arrive read-only, or in the pickle itself, is copied first."""
+    """numpy's own reduction, of a copy where the array would otherwise arrive read-only or inside the pickle."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
     return array.__reduce_ex__(5)
 
 
-_REDUCERS[np.ndarray] = _reduce_array
+REDUCERS[np.ndarray] = _reduce_array

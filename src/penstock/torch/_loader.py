@@ -6,26 +6,23 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._deliver.delivery import delivered
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
-from penstock.torch import _tensors as tensors
 from penstock.torch._core import Ours, core_of
+from penstock.torch._delivery import delivery_of
 from penstock.torch._iterators import Seeded, new_iterator
 from penstock.torch._place import Place
 from penstock.torch._state import Saved, check_maker, loaded, state_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-tensors.register()
 
 _FAILS = "without it, a sample that fails is an error, as in torch."
 
@@ -161,12 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "batches() needs seed=: without it the loader is torch's, which pads nothing and does not say which "
                 "samples a batch has. Give seed=, or let the dataset return the key beside its sample."
             )
-        batches = core_of(self).batches()
-        if not (self.pin_memory and torch.accelerator.is_available()):
-            return batches
-        device = torch.accelerator.current_accelerator()
-        pin = partial(private.pin, device=None if device is None else device.type)
-        return (replace(batch, data=pin(batch.data)) for batch in batches)
+        return delivered(core_of(self).batches(), delivery_of(self))
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
