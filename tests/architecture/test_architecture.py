@@ -69,7 +69,7 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
     assert all(where - {"_demo.py"} == {guest} for guest, where in places.items()), places
 
 
-# The table of guests; the demo, which measures torch's loader beside ours; and two files that do not yet ask the table.
+# The table; the demo, which measures torch's loader beside ours; and two files that do not yet ask the table.
 NAMING_GUESTS = {"_memory/guests.py", "_demo.py", "_wire/shipment.py", "backends/_stack.py"}
 
 

@@ -173,12 +173,11 @@ def test_prefetch_copies_and_pins_leaves_of_a_guest(library: Library) -> None:
 
 TENSORS = """
 import sys, numpy as np, torch, penstock
-from torch.utils import data
 
 def collate(samples):
-    return {"t": torch.tensor(samples), "a": np.array(samples), "s": penstock_box(torch.tensor(samples))}
+    return {"t": torch.tensor(samples), "a": np.array(samples), "s": Held(torch.tensor(samples))}
 
-class penstock_box:
+class Held:
     def __init__(self, value):
         self.value = value
 
@@ -202,10 +201,8 @@ def test_tensors_that_share_memory_are_shipped_once() -> None:
     whole = torch.arange(10_000, dtype=torch.int32).reshape(100, 100)
     payload = {"all": whole, "row": whole[3], "bytes": whole.view(torch.uint8), "small": torch.arange(3)}
     there = ship(payload)
-    assert all(
-        torch.equal(there[name], tensor) and there[name].dtype is tensor.dtype
-        for name, tensor in payload.items()
-    )
+    for name, tensor in payload.items():
+        assert torch.equal(there[name], tensor) and there[name].dtype is tensor.dtype
     there["all"][3, 0] = -1
     assert there["row"][0] == -1 and there["bytes"][3, 0] == 255
     shipping = Shipping()
