@@ -133,8 +133,7 @@ class Writer:
                 spots.append((np.ndarray, leaf.shape, leaf.dtype, start))
                 continue
             handler = HANDLERS[type(leaf)]
-            store = handler and handler.store
-            spot = store and store(leaf, self)
+            spot = handler and handler.store and handler.store(leaf, self)
             spots.append(spot)
             if spot is None:
                 rest.append(leaf)
@@ -158,13 +157,12 @@ def _address(array: NDArray[Any]) -> int:
 
 def _repeats(leaves: Sequence[object]) -> bool:
     """True if a leaf that has a spot in the slab is there twice."""
-    ids = [id(leaf) for leaf in leaves if type(leaf) is np.ndarray or _is_stored(type(leaf))]
+    ids = [
+        id(leaf)
+        for leaf in leaves
+        if type(leaf) is np.ndarray or ((handler := HANDLERS[type(leaf)]) and handler.store)
+    ]
     return len(set(ids)) < len(ids)
-
-
-def _is_stored(kind: type) -> bool:
-    handler = HANDLERS[kind]
-    return handler is not None and handler.store is not None
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
