@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._wire.task import Kind, Task
-from penstock._work.job import Job
+from penstock._memory.slabs import Slabs
+from penstock._wire.task import Job, Kind, Task
 from penstock._work.runner import Runner
 from penstock._work.seeding import borrowed_generators, seed_step
 
@@ -52,7 +51,7 @@ def step(dataset: Any, **given: Any) -> float:
     """A step of 64 samples, from task to batch, without the generators of the process."""
     job = Job(dataset, None, None, 1, 5, False, **given)
     runner = Runner(job, "the bench")
-    root = Arena(None).root(Arena(None).carve(1 << 16))
+    root = Slabs(None).root(0)
     task = Task(0, 0, 0, 3, Kind.KEYS, KEYS)
     return microseconds(lambda: runner.run(task, Writer(root)))
 

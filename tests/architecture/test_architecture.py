@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock._memory import guests
 
 ROOT = Path(penstock.__file__).parent
 PURE = ["plan", "_schedule", "_memory"]
@@ -65,6 +67,37 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
                 places.setdefault(name.split(".")[0], set()).add(parts[0])
     # The demo measures torch's loader beside ours, where torch is installed.
     assert all(where - {"_demo.py"} == {guest} for guest, where in places.items()), places
+
+
+# The table; the demo, which measures torch's loader beside ours; and two files that do not yet ask the table.
+NAMING_GUESTS = {"_memory/guests.py", "_demo.py", "_wire/shipment.py", "backends/_stack.py"}
+
+
+def names_in_code(path: Path) -> Iterator[str]:
+    """Every identifier, and every string that is no text: without a space, and no docstring."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, (ast.Name, ast.alias)):
+            yield node.id if isinstance(node, ast.Name) else node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def test_no_module_of_the_core_names_a_guest_in_its_code() -> None:
+    word = re.compile(rf"(?<![a-z])({'|'.join(guests.GUESTS)})(?![a-z])", re.IGNORECASE)
+    for path in ROOT.rglob("*.py"):
+        where = path.relative_to(ROOT)
+        if where.parts[0] in guests.GUESTS or where.as_posix() in NAMING_GUESTS:
+            continue
+        named = [name for name in names_in_code(path) if word.search(name)]
+        assert not named, f"{where} names {named}: ask penstock._memory.guests instead"
 
 
 def test_importing_penstock_imports_no_guest() -> None:

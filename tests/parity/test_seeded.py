@@ -441,6 +441,18 @@ def test_batches_are_pinned_as_plain_ones_are(monkeypatch: pytest.MonkeyPatch) -
         assert batch.index is not None and batch.index.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_pinned_once_after_they_arrive(
+    seed: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(private, "pin", lambda data, device: ("pinned", device, data.tolist()))
+    loader = DataLoader([1, 2, 3], 2, seed=seed, pin_memory=True, num_workers=workers)
+    assert list(loader) == [("pinned", "cuda", [1, 2]), ("pinned", "cuda", [3])]
+
+
 def test_without_a_seed_batches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^batches\(\) needs seed=: without it"):
         DataLoader(Noisy()).batches()

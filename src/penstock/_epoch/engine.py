@@ -74,7 +74,7 @@ def _be_another_process() -> None:
 os.register_at_fork(after_in_child=_be_another_process)
 
 
-class Delivery(NamedTuple):
+class Handout(NamedTuple):
     """What `next` returns: a batch, or the error in its place, or the end of the run (no task). `worker` did it."""
 
     task: Task | None
@@ -115,7 +115,7 @@ class Engine:
         self._begun = False
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
-        self._answer: Delivery | None = None
+        self._answer: Handout | None = None
         self._turn = Turn()
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn) if not backend.leaves_nothing else (bool,)
@@ -163,7 +163,7 @@ class Engine:
             self._backend.flush()
             self._begun = True
 
-    def next(self, timeout: float | None) -> Delivery:
+    def next(self, timeout: float | None) -> Handout:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
         if not self.is_ours():
             raise RuntimeError(
@@ -180,7 +180,7 @@ class Engine:
             if turn.waiting or turn.ended_by:
                 self._let_go()
 
-    def _next(self, timeout: float | None) -> Delivery:
+    def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:
             raise self._turn.closed_error()
         try:  # not _closed_on_error, which costs 2 µs for every batch
@@ -447,19 +447,19 @@ class Engine:
         self._course.deliver(seq, outcome.steps if isinstance(outcome, Bundle) else [outcome])
         self._answer = self._unwrap()
 
-    def _unwrap(self) -> Delivery:
+    def _unwrap(self) -> Handout:
         """The next step of what the scheduler delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
         if isinstance(outcome, Failed):
-            return Delivery(task, error=outcome.error, worker=outcome.worker)
+            return Handout(task, error=outcome.error, worker=outcome.worker)
         try:
             data = self._backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Delivery(task, error=annotate(trouble, where), worker=outcome.worker)
-        return Delivery(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+            return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
+        return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
@@ -488,7 +488,7 @@ class Engine:
     def _finish(self, command: Finish) -> None:
         assert self._course.run is not None
         error, self._course.run.error = self._course.run.error, None
-        self._answer = Delivery(None, error=error)
+        self._answer = Handout(None, error=error)
 
     def _cool(self, command: Cool) -> None:
         self._backend.cool(command.slab)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock._feed.base import Begin, Feed, Now, Plan, as_index
 from penstock._feed.drawing import Drawing, SamplerReading
 from penstock._feed.run import Run
-from penstock._fill.collate import Empty
+from penstock._fill.out import Empty
 from penstock._resume.reading import Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import plain

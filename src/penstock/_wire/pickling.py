@@ -20,7 +20,10 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock._memory import leaves
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
 from penstock._wire.tags import tagged
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
@@ -58,8 +61,8 @@ def _dumps(
     value: object, buffers: list[pickle.PickleBuffer] | None, override: Override | None, *, by_value: bool
 ) -> bytes:
     file = io.BytesIO()
-    aside, table = (None, None) if buffers is None else (buffers.append, leaves.REDUCERS)
-    dump(value, file, override=override, aside=aside, table=table, by_value=by_value)
+    aside = None if buffers is None else buffers.append
+    dump(value, file, override=override, aside=aside, guests=buffers is not None, by_value=by_value)
     return file.getvalue()
 
 
@@ -69,11 +72,11 @@ def dump(
     *,
     override: Override | None = None,
     aside: Callable[[pickle.PickleBuffer], object] | None = None,
-    table: Mapping[type, Any] | None = None,
+    guests: bool = False,
     by_value: bool,
 ) -> None:
-    """Pickles into a file. `aside` is pickle's `buffer_callback`; `table` has reducers by exact class."""
-    pickler = _cloud_pickler(file, aside, table) if by_value else _plain_pickler(file, aside, table, override)
+    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers."""
+    pickler = _cloud_pickler(file, aside, guests) if by_value else _plain_pickler(file, aside, guests, override)
     if override is None:
         pickler.dump(value)
         return
@@ -90,21 +93,46 @@ class _Overridable(pickle.Pickler):
         return NotImplemented
 
 
-def _plain_pickler(file: Any, aside: Any, table: Mapping[type, Any] | None, override: object) -> Any:
+def _plain_pickler(file: Any, aside: Any, guests: bool, override: object) -> Any:
     make = pickle.Pickler if override is None else _Overridable
     pickler = make(file, 5, buffer_callback=aside)
-    if table is not None:  # replaces the global one, which programs may add to at any time
-        pickler.dispatch_table = {**copyreg.dispatch_table, **table}
+    if guests:
+        pickler.dispatch_table = _table(copyreg.dispatch_table)
     return pickler
 
 
-def _cloud_pickler(file: Any, aside: Any, table: Mapping[type, Any] | None) -> Any:
+def _cloud_pickler(file: Any, aside: Any, guests: bool) -> Any:
     import cloudpickle
 
     make: Any = cloudpickle.Pickler
-    if table is not None:  # its own table is an attribute of the class, read when the pickler is made
-        make = type("Pickler", (make,), {"dispatch_table": {**make.dispatch_table, **table}})
+    if guests:  # its table is an attribute of the class, read when the pickler is made
+        make = type("Pickler", (make,), {"dispatch_table": _table(make.dispatch_table)})
     return make(file, 5, buffer_callback=aside)
+
+
+def _table(common: Mapping[type, Any]) -> dict[type, Any]:
+    """Reducers by exact class. It replaces the common table, which programs may add to at any time."""
+    return {**common, **REDUCERS} if all_met() else _Meeting({**common, **REDUCERS})
+
+
+class _Meeting(dict[type, Reduce]):
+    """A table of reducers while a guest is not met yet: one of its objects may be in this very pickle."""
+
+    def __missing__(self, kind: type) -> Reduce:
+        if guest_in(kind.__module__) is not None and kind in REDUCERS:
+            return REDUCERS[kind]
+        raise KeyError(kind)
+
+
+def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
+    """numpy's own reduction, of a copy where the array would otherwise arrive read-only or inside the pickle."""
+    flags = array.flags
+    if not (flags.writeable and flags.forc):
+        array = array.copy()
+    return array.__reduce_ex__(5)
+
+
+REDUCERS[np.ndarray] = _reduce_array
 
 
 def by_tag(find: Callable[[type], bytes | None]) -> Override:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.leaves import Place
 from penstock._memory.tree import Spec
 from penstock._wire.failure import annotate, restore
 from penstock._wire.outcome import Bundle, Ended, Failed, Filled
@@ -75,7 +75,7 @@ class Replier:
         self._worker = worker
         self._pipe = pipe
         self._strays = strays
-        self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
+        self._numbers: dict[tuple[Spec, tuple[Spot | None, ...]], int] = {}
 
     def filled(
         self,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock._at_work import at_work, set_worker_info
-from penstock._fill.cast import Into
-from penstock._fill.collate import Empty, collate, convert
+from penstock._fill.collate import collate, convert
+from penstock._fill.out import Empty, Into
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
 from penstock._wire.task import Mended, Task, shorten

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
 from penstock._wire.task import Task
 from penstock._wire.updates import Change
@@ -26,7 +25,7 @@ class InlineBackend:
     leaves_nothing = True
 
     def __init__(self, job: Job) -> None:
-        self._pool = Pool(Arena(None))
+        self._slabs = Slabs(None)
         self._runner = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
@@ -45,7 +44,7 @@ class InlineBackend:
         self._posted.append((task, slab))
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return b""
@@ -64,7 +63,7 @@ class InlineBackend:
         if not self._posted:
             return []
         task, slab = self._posted.popleft()
-        writer = Writer(self._pool.root(slab))
+        writer = Writer(self._slabs.root(slab))
         try:
             # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
             with self._runner.borrowed(task):
@@ -76,7 +75,7 @@ class InlineBackend:
         except BaseException as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
-        self._pool.learn(writer.used)
+        self._slabs.learn(writer.used)
         return [
             Filled(
                 task.seq,

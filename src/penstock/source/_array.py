@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._fill.cast import Into
+from penstock._fill.out import Empty, Into
 from penstock.source._dataset import Dataset
 
 Array = NDArray[Any]
-Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
 
 class ArrayDataset(Dataset[Any]):

@@ -13,7 +13,7 @@ import numpy.random  # 20 ms, which every worker that is forked from here is spa
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.cast import Into
+from penstock._fill.out import Into
 from penstock._memory.layout import Writer
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
-from penstock._memory.arena import Arena
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.outcome import Bundle, Filled
 from penstock._wire.reply import REPLY, WAKE, Receiver
 from penstock._wire.stray import Strays
@@ -92,7 +91,7 @@ class ProcessBackend:
             "replies": self._replies_in,
             "strays": strays_in,
         }
-        self._pool = Pool(Arena(arena))
+        self._slabs = Slabs(arena)
         self._board = Board(board)
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
@@ -155,8 +154,8 @@ class ProcessBackend:
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         keys = encode_keys(task.keys, self._batched, self._method == "fork")
-        region = self._pool.region(slab, len(keys), task.steps, self.most_steps)
-        root = self._pool.arena.root(region)
+        region = self._slabs.region(slab, len(keys), task.steps, self.most_steps)
+        root = self._slabs.arena.root(region)
         size = put_keys(keys, root)
         seq, run, epoch, step, _, count, _ = task
         slot = self._board.post(seq, run, epoch, step, size, count, self._log.end, *region)
@@ -176,7 +175,7 @@ class ProcessBackend:
         self.flush()
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return encode(change, self._known)
@@ -305,7 +304,7 @@ class ProcessBackend:
             for outcome in received:
                 if isinstance(outcome, (Filled, Bundle)):
                     count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
-                    self._pool.learn(outcome.nbytes // count + 1)
+                    self._slabs.learn(outcome.nbytes // count + 1)
             outcomes = (outcomes or []) + received
             if not everything:
                 return outcomes
