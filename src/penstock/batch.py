@@ -8,11 +8,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-T = TypeVar("T")
+__all__ = ["Batch"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[T]):
+class Batch(Generic[_T]):
     """What `DataLoader.batches()` yields: the batch, and which samples it holds.
 
     `data` is what plain iteration yields. `index` has one sample key for each row, where keys are
@@ -22,7 +24,7 @@ class Batch(Generic[T]):
     and exception; `index` then has the keys of the rows that are there.
     """
 
-    data: T
+    data: _T
     index: NDArray[np.uint64] | None
     epoch: int
     step: int

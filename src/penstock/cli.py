@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from penstock import __version__
 
+__all__ = ["main"]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""

@@ -6,6 +6,19 @@ sample, the step and the worker (see `_wire/failure.py`).
 
 from __future__ import annotations
 
+__all__ = [
+    "CastError",
+    "CollateError",
+    "ImageError",
+    "InternalError",
+    "LoaderTimeout",
+    "RecordError",
+    "RemoteTraceback",
+    "StateError",
+    "UnshippableDataset",
+    "WorkerLost",
+]
+
 
 class CollateError(TypeError, ValueError):
     """Samples of one step cannot be put together into one batch.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["each", "rng"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def rng() -> Generator:
@@ -45,7 +45,7 @@ def rng() -> Generator:
     return source.rng()
 
 
-def each(keys: Sequence[T] | NDArray[Any]) -> Iterator[T]:
+def each(keys: Sequence[_T] | NDArray[Any]) -> Iterator[_T]:
     """The keys, one after the other; it tells the loader which sample is at work.
 
     For a dataset that makes all samples of a step at once, in `__getitems__(keys)` or `__gather__(keys, empty)`,
