@@ -110,7 +110,7 @@ def test_a_list_of_mxnet_may_have_several_labels(folder: Path) -> None:
 def test_a_label_without_room_names_its_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "list.txt").write_text("dog/1.jpg 2\ncat/2.jpg 16777217\n")
     assert pack(folder, "--list", str(folder / "list.txt"))[0] == 1
-    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot tell 16777217"
+    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot represent 16777217"
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -223,7 +223,7 @@ def test_a_file_is_replaced_only_by_force(folder: Path, capsys: pytest.CaptureFi
         (["pack", ".", "none/out.rec"], "there is no folder none to write to"),
         (["pack", ".", "folder.rec", "--force"], "folder.rec is a folder"),
         (["pack", ".", "index.rec", "--force"], "index.idx is a folder"),
-        (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed as they are"),
+        (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed unchanged"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(

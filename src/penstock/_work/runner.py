@@ -21,7 +21,7 @@ from penstock._wire.updates import Change
 from penstock.errors import CastError, CollateError, StateError, WorkerLost
 from penstock.plan._plan import check_reached
 from penstock.plan._seeds import mix
-from penstock.source._kind import way
+from penstock.source._kind import method_of
 from penstock.worker_info import WorkerInfo
 
 # How many others are tried in the place of a sample that failed: if half of all samples were bad, one in
@@ -80,10 +80,10 @@ class Runner:
     def look_up(self) -> None:
         """Finds the dataset's ways to its samples: at the beginning, and whenever it was changed."""
         dataset, custom = self._job.dataset, self._job.collate_fn
-        self._getitems: Callable[[Any], Any] | None = way(dataset, "__getitems__")
+        self._getitems: Callable[[Any], Any] | None = method_of(dataset, "__getitems__")
         self._gather: Callable[[Any, Any], Any] | None = None
         if custom is None:
-            self._gather = way(dataset, "__gather__")
+            self._gather = method_of(dataset, "__gather__")
         self._finishes = custom is not None or self._gather is not None
         self._load: Callable[[Any], Any] | None = getattr(dataset, "load", None)
 
