@@ -138,7 +138,7 @@ def test_a_list_of_another_folder_is_an_error_also_where_bad_files_are_skipped(f
     [
         (
             {"a.jpg": ""},
-            "has no folders, which would be the classes. For a list of paths and labels pass --list.",
+            "has no folders, one for each class. For a list of paths and labels pass --list.",
         ),
         ({"cat/a.txt": ""}, "or name the images in a list and pass --list."),
         ({"list.txt": "a.jpg"}, "with a space between, but it is 'a.jpg'."),
@@ -173,7 +173,7 @@ def test_a_bad_file_stops_it_and_is_named(
     assert code == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"penstock pack: {bad}: 1200 bytes that cannot be decoded")
+    assert said.err.startswith(f"penstock pack: {bad}: its 1200 bytes cannot be decoded")
     assert "--skip-bad" in said.err
     assert os.listdir(folder.parent) == ["pictures"]
 

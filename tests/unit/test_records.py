@@ -378,7 +378,7 @@ def test_what_is_no_index_is_refused(images: Path, idx: Any) -> None:
 
 def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:
     file = RecordFile(path, transform=Transform())
-    with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: 3 bytes that cannot be decoded"):
+    with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: its 3 bytes cannot be decoded"):
         file[1]
 
 
