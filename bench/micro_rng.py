@@ -1,4 +1,4 @@
-"""What random numbers cost: the global generators for each step, and `penstock.rng()` where it is asked for.
+"""The cost of random numbers: the global generators for each step, and calls of `penstock.rng()`.
 
 python -m bench.micro_rng
 """
@@ -26,15 +26,15 @@ class Plain(penstock.Dataset[int]):
         return key
 
 
-class Asks(Plain):
-    """Times of `rng()` are measured inside of a sample, where it has a meaning."""
+class CallsOnce(Plain):
+    """Calls `rng()` while a sample is made, the only time when it may be called."""
 
     def __getitem__(self, key: int) -> int:
         penstock.rng()
         return key
 
 
-class AsksTwice(Plain):
+class CallsTwice(Plain):
     def __getitem__(self, key: int) -> int:
         penstock.rng()
         penstock.rng()
@@ -42,13 +42,13 @@ class AsksTwice(Plain):
 
 
 def microseconds(call: Callable[[], object], number: int = 500) -> float:
-    """The median of several rounds."""
+    """Microseconds of a call, as the median of several rounds."""
     rounds = sorted(timeit.repeat(call, number=number, repeat=7))
     return rounds[3] / number * 1e6
 
 
 def step(dataset: Any, **given: Any) -> float:
-    """A step of 64 samples, from task to batch, without the generators of the process."""
+    """Microseconds of a step of 64 samples, from task to batch, without seeding the global generators."""
     job = Job(dataset, None, None, 1, 5, False, 1, **given)
     runner = Runner(job, "the bench")
     root = Arena(None).root(Arena(None).carve(1 << 16))
@@ -61,12 +61,12 @@ def main() -> None:
         with borrowed_generators(5, 0, 3):
             pass
 
-    plain, once, twice = step(Plain()), step(Asks()), step(AsksTwice())
+    plain, once, twice = step(Plain()), step(CallsOnce()), step(CallsTwice())
     print(
         f"global generators, a step in a worker  {microseconds(lambda: seed_step(5, 0, 3)):8.2f} µs (budget 30)"
     )
     print(f"global generators, a step inline       {microseconds(borrow):8.2f} µs (budget 100)")
-    print(f"a step of 64 ints, nobody asks         {plain:8.2f} µs")
+    print(f"a step of 64 ints, without rng()       {plain:8.2f} µs")
     print(f"  with on_error='skip'                 {step(Plain(), on_error='skip'):8.2f} µs")
     print(f"rng() of a sample                      {(once - plain) / 64:8.2f} µs (budget 15)")
     print(f"rng() again for the same sample        {(twice - once) / 64:8.2f} µs")

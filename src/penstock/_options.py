@@ -242,8 +242,8 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
         raise ValueError(
             f'last_batch="{choice}"{default} is not possible '
             f"with {what}: the number of batches is known only at its end. "
-            'Choose last_batch="drop" (every rank has as many batches, and up to one for each rank is dropped) or '
-            '"keep" (nothing is dropped, and some ranks have one batch less).'
+            'Choose last_batch="drop" (all ranks have the same number of batches; up to one for each is dropped) '
+            'or "keep" (nothing is dropped; some ranks have one batch less).'
         )
     return str(choice)
 
