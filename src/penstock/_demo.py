@@ -204,9 +204,7 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
         megabytes = f"{tally.delivered / 1e6:,.1f}"
         table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
-    console.print(
-        "waited s: how long the loop waited for a batch (hashing takes the place of a training step)"
-    )
+    console.print("waited s: how long the loop waited for a batch (its training step is hashing the batch)")
 
     wrong = _failures(tallies)
     for line in wrong:

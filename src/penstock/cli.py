@@ -44,20 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--resize", type=_number(1), metavar="N", help="shrink images to N pixels on the shorter side"
     )
     pack.add_argument(
-        "--quality",
-        type=_number(1, 100),
-        metavar="Q",
-        help="quality of the JPEGs that --resize writes (default: 95)",
+        "--quality", type=_number(1, 100), metavar="Q", help="JPEG quality of resized images (default: 95)"
     )
     pack.add_argument(
-        "--shuffle",
-        type=_number(0),
-        metavar="SEED",
-        help="write in a random order, which this seed determines",
+        "--shuffle", type=_number(0), metavar="SEED", help="write in the random order of this seed"
     )
-    pack.add_argument(
-        "--skip-bad", action="store_true", help="leave out files that cannot be decoded, and list them"
-    )
+    pack.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be decoded")
     pack.add_argument("--force", action="store_true", help="replace existing files")
     pack.add_argument(
         "--workers", type=_number(0), metavar="N", help="worker processes (default: one for each CPU)"

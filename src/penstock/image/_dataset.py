@@ -79,8 +79,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
     try:
         return collate(labels, empty)
     except CollateError as error:
-        named = CollateError(
-            str(error).replace("sample", "sample[1]", 1)
-        )  # labels are the second part of a sample
+        # Labels are the second part of a sample.
+        named = CollateError(str(error).replace("sample", "sample[1]", 1))
         named.rows = error.rows
         raise named from None

@@ -14,23 +14,8 @@ from penstock.image._dataset import Images
 from penstock.image._transform import Transform
 from penstock.source._packed import PackedList
 
-SUFFIXES = frozenset(
-    {
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".png",
-        ".bmp",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".avif",
-    }
-)
+_COMMON = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
+SUFFIXES = frozenset(_COMMON | {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"})
 CHECKED = 8  # first files of a list, of which one must exist
 
 

@@ -98,11 +98,8 @@ class Normalizer(NamedTuple):
                 f"{name}: the image is {size_text(before)} before the crop, but the mean image is {size_text(size)}. "
                 "It must have that size or the crop's: pass resize=(height, width), or a mean for each channel."
             )
-        down, right = (
-            slice(crop.top, crop.top + crop.height),
-            slice(crop.left, crop.left + crop.width),
-        )
-        return mean[:, down, right] if self.planar else mean[down, right]
+        rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
+        return mean[:, rows, columns] if self.planar else mean[rows, columns]
 
 
 def _planes(pixels: Pixels, out: Array) -> Pixels:

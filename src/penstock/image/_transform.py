@@ -97,12 +97,8 @@ class Transform:
         if mean is not None:
             _check_mean_size(self, normalizer.shape, mean.shape, crop, resize)
         known = crop or (None if isinstance(self.resize, Integral) else resize)
-        derived = {
-            "_crop": crop,
-            "_normalizer": normalizer,
-            "dtype": normalizer.dtype,
-            "shape": known and normalizer.shape(known),
-        }
+        shape = known and normalizer.shape(known)
+        derived = {"_crop": crop, "_normalizer": normalizer, "dtype": normalizer.dtype, "shape": shape}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 

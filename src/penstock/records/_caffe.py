@@ -18,7 +18,7 @@ from penstock.source._packed import PackedList
 if TYPE_CHECKING:
     from penstock.image import Transform
 
-ChannelOrder = Literal["bgr", "rgb"]
+Channels = Literal["bgr", "rgb"]
 
 
 class CaffeLMDB(Samples):
@@ -36,11 +36,7 @@ class CaffeLMDB(Samples):
     """
 
     def __init__(
-        self,
-        path: FilePath,
-        transform: Transform | None = None,
-        labels: bool = True,
-        color: ChannelOrder = "bgr",
+        self, path: FilePath, transform: Transform | None = None, labels: bool = True, color: Channels = "bgr"
     ) -> None:
         if color not in ("bgr", "rgb"):
             raise ValueError(f"color must be 'bgr' or 'rgb', but it is {color!r}.")
@@ -60,7 +56,7 @@ class CaffeLMDB(Samples):
 class StoredDatums:
     """The Datums of an LMDB file, by position."""
 
-    def __init__(self, path: str, color: ChannelOrder, labels: bool) -> None:
+    def __init__(self, path: str, color: Channels, labels: bool) -> None:
         self.file = LMDBFile(os.path.join(path, "data.mdb") if os.path.isdir(path) else path)
         self._color, self._labels = color, labels
 

@@ -1,6 +1,6 @@
 """Reads the keys and values of an LMDB file, in the order of the keys.
 
-Refused: the library, because it maps the file into memory and trusts the contents: a damaged page or a file that was
+Refused: the library `lmdb`. It maps the file into memory and trusts the contents: a damaged page or a file that was
 cut off crashes the process. Its environments must not cross a fork either. Here every number is checked before it is
 used, and the file is read by position.
 
@@ -27,10 +27,9 @@ from penstock.source._packed import PackedList
 
 _MARK, _VERSION = 0xBEEFC0DE, 1
 _DATABASE = "IHHQQQQQ"  # page size, flags, depth, pages of each kind (3), entries, root
-_META = struct.Struct(
-    f"<16xIIQQ{_DATABASE}{_DATABASE}QQ"
-)  # free pages, the user's database; last page, transaction
-_PAGE = struct.Struct("<QHHHH")  # number, unused, kind, end of the node offsets, begin of the nodes
+# mark, version; free pages, the user's database; last page, transaction
+_META = struct.Struct(f"<16xIIQQ{_DATABASE}{_DATABASE}QQ")
+_PAGE = struct.Struct("<QHHHH")  # number, unused, kind, end of the node offsets, start of the nodes
 _NODE = struct.Struct("<HHHH")  # size of the value (4 bytes), flags, size of the key
 _KINDS = 0x6F
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
@@ -116,19 +115,15 @@ class LMDBFile:
         """Yields the keys in order; appends the start and the size of their values."""
         if self._entries == 0:
             return
-        previous: bytes | None = None
+        last: bytes | None = None
         for number, raw, positions in self._leaves(root, depth):
             for at in positions:
                 low, high, flags, width = _NODE.unpack_from(raw, at)
                 begin = at + _NODE.size + width
                 key = raw[at + _NODE.size : begin]
-                if (
-                    flags & _NO_VALUE
-                    or (previous is not None and key <= previous)
-                    or len(sizes) == self._entries
-                ):
+                if flags & _NO_VALUE or (last is not None and key <= last) or len(sizes) == self._entries:
                     self._file.damaged(number * self._page + at, f"key {key!r} should not be here")
-                previous = key
+                last = key
                 if flags & _LARGE:
                     starts.append(
                         self._page_start(int.from_bytes(raw[begin : begin + 8], "little")) + _PAGE.size

@@ -115,9 +115,7 @@ class RecordWriter:
     def _remove(self) -> None:
         """Removes the files that do not have their final names yet."""
         try:
-            with suppress(
-                OSError
-            ):  # on a full disk the last bytes cannot be written, and they are not needed
+            with suppress(OSError):  # on a full disk the last bytes cannot be written: they are not needed
                 self._file.close()
         finally:
             Path(self._part).unlink(missing_ok=True)

@@ -74,9 +74,7 @@ class Dataset(Generic[T_co]):
                 setattr(cls, _METHODS[at], None)
 
     def __getitem__(self, index: Any) -> T_co:
-        raise NotImplementedError(
-            f"{type(self).__name__} must define __getitem__, which returns the sample of a key."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__, which returns a sample.")
 
     def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
         return ConcatDataset([self, other])
@@ -93,9 +91,7 @@ class IterableDataset(Dataset[T_co]):
     """
 
     def __iter__(self) -> Iterator[T_co]:
-        raise NotImplementedError(
-            f"{type(self).__name__} must define __iter__, which yields the samples in order."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields the samples.")
 
     def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
         return ChainDataset([self, other])
