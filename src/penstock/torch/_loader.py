@@ -121,9 +121,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             core.resize(num_workers)
         elif self._ours.seed is None and engine is not None and not engine.closed:
             raise ValueError(
-                f"num_workers cannot be changed from {self.num_workers} to {num_workers!r} while workers run: without "
-                "seed= the batches depend on it, because each worker has its own random generators and its own steps, "
-                "as in torch. Give the loader seed=, or change it when no iterator is alive."
+                f"num_workers cannot be changed from {self.num_workers} to {num_workers!r} while workers run: "
+                "without seed= the batches depend on it, because each worker has its own random generators and its "
+                "own steps, as in torch. Give the loader seed=, or change it when no iterator is alive."
             )
 
     # Stopping and going on.
