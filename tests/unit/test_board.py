@@ -26,7 +26,7 @@ def fd() -> Iterator[int]:
 
 
 def notice(seq: int) -> Notice:
-    return Notice(seq, 0, 0, seq, 0, 8, 1, 0, 0, 4096, 0, 4096)
+    return Notice(seq, 0, 0, seq, 0, 8, 1, 0, 0, 4096, 4096)
 
 
 def test_a_task_is_claimed_once(fd: int) -> None:

@@ -15,7 +15,8 @@ import cloudpickle
 import pytest
 
 from penstock import get_worker_info
-from penstock._wire.task import Kind, Task
+from penstock._feed.keys import KeyFetch
+from penstock._wire.task import Task
 from penstock._work.job import Job
 from penstock.backends._base import Filled, Left, Lost
 from penstock.backends._process.backend import ProcessBackend
@@ -63,7 +64,7 @@ class Crew:
     """A backend and the outcomes that it has told of."""
 
     def __init__(self, method: str, dataset: Any, workers: int) -> None:
-        self.job = Job(dataset, None, None, workers, seed=1, drop_last=False)
+        self.job = Job(dataset, KeyFetch, None, None, workers, seed=1, drop_last=False)
         self.backend = ProcessBackend(self.job, method, explicit=True)
         self.hired = 0
         self.posted = 0
@@ -74,13 +75,13 @@ class Crew:
             self.hire()
 
     def hire(self) -> int:
-        self.backend.hire(self.hired, self.hired, None)
+        self.backend.hire(self.hired, self.hired)
         self.hired += 1
         return self.hired - 1
 
     def post(self, *keys: int) -> None:
         for key in keys:
-            task = Task(self.posted, 0, 0, self.posted, Kind.KEYS, [key])
+            task = Task(self.posted, 0, 0, self.posted, [key])
             self.backend.post(task, self.posted, -1)
             self.posted += 1
         self.backend.flush()
@@ -270,7 +271,7 @@ def test_a_worker_beyond_the_first_number_of_workers_knows_its_seat(method: str,
 
 
 def test_workers_that_have_tasks_of_their_own_cannot_be_asked_to_leave() -> None:
-    job = Job(Keys(), None, None, 1, seed=1, drop_last=False, assigned=True)
+    job = Job(Keys(), KeyFetch, None, None, 1, seed=1, drop_last=False, assigned=True)
     backend = ProcessBackend(job, "fork", explicit=True)
     try:
         with pytest.raises(InternalError, match="assigned"):

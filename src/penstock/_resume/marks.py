@@ -58,6 +58,15 @@ def known(mark: bytes | Mark | None) -> Mark | None:
     return None
 
 
+def refusal(mark: bytes) -> str:
+    """Why there is no mark in these bytes, for a message."""
+    try:
+        opened(mark)
+    except StateError as error:
+        return str(error)
+    return NOT_LOST
+
+
 def _refusal(owner: object, error: Exception) -> StateError:
     name = type(owner).__name__
     return StateError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,33 +15,15 @@ from numpy.typing import NDArray
 
 from penstock._wire.pickling import dumps, loads
 
-
-class Kind(IntEnum):
-    """What `Task.keys` holds."""
-
-    KEYS = 0  # the keys of one batch
-    KEY = 1  # one key, not batched
-    ITEMS = 2  # the light items of one batch, from which `load` makes the samples
-    ITEM = 3  # one light item, not batched
-    PULL = 4  # the number of samples to take from the stream for one batch
-    PULL_ONE = 5  # one sample from the stream, not batched
-
-
-# Samples are named by key: all datasets except streams.
-BY_KEY = (Kind.KEYS, Kind.KEY)
-# Streams that a worker reads.
-PULLED = (Kind.PULL, Kind.PULL_ONE)
-BATCHED = frozenset({Kind.KEYS, Kind.ITEMS, Kind.PULL})
-
-
 # The largest number of steps in one task.
 MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """`seq` is unique in the life of a crew; `run` is unique in the life of a loader, one for each `iter()`.
+    """`seq` is unique in the life of an engine; `run` is unique in the life of a loader, one for each `iter()`.
 
-    Short steps travel several in one task: `steps` equal shares of `keys`.
+    The feed that drew `keys` knows what they are. Short steps travel several in one task (a bundle): `steps` equal
+    shares of `keys`.
 
     `mark` is the position of the sampler or stream after this step, if it has a state. It stays in the calling
     process, or comes from the worker that reads the stream.
@@ -52,20 +33,30 @@ class Task(NamedTuple):
     run: int
     epoch: int
     step: int
-    kind: Kind
     keys: Any
     steps: int = 1
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
         """One task for each step. Their seqs follow `seq`, and no other task has them."""
-        seq, run, epoch, step, kind, keys, count, _ = self
+        seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
         share = len(keys) // count
-        return [
-            Task(seq + i, run, epoch, step + i, kind, keys[i * share : (i + 1) * share]) for i in range(count)
-        ]
+        return [Task(seq + i, run, epoch, step + i, keys[i * share : (i + 1) * share]) for i in range(count)]
+
+
+class Opening(NamedTuple):
+    """The keys of a task at which a worker may have to open a stream, in the place of `size` alone.
+
+    The stream continues from `mark`, or begins if there is none. Of its batches, `replayed` were handed out before. A
+    worker that has read the run number `after` to its end holds the stream in that state already.
+    """
+
+    size: int
+    mark: Any
+    replayed: int
+    after: int = -1
 
 
 class Mended(NamedTuple):
@@ -88,7 +79,6 @@ class Notice(NamedTuple):
     run: int
     epoch: int
     step: int
-    kind: int
     keys: int  # length in bytes; negative if the keys are pickled
     steps: int
     updates: int  # the length of the log that a worker applies first
@@ -99,38 +89,32 @@ class Notice(NamedTuple):
 
     def task(self, root: NDArray[np.uint8]) -> Task:
         """In the worker: the task, with its keys read from the slab. Pickled keys may raise any exception."""
-        seq, run, epoch, step, kind, size, steps, *_ = self
+        seq, run, epoch, step, size, steps, *_ = self
         if size >= 0:
             keys: Any = root[:size].view(np.int64)
             keys.flags.writeable = False
         else:
             keys = loads(root[:-size].data)
-        if _SINGLE[kind]:
-            (keys,) = keys
-        return Task(seq, run, epoch, step, _KINDS[kind], keys, steps)
+        return Task(seq, run, epoch, step, keys, steps)
 
 
 NOTICE = struct.Struct(f"<{len(Notice._fields)}q")
 
-_KINDS = tuple(Kind)
-_SINGLE = tuple(kind not in BATCHED for kind in Kind)
 _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
-def encode_keys(task: Task, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
+def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
     """In the parent: the keys of a task as bytes for the slab, and `Notice.keys`.
 
-    An int64 array, or a list of ints, travels as an array; everything else is pickled. `main_is_there`: workers have
-    the `__main__` of this process, and can look up its classes.
+    An int64 array, or a list of ints, travels as an array; everything else is pickled. `batched`: a list is the keys
+    of a batch, and not one key. `main_is_there`: workers have the `__main__` of this process, and find its classes.
     """
-    keys = task.keys
-    if _SINGLE[task.kind]:
-        keys = (keys,)  # a list that is one key must not arrive as an array
-    if type(keys) is list and set(map(type, keys)) == {int}:
-        with suppress(OverflowError):
-            keys = np.array(keys, np.int64)
-    if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
-        return keys.view(_UINT8), keys.nbytes
+    if batched:
+        if type(keys) is list and set(map(type, keys)) == {int}:
+            with suppress(OverflowError):
+                keys = np.array(keys, np.int64)
+        if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
+            return keys.view(_UINT8), keys.nbytes
     data = dumps(keys)
     if b"__main__" in data and not main_is_there:
         data = dumps(keys, by_value=True)

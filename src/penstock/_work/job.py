@@ -16,12 +16,14 @@ class Job:
     """What each worker of a crew has from its start: everything that is the same for all steps."""
 
     dataset: Any
+    fetch: Any  # the worker's half of the feed: called with the runner
     collate_fn: Any
     worker_init_fn: Callable[[int], object] | None
     num_workers: int
     seed: int
     drop_last: bool
     shard: tuple[int, int] = (0, 1)  # the rank that this crew works for, and the number of ranks
+    batched: bool = True
     batch_size: int = 1  # samples in each step of a stream, except the last
     on_error: str = "raise"
     order: Order | None = None  # replacements are drawn from it; None: from the step itself

@@ -30,7 +30,7 @@ class Lost(NamedTuple):
 
     worker: int
     seq: int | None
-    at: int
+    at: int | None
     who: str
     how: str
     signal: str
@@ -80,11 +80,11 @@ class Backend(Protocol):
     def workers(self) -> list[Any]:
         """Handles of the living worker processes, by seat."""
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        """Starts a worker. Its heritage: in which run the last mark was made, and the mark."""
+    def hire(self, worker: int, seat: int) -> None:
+        """Starts a worker."""
 
     def retire(self) -> None:
-        """Asks for one worker to leave after its present step: the first that is free. `poll` reports it as Left."""
+        """Asks one worker, whichever is free first, to leave after its present step: `poll` tells of it as `Left`."""
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.

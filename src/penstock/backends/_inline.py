@@ -12,7 +12,8 @@ from penstock._wire.failure import annotate
 from penstock._wire.task import Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
-from penstock._work.runner import Runner, StreamEnded
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
 from penstock.errors import InternalError
 
@@ -34,11 +35,11 @@ class InlineBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+    def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
 
     def retire(self) -> None:
-        raise InternalError("the inline backend has no worker that could leave")
+        raise InternalError("without workers, there is none to leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
@@ -50,7 +51,7 @@ class InlineBackend:
         return b""
 
     def update(self, change: bytes) -> None:
-        self._runner.look_up()  # the dataset is the caller's own
+        self._runner.fetch.look_up()  # the dataset is the caller's own
 
     def flush(self) -> None:
         pass

@@ -188,6 +188,7 @@ class Draw:
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan = plan
         self._epoch = epoch
+        self.batched = plan.batch_size is not None
         self._size = plan.batch_size or 1
         self._step = start
         self._steps = plan.steps(epoch)

@@ -60,7 +60,7 @@ class SeededRunner(Runner):
     """As penstock's, for datasets that ask torch who they are and for random numbers."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        job = self._job
+        job = self.job
         torch.set_num_threads(1)
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
@@ -106,19 +106,18 @@ class Core(DataLoader[Any]):
             super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
         if before is not None:
-            for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
-                setattr(self, name, getattr(before, name))
+            self._epochs = before._epochs
 
     def close_idle(self) -> None:
         """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
-        engine = self._crews.take()
+        engine = self._engines.take()
         if engine is not None:
             engine.close()
 
     def twin(self) -> Core:
         """Another at the same place. What this one hands out from now on does not move it."""
         made = copy.copy(self)
-        made._progress = copy.copy(self._progress)
+        made._epochs = self._epochs.copy()
         return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,9 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock._epoch.engine import Engine
-from penstock._epoch.run import Run
+from penstock._feed.run import Run
 from penstock._fill.cast import Into
-from penstock._schedule import Assigned
-from penstock._wire.task import Kind
+from penstock._schedule.assigned import Assigned
 from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
 from penstock.backends._process.methods import choose_method
@@ -121,7 +120,6 @@ class Workers(_Ours):
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
-        self._kind = _kind(loader)
         self._runs = itertools.count()
         self._reset(loader, first_iter=True)
 
@@ -141,10 +139,8 @@ class Workers(_Ours):
             private.BaseIterator._reset(self, loader, first_iter)
         steps, beyond = place.progress.steps, place.progress.beyond
         self._num_yielded = steps + len(beyond)
-        keys = _DRAWN[self._kind](place.keys(self._sampler_iter))
-        run = self._run = Run(
-            self._runs, 0, self._kind, keys, None, steps, frozenset(beyond), seat=place.seat
-        )
+        keys = _drawn(loader, place.keys(self._sampler_iter))
+        run = self._run = Run(next(self._runs), 0, keys, step=steps, skip=frozenset(beyond), seat=place.seat)
         engine.open(run)
         self._workers = engine.workers
         _raise_the_samplers_error(run)
@@ -244,19 +240,11 @@ def new_iterator(loader: Any) -> Any:
     return Workers(loader)
 
 
-def _kind(loader: Any) -> Kind:
-    if private.is_stream(loader):
-        return Kind.PULL if private.is_batched(loader) else Kind.PULL_ONE
-    return Kind.KEYS if private.is_batched(loader) else Kind.KEY
-
-
-# What is drawn from the sampler for a step, as the step's task holds it.
-_DRAWN: dict[Kind, Callable[[Iterator[Any]], Iterator[Any]]] = {
-    Kind.KEYS: lambda sampler: map(sealed, sampler),
-    Kind.KEY: iter,
-    Kind.PULL: lambda sampler: map(len, sampler),
-    Kind.PULL_ONE: iter,
-}
+def _drawn(loader: Any, sampler: Iterator[Any]) -> Iterator[Any]:
+    """What is drawn from the sampler for each step, as its task holds it: keys, or how many samples to read."""
+    if not private.is_batched(loader):
+        return sampler
+    return map(len if private.is_stream(loader) else sealed, sampler)
 
 
 def _place(loader: Any) -> Place:
@@ -277,13 +265,15 @@ def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
     window = loader.prefetch_factor * workers
     job = Job(
         dataset=loader.dataset,
+        fetch=None,  # the replica fetches by itself
+        batched=private.is_batched(loader),
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         num_workers=workers,
         seed=base_seed,
         drop_last=loader.drop_last,
         cast=getattr(loader, "_cast", None),
-        make_runner=partial(Replica, marks=marks, resumed=resumed),
+        make_runner=partial(Replica, stream=place.is_stream, marks=marks, resumed=resumed),
         assigned=True,
     )
     # torch's default, whatever it is: a program that torch's loader serves has no more to say than before.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import socket
 import time
@@ -71,8 +70,8 @@ class ProcessBackend:
     def _start(self, job: Job, method: str, explicit: bool) -> None:
         with no_fork():
             take_standard_streams()
-            names = ("slabs", "board", "updates", "heritage", "stacks")
-            arena, board, self._updates, self._heritage, self._stacks = (
+            names = ("slabs", "board", "updates", "stacks")
+            arena, board, self._updates, self._stacks = (
                 self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0] for name in names
             )
             pipes = [self._opened(*os.pipe()) for _ in range(job.num_workers if job.assigned else 1)]
@@ -88,7 +87,6 @@ class ProcessBackend:
             "arena": arena,
             "board": board,
             "updates": self._updates,
-            "heritage": self._heritage,
             "stacks": self._stacks,
             **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
             "replies": self._replies_in,
@@ -97,7 +95,7 @@ class ProcessBackend:
         self._arena = Arena(arena)
         self._pool = Pool(self._arena)
         self._board = Board(board)
-        self._assigned = job.assigned
+        self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
         self._main_is_there = method == "fork"  # in the workers
         self._known = classes_of_main() if method == "fork" else None
@@ -124,12 +122,7 @@ class ProcessBackend:
         close_in_child(*fds)
         return fds
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
-        if heritage is not None:
-            # Only one worker ever reads a stream, and now it is dead: no process reads this while it is written.
-            data = pickle.dumps(heritage)
-            os.ftruncate(self._heritage, len(data))
-            os.pwrite(self._heritage, data, 0)
+    def hire(self, worker: int, seat: int) -> None:
         process = self._launch(worker * SEATS + seat)
         self._workers[worker] = process
         self._seat_of[worker] = seat
@@ -162,13 +155,13 @@ class ProcessBackend:
         return process
 
     def post(self, task: Task, slab: int, seat: int) -> None:
-        seq, run, epoch, step, kind, _, count, _ = task
-        keys, size = encode_keys(task, self._main_is_there)
+        seq, run, epoch, step, keys, count, _ = task
+        data, size = encode_keys(keys, self._batched, self._main_is_there)
         length = abs(size)
         region = self._pool.region(slab, length, count, self.most_steps)
         root = self._arena.root(region)
-        root[:length] = keys
-        slot = self._board.post(seq, run, epoch, step, kind, size, count, self._log.end, *region)
+        root[:length] = data
+        slot = self._board.post(seq, run, epoch, step, size, count, self._log.end, *region)
         self._posted[seq] = slot, root
         token = TOKEN.pack(slot, seq)
         if seq < self._latest:  # it is done again: before the others, as the only reader of a stream needs it
@@ -329,10 +322,7 @@ class ProcessBackend:
         how, name = fate(process.exitcode)
         cause = process.failure
         process.close()
-        del (
-            self._workers[worker],
-            self._seat_of[worker],
-        )  # after close(): an interrupt leaves the rest to `close`
+        del self._workers[worker], self._seat_of[worker]  # after close(): an interrupt leaves the rest to `close`
         who = self._names.pop(worker)
         self._receiver.forget(worker)
         # The board decides, not the exit code: a worker that took a leave has no step in hand, however it ends.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,7 +18,8 @@ from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.task import Notice, Task
 from penstock._work.job import Job
-from penstock._work.runner import Runner, StreamEnded
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.child import SEATS
 from penstock.backends._stack import tell_when_asked
@@ -40,7 +40,6 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     board = Board(fds["board"])
     who = f"worker {seat} (pid {os.getpid()})"
     runner = (job.make_runner or Runner)(job, who)
-    runner.heritage = _heritage(fds["heritage"])
     runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
 
@@ -55,12 +54,6 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             notice = board.claim(slot, seq, worker)
             if notice is not None:
                 desk.do(notice, partial(board.begin, slot))
-
-
-def _heritage(fd: int) -> tuple[int, bytes] | None:
-    """The run and the mark that the worker before this one left behind."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    return pickle.loads(data) if data else None
 
 
 def _give_way() -> None:
@@ -88,7 +81,7 @@ class _Desk:
 
     def do(self, notice: Notice, begin: Callable[[int], bool]) -> None:
         seq, count, updates = notice.seq, notice.steps, notice.updates
-        root = self._arena.root(Region._make(notice[8:]))
+        root = self._arena.root(Region._make(notice[7:]))
         try:
             task = notice.task(root)
         except Exception as error:  # raised while keys of a user's class were unpickled
