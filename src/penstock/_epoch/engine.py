@@ -382,13 +382,13 @@ class Engine:
         self._empty[command.seat] = self._losses[command.worker]
 
     def _post(self, command: commands.Post) -> None:
-        seq, slab, seat = command
+        seq, slab, seat, resume = command
         task = self._course.find(seq)
         if task is None:
             task, ends = self._course.draw(seq, self._pace.bundle)
             if ends:
                 self._events.append(events.Bounded(seq))
-        elif self._position is not None and self._position[0] == task.run:
+        if resume and task is not None and self._position is not None and self._position[0] == task.run:
             assert self._course.run is not None
             task = self._course.run.continued(task, self._position[1])
         if task is not None:
@@ -445,7 +445,8 @@ class Engine:
         self._answer = self._unwrap()
 
     def _break(self, command: commands.Break) -> None:
-        run, task = self._course.run, self._course.find(command.seq)
+        run = self._course.run
+        task = self._course.find(command.seq) or self._course.draw(command.seq)[0]
         assert run is not None and task is not None
         why = None
         if command.unknown:
