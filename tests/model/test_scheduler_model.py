@@ -85,14 +85,14 @@ WORLDS = {
         runs=(1, 1), window=2, workers=1, retries=0, crashes=1, refusals=2, cancels=1, unread=0
     ),
     "workers that are not started, bundles as they come": Setting(
-        runs=(4,), ends="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
+        runs=(3,), ends="found", bundle=2, window=2, in_order=False, crashes=1, refusals=3, retries=0
     ),
     "bundles, crash": Setting(runs=(5,), ends="found", bundle=2, window=2, crashes=1),
     "bundles, two crashes": Setting(runs=(4, 1), ends="found", bundle=2, window=2, crashes=2, unread=0),
     "bundles, no retries": Setting(
         runs=(3, 2), ends="found", bundle=2, window=2, retries=0, crashes=2, unread=0
     ),
-    "bundles of three": Setting(runs=(3,), ends="found", bundle=3, window=1, crashes=3, hold=2),
+    "bundles of three": Setting(runs=(3,), ends="found", bundle=3, window=1, crashes=2, hold=2),
     "bundles, cancel": Setting(runs=(3, 2), ends="found", bundle=2, window=2, crashes=1, cancels=1, unread=0),
     "bundles as they come": Setting(runs=(4,), ends="found", bundle=2, window=2, crashes=1, in_order=False),
     "a crew that dies at birth, bundles": Setting(
@@ -109,7 +109,7 @@ WORLDS = {
     "change, as they come": Setting(runs=(3,), ends="found", changes=1, window=2, in_order=False, unread=0),
     "change, bundles": Setting(runs=(4, 2), ends="found", changes=1, bundle=2, window=2, workers=1, unread=0),
     "change, bundles, crash": Setting(
-        runs=(3, 1), ends="found", changes=1, crashes=1, bundle=3, window=2, workers=1, unread=0
+        runs=(3,), ends="found", changes=1, crashes=1, bundle=3, window=2, workers=1, unread=0
     ),
     "change, bundles as they come": Setting(
         runs=(3,), ends="found", changes=1, bundle=2, window=2, in_order=False, unread=0
@@ -132,7 +132,7 @@ WORLDS = {
     "more workers, then fewer": Setting(runs=(1, 1), window=1, workers=1, resizes=((3, 2), (1, 1)), unread=0),
     "fewer workers, cancel": Setting(runs=(1, 1), window=2, resizes=((1, 1),), cancels=1, unread=0),
     "fewer workers, of which many die at birth": Setting(
-        runs=(2,), window=2, retries=0, resizes=((1, 2),), crashes=2, unread=0
+        runs=(1,), window=2, retries=0, resizes=((1, 2),), crashes=2, unread=0
     ),
     "fewer workers, and some are not started": Setting(
         runs=(1,), window=1, retries=0, resizes=((1, 1), (2, 1)), refusals=2, unread=0
@@ -151,7 +151,7 @@ WORLDS = {
         runs=(3,), workers=1, resizes=((1, 1), (1, 2)), hold=2, spare=1, unread=0
     ),
     "one reader that tells": Setting(
-        runs=(3, 1), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=1, window=2, hold=2
+        runs=(3, 1), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=1, window=2, unread=0
     ),
     "one reader that never tells": Setting(
         runs=(2, 1), rule=OneReader, workers=1, ends="stream", crashes=2, window=2, hold=2, unread=0
@@ -178,10 +178,18 @@ WORLDS = {
         unread=0,
     ),
     "one reader, no retries": Setting(
-        runs=(2, 1), rule=OneReader, workers=1, ends="stream", tells=EVERY, retries=0, crashes=2, window=2
+        runs=(2, 1),
+        rule=OneReader,
+        workers=1,
+        ends="stream",
+        tells=EVERY,
+        retries=0,
+        crashes=2,
+        window=2,
+        unread=0,
     ),
     "one reader that is not started": Setting(
-        runs=(2, 1),
+        runs=(2,),
         rule=OneReader,
         workers=1,
         ends="stream",
@@ -215,7 +223,7 @@ WORLDS = {
         unread=0,
     ),
     "one reader, resized": Setting(
-        runs=(2, 1),
+        runs=(2,),
         rule=OneReader,
         workers=1,
         ends="stream",
@@ -265,6 +273,10 @@ WORLDS = {
 
 WIDE = {
     "crash and cancel": Setting(runs=(4, 2), hold=2, crashes=1, cancels=1, unread=0),
+    "workers that are not started, bundles as they come": Setting(
+        runs=(4,), ends="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
+    ),
+    "bundles of three": Setting(runs=(3,), ends="found", bundle=3, window=1, crashes=3, hold=2),
     "change, crash": Setting(runs=(2, 1), ends="found", changes=1, crashes=1, window=2, unread=0),
     "change, crashes, no retries": Setting(
         runs=(2, 1), ends="found", changes=1, crashes=3, window=1, retries=0, unread=0
@@ -895,10 +907,10 @@ class GoesOnWithTheTurnOfTheLastRun(Assigned):
         super()._opened(Opened(self._turn), out)
 
 
-class BeginsAnotherRoundWhenAStreamHasEnded(Assigned):
+class MovesTheTurnOnWhenAStreamHasEnded(Assigned):
     def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
         super()._step_ended(event, out)
-        self._turn = 0
+        self._turn = (self._turn + 1) % self._crew.size
 
 
 class EndsAllStreamsWithTheFirst(Assigned):
@@ -1045,7 +1057,7 @@ BUGS: list[tuple[type, Setting]] = [
     (SkipsASeat, SEATS),
     (BeginsAtTheFirstSeat, SECOND),
     (GoesOnWithTheTurnOfTheLastRun, SEATS),
-    (BeginsAnotherRoundWhenAStreamHasEnded, ROUNDS),
+    (MovesTheTurnOnWhenAStreamHasEnded, ROUNDS),
     (EndsAllStreamsWithTheFirst, STREAMS),
     (RemembersTheEndsOfTheLastRun, STREAMS),
     (ReplacesTheDead, SECOND),

@@ -632,7 +632,7 @@ class World:
                 self.scheduler.check()
             for command in commands:
                 events.extend(self.carry_out(command, event))
-        if self.checked:
+        if self.checked and self.owned:
             self.course.check()
 
     def carry_out(self, command: Command, cause: Event) -> Iterator[Event]:
@@ -956,16 +956,16 @@ def copy_of(part: Any) -> Any:
     new = object.__new__(type(part))
     state = new.__dict__
     state.update(part.__dict__)
-    for name, value in state.items():
-        kind = type(value)
-        if kind in COPIED:
+    for name, value in part.__dict__.items():
+        if type(value) in COPIED:
             state[name] = value.copy()
-        elif isinstance(value, Crew | Slabs):
+        elif name in PARTS:
             state[name] = copy_of(value)
     return new
 
 
-COPIED = {dict, OrderedDict, deque, list, set, Run}
+COPIED = frozenset({dict, OrderedDict, deque, list, set, Run})
+PARTS = frozenset({"_crew", "_slabs"})
 
 
 def state_of(part: Any) -> str:

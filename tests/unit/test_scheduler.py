@@ -387,6 +387,11 @@ def test_replay_the_last_worker_leaves_while_the_other_seat_is_given_up() -> Non
     assert log.after(WorkerLeft(1)).are(Hire(3, 0))
 
 
+def test_replay_out_of_order_a_seat_has_a_share_in_a_window_of_one() -> None:
+    log = Log(scheduler=Assigned(window=1, workers=2, in_order=False)).after(Opened(1))
+    assert log.are(Hire(0, 0), Hire(1, 1), Post(0, 0, 1))
+
+
 # Slabs
 
 
