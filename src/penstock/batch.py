@@ -8,11 +8,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-T = TypeVar("T")
+__all__ = ["Batch"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[T]):
+class Batch(Generic[_T]):
     """An item of `DataLoader.batches()`: a batch and the keys of its samples.
 
     `data` is the batch that plain iteration yields. `index` has the sample key of each row if keys are integers (for
@@ -21,7 +23,7 @@ class Batch(Generic[T]):
     was tolerated (`on_error=`); such samples are not in `index`.
     """
 
-    data: T
+    data: _T
     index: NDArray[np.uint64] | None
     epoch: int
     step: int

@@ -6,6 +6,19 @@ and the worker (see `_wire/failure.py`).
 
 from __future__ import annotations
 
+__all__ = [
+    "CastError",
+    "CollateError",
+    "ImageError",
+    "InternalError",
+    "LoaderTimeout",
+    "RecordError",
+    "RemoteTraceback",
+    "StateError",
+    "UnshippableDataset",
+    "WorkerLost",
+]
+
 
 class CollateError(TypeError, ValueError):
     """The samples of a step cannot be collated into one batch.

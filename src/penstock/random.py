@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["each", "rng"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def rng() -> Generator:
@@ -46,7 +46,7 @@ def rng() -> Generator:
     return source.rng()
 
 
-def each(keys: Sequence[T] | NDArray[Any]) -> Iterator[T]:
+def each(keys: Sequence[_T] | NDArray[Any]) -> Iterator[_T]:
     """Iterates over the keys, and tells the loader which sample is being computed.
 
     For a dataset that computes all samples of a step in one call, `__getitems__(keys)` or `__gather__(keys, empty)`,

@@ -371,7 +371,7 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
     )
     with pytest.raises(
         AssertionError,
-        match=r"batch 0 of epoch 0 is not as in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
+        match=r"batch 0 of epoch 0 differs from that in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
     ):
         assert_same_everywhere(
             lambda num_workers: DataLoader(

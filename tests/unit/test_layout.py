@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from same import same
 
-from penstock._memory import guests, leaves
+from penstock._memory import guests
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
-from penstock._wire.reply import dumps
+from penstock._wire.pickling import dumps
 
 SIZE = 1 << 16
 
@@ -129,7 +130,7 @@ def test_what_the_first_pickler_gave_out_of_band_before_it_failed_is_forgotten()
 
 
 def test_a_reducer_that_a_program_registers_with_copyreg_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(leaves.copyreg.dispatch_table, Box, lambda box: (list, ([box.value],)))
+    monkeypatch.setitem(copyreg.dispatch_table, Box, lambda box: (list, ([box.value],)))
     assert pickle.loads(dumps(Box(3), [])) == [3]
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from test_layout import Box, slab, travel
 
 from penstock import DataLoader
-from penstock._memory import leaves
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
+from penstock._wire.pickling import dumps
 
 torch = pytest.importorskip("torch")
 tensors = pytest.importorskip("penstock.torch._tensors")
@@ -285,9 +285,7 @@ def test_a_packed_sequence_travels_in_the_slab() -> None:
 
 def test_the_pickle_of_an_object_holds_none_of_its_tensors_bytes() -> None:
     buffers: list[pickle.PickleBuffer] = []
-    data = leaves.dump(
-        pickle.Pickler, Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers
-    )
+    data = dumps(Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers)
     assert len(buffers) == 3
     assert len(data) < 1000
 

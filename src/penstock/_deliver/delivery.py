@@ -10,27 +10,15 @@ guest's leaf, and there is no second one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from penstock._memory.guests import HANDLERS, can_pin
-from penstock.batch import Batch
-
-T = TypeVar("T")
 
 
 class Delivery(Protocol):
     """Makes of an opened batch what the caller gets. Called once for each batch, in the thread that consumes it."""
 
     def __call__(self, batch: Any, /) -> Any: ...
-
-
-def delivered(batches: Iterator[Batch[T]], deliver: Delivery | None) -> Iterator[Batch[T]]:
-    """The batches with their data delivered."""
-    if deliver is None:
-        return batches
-    return (replace(batch, data=deliver(batch.data)) for batch in batches)
 
 
 def pinning() -> Delivery | None:

@@ -1,34 +1,34 @@
-"""The scheduler for workers that are not alike: each step belongs to one of them from the beginning.
+"""The scheduler for workers that are not alike: each step belongs to one worker from the beginning.
 
-torch's loader has such workers: each has random generators of its own, and its own copy of a stream. So
-who does a step decides what is in it. Steps go round the seats in turn; a seat whose stream has ended is
-passed over; what was posted is always done, because it moves the worker's generators on; and a worker that
-dies cannot be replaced.
+torch's loader has such workers: each has random generators of its own, and its own copy of a stream. So the worker
+that does a step decides what is in it. Steps go round the seats in turn; a seat whose stream has ended is skipped; a
+posted step is always done, because doing it advances the worker's generators; and a worker that dies cannot be
+replaced.
 """
 
 from __future__ import annotations
 
-from penstock._schedule.commands import Command, Hire, Post, Rescind
-from penstock._schedule.events import Cancelled, Opened, StepEnded
-from penstock._schedule.scheduler import POSTED, Scheduler, Step
+from penstock._schedule.commands import Command, Fail, Hire, Post, Rescind
+from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLost
+from penstock._schedule.scheduler import Scheduler
+from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """As `Scheduler`, with a seat in every Post. `WorkerLost` is the end, and not told to it."""
+    """As `Scheduler`, with a seat in every Post."""
 
     def __init__(self, *, window: int, workers: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=workers, retries=0, in_order=in_order)
-        self._ended: set[int] = set()  # seats whose stream has
+        self._ended: set[int] = set()  # seats whose stream has ended
         self._seat_of: dict[int, int] = {}
         self._turn = 0
 
     @property
-    def is_busy(self) -> bool:
-        """Whether steps of a cancelled run are not done yet. Until they are, no other may be opened."""
+    def must_settle(self) -> bool:
         return bool(self._abandoned)
 
     def _may_wait(self) -> bool:
-        return False  # a caller's sampler is asked for one step for each that is delivered, no later
+        return False  # the caller's sampler is asked for one step for each that is delivered, no later
 
     def _opened(self, event: Opened, out: list[Command]) -> None:
         if self._abandoned:
@@ -37,7 +37,7 @@ class Assigned(Scheduler):
         self._seat_of.clear()
         self._turn = event.seat
         super()._opened(event, out)
-        # torch has its workers before it asks the sampler.
+        # torch starts its workers before it asks the sampler.
         out.sort(key=lambda command: type(command) is not Hire)
 
     def _post(self, out: list[Command]) -> None:
@@ -45,18 +45,19 @@ class Assigned(Scheduler):
             seat = self._next_seat()
             if seat is None:
                 return
-            seq, slab = self._next_seq, self._take_slab()
+            seq, slab = self._next_seq, self._slabs.take()
             self._next_seq = seq + self._room
             self._seat_of[seq] = seat
             self._steps[seq] = Step(POSTED, slab)
-            out.append(Post(seq, slab, 0, seat))
+            out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Whose turn it is; out of order, of those that have no more than their share."""
-        share = self._window // (self._workers - len(self._ended)) if not self._in_order else self._window
-        for _ in range(self._workers):
+        """The seat whose turn it is; out of order, only if it has no more than its share of steps."""
+        workers = self._crew.size
+        share = self._window // (workers - len(self._ended)) if not self._in_order else self._window
+        for _ in range(workers):
             seat = self._turn
-            self._turn = (seat + 1) % self._workers
+            self._turn = (seat + 1) % workers
             if seat in self._ended:
                 continue
             if self._in_order or sum(self._seat_of[seq] == seat for seq in self._steps) < share:
@@ -71,7 +72,7 @@ class Assigned(Scheduler):
         seat = self._seat_of[event.seq]
         self._ended.add(seat)
         self._abandon([seq for seq in self._steps if self._seat_of[seq] == seat and seq > event.seq], out)
-        if len(self._ended) == self._workers:
+        if len(self._ended) == self._crew.size:
             self._drained = True
             self._lower_bound_to(self._next_seq)
 
@@ -83,3 +84,16 @@ class Assigned(Scheduler):
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
         super()._cancelled(event, out)
         self._drained = True
+
+    def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
+        out.append(Fail(event.worker))
+
+    def _refused(self, event: Event, out: list[Command]) -> None:
+        self._impossible(event, "with a fixed assignment the batches depend on the number of workers and their past")
+
+    _resized = _changed = _refused
+
+    def check(self) -> None:
+        super().check()
+        assert self._seat_of.keys() >= {*self._steps}, "every step has a seat"
+        assert all(0 <= seat < self._crew.size for seat in (*self._seat_of.values(), *self._ended, self._turn))

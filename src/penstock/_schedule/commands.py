@@ -1,6 +1,6 @@
-"""What the outside must do next: the only way out of the scheduler.
+"""What the engine must do next: the only output of the scheduler.
 
-A list of commands is carried out in its order. Like events, they compare as plain tuples.
+A list of commands is carried out in its order. Like events, commands compare as plain tuples.
 """
 
 from __future__ import annotations
@@ -9,36 +9,39 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat. The id is new even where the seat is not."""
+    """Start a worker in a seat. The worker id is always new, even if the seat is not."""
 
     worker: int
     seat: int
 
 
+class Retire(NamedTuple):
+    """Ask one worker to leave after its present step: whichever is free first. `WorkerLeft` answers."""
+
+
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run: who is hired for it dies. `worker` was the last; others live."""
+    """Leave a seat empty until the next run: its workers crash at start-up. `worker` was the last; others live."""
 
     seat: int
     worker: int
 
 
 class Post(NamedTuple):
-    """Put a step on the board: one that was drawn for this seq before, or else draw it now.
+    """Offer a step to the workers: the one drawn for this seq before, or else draw it now.
 
-    A slab id not seen before means: allocate one. (Where the draw ends in `Exhausted` nothing need be
-    allocated, and a later Post may name the same id.)
+    A slab id not seen before means: allocate one. (If the draw ends in `Exhausted`, nothing need be allocated, and
+    a later Post may name the same id.)
 
-    `seat`: who must do it; -1 where workers are alike, and whoever is free does it.
+    `seat` is the worker that must do the step; -1 means any free worker.
     """
 
     seq: int
     slab: int
-    attempt: int
     seat: int = -1
 
 
 class Rescind(NamedTuple):
-    """Take a task off the board. `Rescinded` answers if it was there; else its worker will be heard of."""
+    """Withdraw a posted task. `Rescinded` answers if no worker had claimed it; otherwise its worker will report."""
 
     seq: int
 
@@ -51,10 +54,27 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step is lost; `worker` was the last to die. Its slab is free again."""
+    """Tell the consumer that this step failed for good; `worker` was the last to die of it. Its slab is free."""
 
     seq: int
     slab: int
+    worker: int
+
+
+class Break(NamedTuple):
+    """The run ends before this step, with an error: its reader, `worker`, died, and no other can continue the stream.
+
+    `unknown` says why: the position of the stream died with the worker. Otherwise the step has used up its retries.
+    """
+
+    seq: int
+    worker: int
+    unknown: bool
+
+
+class Fail(NamedTuple):
+    """Stop with an error: this worker died, and with a fixed assignment no other worker can replace it."""
+
     worker: int
 
 
@@ -68,8 +88,6 @@ class Cool(NamedTuple):
     slab: int
 
 
-class Stop(NamedTuple):
-    """End everything."""
-
-
-Command: TypeAlias = Hire | GiveUp | Post | Rescind | Deliver | DeliverLost | Finish | Cool | Stop
+Command: TypeAlias = (
+    Hire | Retire | GiveUp | Post | Rescind | Deliver | DeliverLost | Break | Fail | Finish | Cool
+)  # fmt: skip

@@ -1,14 +1,15 @@
-"""What has happened outside: the only way in for the scheduler.
+"""What has happened outside: the only input of the scheduler.
 
-A `seq` is the place of a step in the life of a crew: it grows, spans runs, and is never used twice (some
-are never used at all). A run is what one consumer reads from `Opened` to `Finish`.
+A `seq` numbers a step over the life of an engine: it grows, spans runs, and is never used twice (some numbers are
+never used at all). A run is what one consumer reads from `Opened` to `Finish`.
 
-What is called a step here may be several steps of the plan, done and delivered as one, and nobody here
-knows: only when a worker dies of them they are told apart, so that one of them cannot take the others along.
+What is called a step here may be a bundle: several steps of the plan that are done and delivered as one. The
+scheduler does not notice, until a worker dies: then the bundle becomes single steps, so that a step that kills
+workers cannot take the others along.
 
-Events are named tuples because three of them are made for every batch, and a named tuple costs a third of
-a frozen dataclass. The price: they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types
-too, or their `repr`.
+Events are named tuples because three of them are made for every batch, and a named tuple costs a third of a frozen
+dataclass. The price: they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types too, or their
+`repr`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run. Legal when there was none, it is over, or it was cancelled.
+    """A consumer begins a run. Legal if there was none, or the last one is over or cancelled.
 
-    Where steps belong to seats, the first one is for this.
+    With a fixed assignment, the worker in `seat` gets the first step.
     """
 
     seat: int = 0
@@ -30,9 +31,9 @@ class Asked(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """The current run ends before `seq`. What is posted from there on belongs to the next run.
+    """The current run ends before `seq`. Steps posted from there on belong to the next run.
 
-    `Opened` forgets it: where the bound of the new run is known, say so right after.
+    `Opened` forgets the bound: if that of the new run is known, it is told right after.
     """
 
     seq: int
@@ -41,24 +42,24 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """There is nothing to draw for Post(seq), nor for any later one until the next `Opened`.
 
-    The answer to each Post of one list comes before any other kind of event (but `Bounded`, and `WorkerLost` of
-    one that was to be hired by the same list).
+    The answer to each Post of one list of commands comes before any other kind of event (but `Bounded`, and
+    `WorkerLost` for a worker that the same list hires).
     """
 
     seq: int
 
 
 class StepFilled(NamedTuple):
-    """The result of a step is in: a batch or the user's error, which is the same here."""
+    """The result of a step arrived: a batch or the user's error, which makes no difference here."""
 
     seq: int
     worker: int
 
 
 class StepEnded(NamedTuple):
-    """A stream ran dry before this step. No later step of this stream holds anything.
+    """A stream ended before this step, so no later step of this stream has samples either.
 
-    For a step of the next run it only frees the slab and stops posting: say `Bounded` after `Opened`.
+    For a step of the next run it only frees the slab and stops posting: tell `Bounded` after `Opened`.
     """
 
     seq: int
@@ -66,16 +67,35 @@ class StepEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is dead, and all that it sent has been handled; or it could not be started.
+    """A worker died, and everything it had sent was handled; or it could not be started.
 
-    `seq` is what it had claimed, unfinished. That was `steps` steps of the plan, and the worker died in the one
-    at `at`. From here on they are steps of their own: seq, seq + 1 and so on.
+    `seq` is the task that it had claimed and not finished: a bundle of `steps` steps of the plan, of which it was
+    doing number `at` (None if that is unknown). From here on they are single steps: seq, seq + 1 and so on.
+    `resumable` matters for streams: the position behind the last filled step of the run is known.
     """
 
     worker: int
     seq: int | None
     steps: int = 1
-    at: int = 0
+    at: int | None = 0
+    resumable: bool = False
+
+
+class WorkerLeft(NamedTuple):
+    """A worker left as it was asked to, with no step in its hands, and everything it had sent was handled."""
+
+    worker: int
+
+
+class Resized(NamedTuple):
+    """From now on there shall be so many workers, and so many steps may be undelivered."""
+
+    workers: int
+    window: int
+
+
+class Changed(NamedTuple):
+    """The dataset changed: every step that was not handed out yet must be done again, under another seq."""
 
 
 class SlabReturned(NamedTuple):
@@ -85,20 +105,20 @@ class SlabReturned(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The consumer has abandoned its run, and with it what was prefetched for the next."""
+    """The consumer abandoned its run, and with it the prefetched steps of the next one."""
 
 
 class Rescinded(NamedTuple):
-    """Rescind(seq) found the task open on the board and took it off: no worker has seen it."""
+    """Rescind(seq) withdrew the task before any worker had claimed it."""
 
     seq: int
 
 
 class Closed(NamedTuple):
-    """The end. Whatever is handled later is ignored."""
+    """The end. Later events are ignored."""
 
 
 Event: TypeAlias = (
-    Opened | Asked | Bounded | Exhausted | StepFilled | StepEnded | WorkerLost | SlabReturned | Cancelled
-    | Rescinded | Closed
+    Opened | Asked | Bounded | Exhausted | StepFilled | StepEnded | WorkerLost | WorkerLeft | Resized | Changed
+    | SlabReturned | Cancelled | Rescinded | Closed
 )  # fmt: skip

@@ -1,0 +1,140 @@
+"""The steps of the plan on their way to the consumer: drawn, delivered in bundles, handed out one by one, done again.
+
+    step   undrawn --draw--> OUT, in the task of a seq --deliver--> READY --hand_out--> forgotten
+           OUT --split--> OUT, in a task of its own
+           OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
+           OUT --forget--> forgotten        any --cancel--> forgotten
+
+The scheduler decides about seqs, this part about what they stand for. It has no clock, lock or buffer either: what a
+run draws, and what an outcome is, is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Work(Protocol):
+    """A task, a named tuple: one step of a run, or several."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def run(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    def single(self) -> list[Any]: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class Drawable(Protocol):
+    """A run: the steps of one epoch. Once `draw` has returned None it returns nothing else."""
+
+    number: int
+    error: BaseException | None
+
+    def draw(self, seq: int, most: int = 1) -> Any: ...
+    def follow(self) -> Any: ...
+
+
+R = TypeVar("R", bound=Drawable)
+
+
+class Course(Generic[R, W]):
+    """`look_ahead`: steps of the run after the current one may be drawn before it is opened."""
+
+    def __init__(self, look_ahead: bool) -> None:
+        self.run: R | None = None
+        self.ahead: R | None = None
+        self.ready: deque[tuple[W, Any]] = deque()  # delivered and not handed out, each with its outcome
+        self._look_ahead = look_ahead
+        self._out: dict[int, W] = {}
+        self._again: deque[W] = deque()
+
+    def open(self, run: R) -> None:
+        self.run, self.ahead = run, None
+
+    def draw(self, seq: int, most: int = 1) -> tuple[W | None, bool]:
+        """The task for a seq, None if nothing is left; and whether the current run ends before it."""
+        if self._again:
+            task: Any = self._again.popleft()
+            task = self._out[seq] = task._replace(seq=seq)
+            return task, False
+        run = self.ahead or self.run
+        assert run is not None, "steps are posted only while a run is open"
+        drawn: W | None = run.draw(seq, most)
+        ends = False
+        if drawn is None and run is self.run:
+            ends = True
+            if self._look_ahead and run.error is None:
+                self.ahead = run.follow()
+                drawn = None if self.ahead is None else self.ahead.draw(seq, most)
+        if drawn is not None:
+            self._out[seq] = drawn
+        return drawn, ends
+
+    def refuse(self, seq: int, error: BaseException) -> bool:
+        """The run that this task was drawn from ends before it, with this error; whether that is the current run."""
+        del self._out[seq]
+        run = self.ahead or self.run
+        assert run is not None
+        run.error = error
+        return run is self.run
+
+    def find(self, seq: int | None) -> W | None:
+        return None if seq is None else self._out.get(seq)
+
+    def replace(self, task: W) -> None:
+        self._out[task.seq] = task
+
+    def oldest(self) -> W | None:
+        return min(self._out.values(), key=lambda task: task.seq, default=None)
+
+    def split(self, seq: int) -> list[W]:
+        """The steps of a task, each in a task of its own from here on. [] if the task is not known any more."""
+        task = self._out.get(seq)
+        if task is None:
+            return []
+        steps: list[W] = task.single()
+        self._out.update((step.seq, step) for step in steps)
+        return steps
+
+    def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
+        """The scheduler delivered a task: its steps, each with its outcome, wait to be handed out."""
+        self.ready.extend(zip(self._out.pop(seq).single(), outcomes, strict=True))
+
+    def forget(self, seq: int) -> W | None:
+        return self._out.pop(seq, None)
+
+    def forget_from(self, seq: int) -> None:
+        """The run ends before this seq: nothing comes of it, nor of later ones."""
+        self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
+
+    def redo(self) -> None:
+        """Whatever was not handed out of the current run is drawn again; the next run is drawn when it is opened."""
+        again = [task for task, _ in self.ready]
+        again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
+        again += self._again
+        run = self.run
+        self.cancel()
+        if run is not None:
+            self.run = run
+            self._again.extend(task for task in again if task.run == run.number)
+
+    def cancel(self) -> None:
+        self.run = self.ahead = None
+        self.ready.clear()
+        self._out.clear()
+        self._again.clear()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds. For tests: it walks over everything."""
+        out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
+        steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
+        assert len(set(steps)) == len(steps), "a step is in one place"
+        assert all(seq == task.seq for seq, task in self._out.items()), "a task knows its seq"
+        assert all(task.run == self.run.number for task in self._again if self.run), "only this run is done again"

@@ -1,0 +1,91 @@
+"""The crew: which workers live, in which seats, and how many there shall be.
+
+    seat   EMPTY --Hire--> TAKEN --WorkerLost--> EMPTY, or GIVEN UP until the next run --> EMPTY
+           TAKEN --WorkerLeft--> EMPTY
+
+Workers that die with a step in hand use up the retries of that step, so their replacement ends by itself. Workers
+that crash at start-up do not: losses without a step are counted for each seat, and a seat with too many is given up.
+
+To shrink, the crew asks as many workers to leave as are too many. Whichever is free first leaves, so which seats
+become empty is not known beforehand. Until they have left, the crew keeps its old size: a worker that crashes
+meanwhile is replaced, because somebody must leave.
+"""
+
+from __future__ import annotations
+
+from penstock._schedule.commands import Command, Hire, Retire
+
+
+class Crew:
+    """`size` workers are wanted; a seat may lose `retries + 1` workers at start-up before it is given up."""
+
+    def __init__(self, size: int, retries: int) -> None:
+        self.size = size
+        self.leaving = 0  # workers that were asked to leave and have not left
+        self._retries = retries
+        self.seats: dict[int, int] = {}  # living worker -> seat
+        # Seat -> workers lost there in a row with no step in hand, and no step filled in between.
+        self.losses: dict[int, int] = {}
+        self.next_worker = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.seats)
+
+    def __contains__(self, worker: int) -> bool:
+        return worker in self.seats
+
+    def hire(self, out: list[Command]) -> None:
+        """Hire as many as are missing, into the lowest empty seats that are not given up."""
+        taken = {*self.seats.values(), *self.given_up()}
+        missing = self.size + self.leaving - len(taken)
+        seat = 0
+        while missing > 0:
+            if seat not in taken:
+                out.append(Hire(self.next_worker, seat))
+                self.seats[self.next_worker] = seat
+                self.next_worker += 1
+                missing -= 1
+            seat += 1
+
+    def resize(self, size: int, out: list[Command]) -> None:
+        """Hire, or ask to leave. Seats that were given up are tried again: there may be fewer of them now."""
+        self.size = size
+        self.forgive()
+        for _ in range(len(self.seats) - self.leaving - size):
+            self.leaving += 1
+            out.append(Retire())
+        self.hire(out)
+
+    def lost(self, worker: int, idle: bool) -> int:
+        """The seat that this worker's death has emptied."""
+        seat = self.seats.pop(worker)
+        if idle:
+            self.losses[seat] = self.losses.get(seat, 0) + 1
+        return seat
+
+    def left(self, worker: int) -> None:
+        del self.seats[worker]
+        self.leaving -= 1
+
+    def worked(self, worker: int) -> None:
+        """This worker has done a step: its seat is not one where workers crash at start-up."""
+        if self.losses:
+            self.losses.pop(self.seats[worker], None)
+
+    def forgive(self) -> None:
+        """Every seat may be filled again."""
+        self.losses.clear()
+
+    def given_up(self) -> list[int]:
+        """The seats that stay empty."""
+        return [seat for seat, losses in self.losses.items() if losses > self._retries + 1]
+
+    def check(self, is_running: bool) -> None:
+        seats = list(self.seats.values())
+        assert len(set(seats)) == len(seats), "a seat has one worker"
+        assert all(worker < self.next_worker for worker in self.seats), "no worker id is given twice"
+        assert self.leaving >= 0, "nobody leaves twice"
+        assert not set(seats) & set(self.given_up()), "a seat that is given up is empty"
+        if is_running:
+            room = self.size + self.leaving
+            assert len(seats) + len(self.given_up()) >= room, "a seat is empty only if it was given up"

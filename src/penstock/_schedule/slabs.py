@@ -1,0 +1,64 @@
+"""Slabs by number: which are free, held by a step, or lent to the consumer.
+
+    slab   FREE --take--> HELD --lend--> LENT --free--> FREE        HELD --free--> FREE
+
+The free slab that was used last is taken first, because its memory is still in the processor's cache. Of the free
+slabs only so many keep their pages; the ones used longest ago are cooled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from penstock._schedule.commands import Command, Cool
+from penstock._schedule.states import FREE, HELD, LENT, SlabState
+
+
+class Slabs:
+    """`spare`: how many free slabs keep their pages."""
+
+    def __init__(self, spare: int) -> None:
+        self.spare = spare
+        self.states: dict[int, SlabState] = {}
+        self.warm: deque[int] = deque()  # free, the last one used at the right
+        self.cold: list[int] = []  # free, without pages
+        self._next = 0
+
+    def take(self) -> int:
+        """A free slab, or a new one: a step never waits for a slab."""
+        if self.warm:
+            slab = self.warm.pop()
+        elif self.cold:
+            slab = self.cold.pop()
+        else:
+            slab = self._next
+            self._next = slab + 1
+        self.states[slab] = HELD
+        return slab
+
+    def lend(self, slab: int) -> None:
+        self.states[slab] = LENT
+
+    def is_lent(self, slab: int) -> bool:
+        return self.states.get(slab) is LENT
+
+    def free(self, slab: int, out: list[Command]) -> None:
+        self.states[slab] = FREE
+        self.warm.append(slab)
+        if len(self.warm) > self.spare:
+            coldest = self.warm.popleft()
+            self.cold.append(coldest)
+            out.append(Cool(coldest))
+
+    def clear(self) -> None:
+        self.states.clear()
+        self.warm.clear()
+        self.cold.clear()
+
+    def check(self, held: list[int]) -> None:
+        """Raise AssertionError unless these, and no others, are held."""
+        free = [*self.warm, *self.cold]
+        assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"
+        assert {slab for slab, state in self.states.items() if state is FREE} == set(free)
+        assert {slab for slab, state in self.states.items() if state is HELD} == set(held)
+        assert all(slab < self._next for slab in self.states), "no slab id is given twice"
