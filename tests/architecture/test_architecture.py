@@ -233,16 +233,17 @@ def test_public_modules_list_their_public_names() -> None:
 
 
 def named_in(text: str) -> set[str]:
-    """Modules and packages that a page names in backticks, and paths anywhere in a block of code.
-
-    >>> sorted(named_in("`_epoch/engine.py`, `penstock._wire.task`, `plan/`, `rng()`"))
-    ['_epoch/engine.py', 'penstock._wire.task', 'plan/']
-    """
+    """Modules and packages that a page names in backticks, and paths anywhere in a block of code."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     paths = [word.strip(",") for block in blocks for word in block.split() if "/" in word]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     shape = re.compile(r"(penstock(\.\w+)+|[\w/]+\.py|(\w+/)+)")
     return {name for name in [*inline, *paths] if shape.fullmatch(name)}
+
+
+def test_names_of_modules_are_found_in_a_page() -> None:
+    page = "`_epoch/engine.py`, `penstock._wire.task` and `rng()`\n```\nplan/   orders\nread it\n```\n"
+    assert named_in(page) == {"_epoch/engine.py", "penstock._wire.task", "plan/"}
 
 
 def resolves(name: str) -> bool:
