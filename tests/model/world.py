@@ -200,8 +200,8 @@ class Worker(NamedTuple):
 Action = tuple[str, int]
 OUT, IN, ASKED = range(3)  # the consumer: between runs, in one, waiting in one
 
-# What `World.key` takes in of the scheduler and its parts. The rest is left out: settings, the log, and ids, which are
-# only names. (A slab is known by who has it, and the world has checked by then that both agree on that.)
+# What `World.key` takes in of the scheduler and its parts. The rest is left out: settings, the log, and ids, which
+# are only names. (A slab is known by who has it, and the world has checked by then that both agree on that.)
 IN_KEY: dict[type, set[str]] = {
     Scheduler: {
         "_phase", "_ask_is_open", "_bound", "_drained", "_next_seq", "_steps", "_abandoned", "_arrived",
@@ -234,7 +234,9 @@ class World:
         self.scheduler = new_scheduler(setting, make)
         if bug is not None and issubclass(bug, Crew):
             self.scheduler._crew = bug(setting.workers, setting.retries)
-        self.course: Course[Run, Task] = (bug if bug is not None and issubclass(bug, Course) else Course)(setting.ahead)
+        self.course: Course[Run, Task] = (bug if bug is not None and issubclass(bug, Course) else Course)(
+            setting.ahead
+        )
         self.owned = True  # the course is not shared with the world that this one is a copy of
         self.history: Any = None  # the events so far, as a linked list: copies share it
         self.stopped = False
@@ -296,7 +298,13 @@ class World:
         crew = {w.seat: w[1:] for w in self.workers.values()}
         losses = s._crew.losses
         seats = [
-            (self.idle_losses.get(seat, 0), losses.get(seat, 0), seat in self.given_up, crew.get(seat, ()), seat)
+            (
+                self.idle_losses.get(seat, 0),
+                losses.get(seat, 0),
+                seat in self.given_up,
+                crew.get(seat, ()),
+                seat,
+            )
             for seat in {*crew, *self.idle_losses, *losses, *self.given_up}
         ]
         own: tuple[object, ...] = ()
@@ -326,7 +334,11 @@ class World:
 
     def full_key(self) -> tuple[object, ...]:
         """Equal only for worlds that are alike down to the names of slabs and workers."""
-        mine = {k: v for k, v in vars(self).items() if k not in {"setting", "scheduler", "course", "history", "owned"}}
+        mine = {
+            k: v
+            for k, v in vars(self).items()
+            if k not in {"setting", "scheduler", "course", "history", "owned"}
+        }
         return repr(mine), state_of(self.scheduler), state_of(self.course)
 
     # Actions
@@ -406,7 +418,9 @@ class World:
         self.board = tuple(s for s in self.board if s != seq)
         posted = self.tasks[seq]
         slab = posted.slab
-        self.law(posted.wanted or self.setting.rule is Assigned, f"the cancelled step {seq} is left on the board")
+        self.law(
+            posted.wanted or self.setting.rule is Assigned, f"the cancelled step {seq} is left on the board"
+        )
         self.law(slab not in self.held.values(), f"slab {slab} is written into while lent")
         for other in self.workers.values():
             busy = other.alive and other.claim != NOTHING and self.tasks[other.claim].slab == slab
@@ -454,7 +468,9 @@ class World:
         self.workers[worker] = w._replace(pipe=tuple(rest))
         self.idle_losses.pop(w.seat, None)
         posted = self.tasks[seq]
-        self.law((self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}")
+        self.law(
+            (self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}"
+        )
         if not posted.wanted:
             del self.tasks[seq]
         elif not ended:
@@ -490,7 +506,9 @@ class World:
         at: int | None = 0
         if seq is not None:
             posted = self.tasks[seq]
-            self.law((self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}")
+            self.law(
+                (self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}"
+            )
             if not posted.wanted:
                 del self.tasks[seq]
             else:
@@ -499,13 +517,17 @@ class World:
                 at = self.crashes % steps if at_is_known else None
                 for i, task in enumerate(single):
                     slab = posted.slab if i == at else NO_SLAB
-                    self.tasks[task.seq] = posted._replace(slab=slab, task=task, deaths=posted.deaths + (i == at))
+                    self.tasks[task.seq] = posted._replace(
+                        slab=slab, task=task, deaths=posted.deaths + (i == at)
+                    )
                 self.tasks = dict(sorted(self.tasks.items()))
         run = self.course.run
         resumable = run is not None and self.known[0] == run.number
         self.tell(WorkerLost(worker, seq, steps, at, resumable))
         if self.setting.rule is Assigned:
-            self.law(self.failed or self.stopped, "a worker that cannot be replaced has died, and nobody was told")
+            self.law(
+                self.failed or self.stopped, "a worker that cannot be replaced has died, and nobody was told"
+            )
 
     def bury(self, worker: int) -> None:
         w = self.workers.pop(worker)
@@ -574,7 +596,7 @@ class World:
         workers, window = self.setting.resizes[self.resized]
         self.resized += 1
         self.spare += window - self.window
-        self.size, self.window = workers, window
+        self.size, self.window = 1 if self.setting.rule is OneReader else workers, window
         self.forgive()
         self.tell(Resized(workers, window))
 
@@ -610,7 +632,7 @@ class World:
                 self.scheduler.check()
             for command in commands:
                 events.extend(self.carry_out(command, event))
-        if self.checked:
+        if self.checked and self.owned:
             self.course.check()
 
     def carry_out(self, command: Command, cause: Event) -> Iterator[Event]:
@@ -628,16 +650,22 @@ class World:
                 self.last_seq = seq
                 self.use(slab)
                 yield from self.draw(command)
-                waiting = len({seq // self.setting.bundle for seq, posted in self.tasks.items() if posted.wanted})
+                waiting = len(
+                    {seq // self.setting.bundle for seq, posted in self.tasks.items() if posted.wanted}
+                )
                 self.law(waiting <= self.window, f"{waiting} steps are undelivered")
             case Rescind(seq):
-                self.law(self.setting.rule is not Assigned, "a posted step is always done: generators depend on it")
+                self.law(
+                    self.setting.rule is not Assigned, "a posted step is always done: generators depend on it"
+                )
                 if seq in self.board:
                     self.rescind(seq)
                     yield Rescinded(seq)
             case Deliver(seq, slab):
                 posted = self.receive(seq, slab)
-                self.law(posted.how >= 0 and seq not in self.board, f"step {seq} is delivered before it is filled")
+                self.law(
+                    posted.how >= 0 and seq not in self.board, f"step {seq} is delivered before it is filled"
+                )
                 self.held[seq] = slab
                 self.deliver(posted, posted.how)
             case DeliverLost(seq, slab, worker):
@@ -676,7 +704,9 @@ class World:
         if self.setting.rule is OneReader and self.board:
             # The new reader may claim at once: what it claims must be where the stream goes on.
             posted = self.tasks[self.board[0]]
-            self.law(posted.task.step == 0 or posted.position >= 0, "a new reader does not know where to go on")
+            self.law(
+                posted.task.step == 0 or posted.position >= 0, "a new reader does not know where to go on"
+            )
         self.given_up -= {seat}
         self.last_worker = worker
         self.workers[worker] = Worker(seat, alive=not self.refusing)
@@ -702,12 +732,10 @@ class World:
         task, ends = course.draw(seq, self.setting.bundle)
         if ends:
             yield Bounded(seq)
-        run, step, changes = self.setting.unsendable
-        if task is not None and task.run // PER_RUN == run and step in range(task.step, task.step + task.steps):
-            if self.version >= changes:
-                if course.refuse(seq, Ended(task.step)):
-                    yield Bounded(seq)
-                task = None
+        if task is not None and self.cannot_be_sent(task):
+            if course.refuse(seq, Ended(task.step)):
+                yield Bounded(seq)
+            task = None
         if task is None:
             self.dry = True
             self.untold[seq] = slab
@@ -722,6 +750,11 @@ class World:
                 self.first_ahead = seq
         self.tasks[seq] = Posted(slab, task, seat=command.seat, position=self.position_for(command, task))
         self.board = (*self.board, seq)
+
+    def cannot_be_sent(self, task: Task) -> bool:
+        run, step, changes = self.setting.unsendable
+        there = task.run // PER_RUN == run and 0 <= step - task.step < task.steps
+        return there and self.version >= changes
 
     def position_for(self, command: Post, task: Task) -> int:
         if not command.resume:
@@ -777,7 +810,9 @@ class World:
         """The consumer gets a step."""
         task, made = self.own().ready.popleft()
         assert isinstance(made, Made)
-        self.law(made.which == self.run, f"step {made.step} of run {made.which} is delivered in run {self.run}")
+        self.law(
+            made.which == self.run, f"step {made.step} of run {made.which} is delivered in run {self.run}"
+        )
         if self.setting.lengths:
             got: Any = made.step, made.how
             turns = self.in_turn()
@@ -921,16 +956,16 @@ def copy_of(part: Any) -> Any:
     new = object.__new__(type(part))
     state = new.__dict__
     state.update(part.__dict__)
-    for name, value in state.items():
-        kind = type(value)
-        if kind in COPIED:
+    for name, value in part.__dict__.items():
+        if type(value) in COPIED:
             state[name] = value.copy()
-        elif isinstance(value, Crew | Slabs):
+        elif name in PARTS:
             state[name] = copy_of(value)
     return new
 
 
-COPIED = {dict, OrderedDict, deque, list, set, Run}
+COPIED = frozenset({dict, OrderedDict, deque, list, set, Run})
+PARTS = frozenset({"_crew", "_slabs"})
 
 
 def state_of(part: Any) -> str:

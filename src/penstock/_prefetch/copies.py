@@ -33,11 +33,11 @@ class Copies:
         """The tree with its arrays in a slab that is lent."""
         leaves, spec = flatten(tree)
         fields = [None] * len(leaves) if self._field is None else self._field.of(spec)
-        slab, needed = self._take(), 0
+        slab, needed, deliver = self._take(), 0, self._deliver
         try:
             while True:
                 writer = Writer(self._slabs.root(slab, needed))
-                made = [self._copied(leaf, field, writer) for leaf, field in zip(leaves, fields, strict=True)]
+                made = [_copied(*each, writer, deliver) for each in zip(leaves, fields, strict=True)]
                 self._slabs.learn(writer.used)
                 if not writer.overflow:
                     break
@@ -53,35 +53,36 @@ class Copies:
         return unflatten(spec, made)
 
     def _take(self) -> int:
-        returned = self._leases.collect()
-        if returned:
-            self._lent -= len(returned)
-            for slab in returned:
-                self._free.put(slab)
-            for slab in self._free.surplus(max(0, self._most - self._lent)):
-                self._slabs.cool(slab)
-        taken = self._free.take()
+        free = self._free
+        for slab in self._leases.collect():
+            self._lent -= 1
+            free.put(slab)
+            if len(free.warm) + self._lent > self._most:
+                for surplus in free.surplus(max(0, self._most - self._lent)):
+                    self._slabs.cool(surplus)
+        taken = free.take()
         return self._lent if taken is None else taken  # all slabs are lent, so this number is new
 
-    def _copied(self, leaf: Any, field: Field | None, writer: Writer) -> Any:
-        kind, deliver = type(leaf), self._deliver
-        if field is not None:
-            made = converted(leaf, field, writer.empty)
-            if made is not leaf:
-                return made if deliver is None else deliver(made)
-        if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
-            out = writer.empty(leaf.shape, leaf.dtype)
-            np.copyto(out, leaf)
-            return out
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        handler = HANDLERS[kind]
-        if handler is None:
-            return leaf
-        if deliver is not None:
-            return deliver(leaf)
-        spot = handler.store and handler.store(leaf, writer)
-        if spot is None:
-            return handler.copy(leaf)
-        make, shape, how, start = spot
-        return leaf if writer.overflow else make(shape, how, writer.root, start)
+
+def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | None) -> Any:
+    kind = type(leaf)
+    if field is not None:
+        made = converted(leaf, field, writer.empty)
+        if made is not leaf:
+            return made if deliver is None else deliver(made)
+    if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
+        out = writer.empty(leaf.shape, leaf.dtype)
+        np.copyto(out, leaf)
+        return out
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    handler = HANDLERS[kind]
+    if handler is None:
+        return leaf
+    if deliver is not None:
+        return deliver(leaf)
+    spot = handler.store and handler.store(leaf, writer)
+    if spot is None:
+        return handler.copy(leaf)
+    make, shape, how, start = spot
+    return leaf if writer.overflow else make(shape, how, writer.root, start)

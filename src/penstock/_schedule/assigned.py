@@ -59,7 +59,7 @@ class Assigned(Scheduler):
     def _next_seat(self) -> int | None:
         """The seat whose turn it is; out of order, only if it has no more than its share of steps."""
         workers = self._crew.size
-        share = self._window // (workers - len(self._ended)) if not self._in_order else self._window
+        share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):
             seat = self._turn
             self._turn = (seat + 1) % workers

@@ -6,7 +6,7 @@ error and never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
              read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
-             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break: the run ends before that step
+             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break, and the run ends there
 """
 
 from __future__ import annotations
