@@ -2,51 +2,53 @@
 
 source   what the samples are               penstock.source
 plan     which samples, in which order      penstock.plan
-run      one epoch of the plan              penstock._epoch.run
-engine   who does what, in which memory     penstock._epoch.engine, _schedule, _memory
+feed     how the samples are obtained       penstock._feed
+engine   who does what, in which memory     penstock._epoch, _schedule, _memory
 backend  where it is done                   penstock.backends, penstock._work
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
-from penstock._epoch import crew as _crew
+from penstock._epoch import engines
 from penstock._epoch.engine import Engine
-from penstock._epoch.readers import Batches, IndexedBatches, Keys, Reader
-from penstock._epoch.run import Drawing, Run, SamplerReading, light_items
+from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
+from penstock._feed import feed_of
+from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options
+from penstock._resume.epochs import Epochs
 from penstock._resume.marks import asked, known
-from penstock._resume.reading import Mark, Reading, has_state
-from penstock._resume.state import ANEW, Progress, State, content
-from penstock._wire.task import BY_KEY, PULLED, Job, Kind
+from penstock._resume.progress import Progress, content
+from penstock._resume.state import ANEW, State
 from penstock._wire.updates import Restoring, Setting
+from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
-from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled, rest
-from penstock.plan._samplers import BatchSampler, order_of
 from penstock.plan._seeds import draw_key
 from penstock.source._kind import is_stream
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-T_co = TypeVar("T_co", covariant=True)
+__all__ = ["DataLoader"]
+
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-class DataLoader(Generic[T_co]):
+class DataLoader(Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, in memory that is lent and never copied twice.
 
     The arguments have the names and meanings that users of torch know; the batches are numpy.
@@ -90,7 +92,7 @@ class DataLoader(Generic[T_co]):
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[Any], T_co] | None = None,
+        collate_fn: Callable[[Any], _T_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -112,51 +114,20 @@ class DataLoader(Generic[T_co]):
         dtype: Any = None,
         casting: str = "checked",
     ) -> None:
-        stream = is_stream(dataset)
-        self._options = Options.resolve(
-            is_stream=stream,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            backend=backend,
-            seed=seed,
-            retries=retries,
-            shard=shard,
-            last_batch=last_batch,
-            on_error=on_error,
-            max_errors=max_errors,
-            dtype=dtype,
-            casting=casting,
-        )
+        given = {name: value for name, value in locals().items() if name not in ("self", "dataset", "__class__")}
+        self._options = Options.resolve(is_stream=is_stream(dataset), **given)
         self._dataset = dataset
-        self._kind = _kind(stream, self._batched, self._has_load(dataset))
-        self._check_dataset()
+        self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
         self._seed = self._options.seed
-        self._next_epoch = 0
-        self._epoch: int | None = None
         self._length: int | None = None
-        self._promised: int | None = None
-        self._progress: Progress | None = None
-        self._resume: State | None = None
-        self._give_crews()
+        self._epochs = Epochs()
+        self._give_engines()
 
-    # What a loader for another kind of batches does in its own way: how tasks are run, and which generators are set
-    # while light items are read (see `borrowed_generators`).
+    # What a loader for another kind of batches does in its own way: how tasks are run, which generators are set while
+    # samplers and light items are read (see `borrowed_generators`), and what a batch becomes when it is handed out.
     _make_runner: ClassVar[type | None] = None
     _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
+    _deliver: Callable[[Any], Any] | None = None
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:
@@ -164,15 +135,15 @@ class DataLoader(Generic[T_co]):
 
     # The epochs.
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> Iterator[_T_co]:
         """The next epoch. A second live iterator is independent of the first, and is the epoch after it."""
         return self._start(Batches)
 
-    def batches(self) -> Iterator[Batch[T_co]]:
+    def batches(self) -> Iterator[Batch[_T_co]]:
         """The same stream as iterating over the loader, each batch with its index, epoch and step."""
         return self._start(IndexedBatches)
 
-    def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[T_co]]:
+    def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
 
         It goes to whoever asks first, or with `in_turn` to one after the other: then batches wait for a consumer
@@ -181,19 +152,18 @@ class DataLoader(Generic[T_co]):
         """
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
-        return list(share(self._start(Batches), int(n), in_turn, _crew.window(self._options, self._kind)))
+        return list(share(self._start(Batches), int(n), in_turn, self._window(self.num_workers)))
 
     @property
     def epoch(self) -> int:
         """The epoch that was begun last; before the first, the one that will be."""
-        return self._next_epoch if self._epoch is None else self._epoch
+        return self._epochs.current
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` is this epoch. Only needed to repeat or skip one: epochs count themselves."""
         if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
             raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
-        self._next_epoch, self._epoch = operator.index(epoch), None
-        self._progress = self._resume = None
+        self._epochs.set(operator.index(epoch))
 
     # Stopping and going on.
 
@@ -202,15 +172,15 @@ class DataLoader(Generic[T_co]):
 
         Plain data, ready for JSON. It may be taken at any point, also inside a loop.
         """
-        progress = self._progress
-        if self._resume is not None or progress is None or progress.is_over:
-            state = self._begin().as_dict()
+        progress = self._epochs.progress
+        if self._epochs.loaded is not None or progress is None or progress.is_over:
+            state = self._epochs.start().as_dict()
         else:
             state = progress.as_dict()
         state["seed"] = self.seed
         if not state["steps"] and not state["beyond"]:  # else as it was when the epoch began
             state["about"] = self._about()
-        if self._keeps_state():
+        if self._feed.keeps_state():
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
 
@@ -224,7 +194,7 @@ class DataLoader(Generic[T_co]):
         if parsed.dataset is None:
             resume = self._fitting(parsed)
         else:
-            if not self._keeps_state():
+            if not self._feed.keeps_state():
                 raise StateError(
                     f"The resume state has a state of the dataset, and {type(self._dataset).__name__} has no "
                     "load_state_dict() here. Give the loader the dataset that it had when the state was taken."
@@ -237,14 +207,13 @@ class DataLoader(Generic[T_co]):
                 self.update(Restoring(before))
                 raise
         if resume.seed != self._seed:
-            self._crews.close()  # workers have the seed from the beginning
+            self._engines.close()  # workers have the seed from the beginning
             self._seed = resume.seed
-        self.set_epoch(resume.epoch)
-        self._resume = resume
+        self._epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
         """The state as it goes on here, or else a StateError."""
-        plan, about = self._plan(seed=state.seed or 0) if self._kind in BY_KEY else None, self._about()
+        plan, about = self._feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
         state.check(about)
@@ -254,10 +223,6 @@ class DataLoader(Generic[T_co]):
             replace(state, about={"seed": state.seed}).check({"seed": self._options.seed})
         return replace(state.dealt_anew(plan, self._options.shard.world), about=about)
 
-    def _keeps_state(self) -> bool:
-        """Whether the dataset has a state of its own. (That of a stream belongs to what was read of it.)"""
-        return self._kind in BY_KEY and has_state(self._dataset)
-
     def _about(self) -> dict[str, Any]:
         """What must not change between a state and its loading.
 
@@ -265,14 +230,10 @@ class DataLoader(Generic[T_co]):
         sample is best resumed with another.
         """
         options = self._options
-        order: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
-        name = type(order).__name__ if order is not None else "shuffled" if options.shuffle else "in sequence"
-        if getattr(order, "generator", None) is not None:
-            name += " with a generator"
         return {
-            "kind": self._kind.name.lower(),
-            "length": self._length_now(),
-            "order": name if self._kind in BY_KEY else "stream",
+            "kind": self._feed.name,
+            "length": self._feed.length(),
+            "order": self._feed.order_name,
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,
             "world": options.shard.world,
@@ -281,20 +242,8 @@ class DataLoader(Generic[T_co]):
 
     def __len__(self) -> int:
         """The number of batches in an epoch: the next, where they differ (`last_batch="rollover"`)."""
-        if self._kind in BY_KEY:
-            steps = self._plan(self._begin().consumed).steps(self._next_epoch)
-            if steps is None:
-                given = (
-                    self._options.batch_sampler if self._options.sampler is None else self._options.sampler
-                )
-                raise TypeError(f"{type(given).__name__} has no len(), so the loader has none.")
-            return steps
-        if not isinstance(self._dataset, Sized):
-            raise TypeError(
-                f"The stream {type(self._dataset).__name__} has no len(), so the loader has none."
-            )
-        self._promised = self._cut(Sequential(len(self._dataset))).steps(0)
-        return self._promised
+        plan = self._feed.plan(self.seed, self._epochs.start().consumed)
+        return self._feed.steps(self._epochs.next, plan)
 
     # A dataset that changes.
 
@@ -306,21 +255,21 @@ class DataLoader(Generic[T_co]):
         """
         if (change is None) == (not attributes):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
-        if self._kind in PULLED and self._options.num_workers:
+        if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
                 "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
                 "it load(item), or use num_workers=0."
             )
-        self._crews.update(Setting(attributes) if change is None else change, self._dataset)
-        self._length = self._length_now()
+        self._engines.update(Setting(attributes) if change is None else change, self._dataset)
+        self._length = self._feed.length()
 
     # The life of the workers.
 
     def close(self) -> None:
         """Ends the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
-        self._crews.close()
+        self._engines.close()
 
-    def __enter__(self) -> DataLoader[T_co]:
+    def __enter__(self) -> DataLoader[_T_co]:
         return self
 
     def __exit__(
@@ -331,31 +280,41 @@ class DataLoader(Generic[T_co]):
     # The settings, as they were resolved.
 
     dataset = property(lambda self: self._dataset, doc="The dataset.")
-    batch_size = property(lambda self: self._options.batch_size, doc="None: not batched, or a batch_sampler.")
-    drop_last = property(lambda self: self._options.drop_last)
-    num_workers = property(lambda self: self._options.num_workers)
-    prefetch_factor = property(lambda self: self._options.prefetch_factor)
-    persistent_workers = property(lambda self: self._options.persistent_workers)
-    pin_memory = property(lambda self: self._options.pin_memory)
-    pin_memory_device = property(lambda self: self._options.pin_memory_device)
-    timeout = property(lambda self: self._options.timeout)
-    worker_init_fn = property(lambda self: self._options.worker_init_fn)
-    multiprocessing_context = property(lambda self: self._options.multiprocessing_context)
-    generator = property(lambda self: self._options.generator)
-    in_order = property(lambda self: self._options.in_order)
-    backend = property(lambda self: self._options.backend, doc='"inline", "process" or "thread".')
-    retries = property(lambda self: self._options.retries)
-    shard = property(lambda self: self._options.shard, doc="This loader's rank, and of how many.")
-    last_batch = property(lambda self: self._options.last_batch, doc='"keep", "drop", "pad" or "rollover".')
-    on_error = property(lambda self: self._options.on_error, doc='"raise", "skip" or "replace".')
-    max_errors = property(lambda self: self._options.max_errors)
-    dtype = property(lambda self: self._options.dtype, doc="As it was given.")
-    casting = property(lambda self: self._options.casting, doc='"checked" or "unsafe".')
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SETTINGS and "_options" in self.__dict__:
+            return getattr(self._options, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are. It may be set while the loader runs: the batches stay the same.
+
+        More workers are started at once; if there are too many, those that are free first leave after their
+        present step. A stream without load() keeps its one reader.
+        """
+        return self._options.num_workers
+
+    @num_workers.setter
+    def num_workers(self, number: int) -> None:
+        now = self._options.num_workers
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1 or not now:
+            raise ValueError(
+                f"num_workers is {now} and cannot be set to {number!r}. A loader that was made with workers may have "
+                "any number of them, from 1 on; one without workers loads in the calling process. To change "
+                "between the two, make a new loader."
+            )
+        options = replace(self._options, num_workers=int(number))
+        self._options = self._feed.options = options
+        self._engines.resize(engines.workers(options.num_workers, self._feed), self._window(options.num_workers))
+
+    def _window(self, num_workers: int) -> int:
+        return engines.window(num_workers, self._options, self._feed)
 
     @property
     def workers(self) -> list[Any]:
         """The worker processes that live now, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
-        return [worker for engine in self._crews.live for worker in engine.workers]
+        return [worker for engine in self._engines.live for worker in engine.workers]
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
@@ -378,27 +337,26 @@ class DataLoader(Generic[T_co]):
         if self._options.collate_fn is not None:
             collate_fn: Callable[[Any], Any] = self._options.collate_fn
             return collate_fn
-        return default_collate if self._batched else convert
+        return default_collate if self._feed.batched else convert
 
     @property
     def sampler(self) -> Any:
         """The order: the sampler that was given, or an iterable over the keys of the current epoch.
 
-        None where there is no such thing: for a stream, or beside a batch_sampler.
+        None for a stream, or beside a batch_sampler.
         """
-        options = self._options
-        ours = options.sampler is None and options.batch_sampler is None and self._kind in BY_KEY
-        return Keys(self) if ours else options.sampler
+        return self._feed.sampler(self._now)
 
     @property
     def batch_sampler(self) -> Any:
-        """What gives the keys of each batch; None where nothing is batched."""
-        if self._options.batch_sampler is not None or self._kind is not Kind.KEYS:
-            return self._options.batch_sampler
-        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+        """The object that gives the keys of each batch; None if samples are not batched."""
+        return self._feed.batch_sampler(self._now)
+
+    def _now(self) -> tuple[Plan | None, int]:
+        return self._feed.plan(self.seed), self.epoch
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS:
+        if name in _SETTINGS and name != "num_workers":
             raise ValueError(
                 f"{name} cannot be set after the loader was made: its workers have the old value. Make a new loader."
             )
@@ -409,220 +367,97 @@ class DataLoader(Generic[T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_crews", "_runs", "_skipped")
+        left = ("_engines", "_runs", "_skipped", "_deliver")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._give_crews()
+        self._give_engines()
 
-    def _give_crews(self) -> None:
+    def _give_engines(self) -> None:
         self._runs = itertools.count()
         # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
-        self._crews = _crew.Crews()
+        self._engines = engines.Engines()
         self._skipped: list[tuple[Any, Exception]] = []
 
     # From the plan to the engine.
 
-    @property
-    def _batched(self) -> bool:
-        return self._options.batch_size is not None or self._options.batch_sampler is not None
-
-    def _check_dataset(self) -> None:
-        options, dataset = self._options, self._dataset
-        if self._kind in (Kind.PULL, Kind.PULL_ONE, Kind.ITEMS, Kind.ITEM):
-            if self._kind in PULLED and options.on_error == "skip":
-                raise ValueError(
-                    f'on_error="skip" needs samples that are fetched one by one, and {type(dataset).__name__} makes '
-                    "them in its __iter__, which an exception ends. Let it yield light items and define load(item), "
-                    "or catch the exception there."
-                )
-            if self._kind in PULLED and options.num_workers > 1:
-                warnings.warn(
-                    f"A stream is read by one reader, so {options.num_workers - 1} of num_workers="
-                    f"{options.num_workers} have nothing to do and are not started. Where the stream hands out "
-                    "light items and defines load(item), all workers load in parallel.",
-                    stacklevel=3,
-                )
-            return
-        if not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"{type(dataset).__name__} has no __getitem__, so it is not a dataset. Give it __getitem__ and "
-                "__len__, or derive from penstock.IterableDataset for a stream."
-            )
-        if options.sampler is None and options.batch_sampler is None and not isinstance(dataset, Sized):
-            raise TypeError(
-                f"{type(dataset).__name__} has no __len__, which the order of its samples needs. Define it, or "
-                "pass sampler= or batch_sampler=."
-            )
-
-    def _plan(self, start: int | None = 0, seed: int | None = None) -> OrderPlan | SamplerPlan:
-        """Which keys each step has, for the dataset as long as it is now; from a position of the order on.
-
-        With another seed than the loader's: for a state that is not taken over yet.
-        """
-        options = self._options
-        sampler, batched = options.batch_sampler, True
-        if sampler is None:
-            order = self._order(self.seed if seed is None else seed)
-            if order is not None:
-                return self._cut(order, start or 0)
-            sampler, batched = options.sampler, False
-        if options.last_batch in ("pad", "rollover"):
-            raise ValueError(
-                f'last_batch="{options.last_batch}" was given for a {type(sampler).__name__} whose order was known. '
-                "It was changed since (a generator, or keys that are not integers from 0 on), and where it ends is "
-                "not known now."
-            )
-        return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
-
-    def _order(self, seed: int) -> Order | None:
-        """The order, if it is a function; None where the sampler is not one of ours."""
-        if self._options.sampler is not None:
-            return order_of(self._options.sampler, seed)
-        n = len(self._dataset)
-        return Shuffled(n, seed) if self._options.shuffle else Sequential(n)
-
-    def _cut(self, order: Order, start: int = 0) -> OrderPlan:
-        options = self._options
-        padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
-        return OrderPlan(
-            order, options.batch_size, options.drop_last, padded, *options.shard, start, rollover
-        )
-
-    def _begin(self) -> State:
-        """Where the next `iter()` begins."""
-        if self._resume is not None:
-            return self._resume
-        before = self._progress
-        mark = None if before is None or not before.is_over else before.mark
-        return State(self._next_epoch, 0, mark=mark)
-
     def _start(self, kind: type[_I]) -> _I:
-        with self._crews.changing():
-            epoch, begin, about = self._next_epoch, self._begin(), self._about()
-            plan = self._plan(begin.consumed) if self._kind in BY_KEY else None
-            if begin.begun:  # dataset and sampler may have changed since the state was loaded
-                begin.check({**about, "sampler": content(plan, about["length"])})
+        epochs, feed = self._epochs, self._feed
+        with self._engines.changing():
+            start, about = epochs.start(), self._about()
+            plan = feed.plan(self.seed, start.consumed)
+            if start.begun:  # dataset and sampler may have changed since the state was loaded
+                start.check({**about, "sampler": content(plan, about["length"])})
             else:
-                begin = replace(begin, about=about)
+                start = replace(start, about=about)
             engine = self._take_engine(plan)
             try:
-                ahead = engine.ahead
-                if ahead is None or ahead.epoch != epoch or ahead.plan != plan or self._resume is not None:
-                    ahead = self._new_run(
-                        epoch, plan, begin, known(begin.mark) if self._loads(engine) else None
-                    )
-                progress = Progress(begin, plan)
-                iterator = kind(self, engine, ahead, progress)
-                engine.open(ahead)
+                run = engine.ahead
+                if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
+                    # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
+                    restores = epochs.restores() or (feed.one_reader and engine.copies_dataset)
+                    mark = known(start.mark) if restores else None
+                    at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
+                    run = feed.run(self._runs, epochs.next, self.seed, plan, at)
+                progress = Progress(start, plan)
+                reader = kind(self._setup(), engine, run, progress)
+                engine.open(run)
             except BaseException:
                 engine.close()
                 raise
-            self._crews.begun(engine)
-            # In this order: another thread may take a state between any two.
-            self._progress, self._skipped = progress, iterator.skipped
-            self._resume = None
-            self._epoch, self._next_epoch = epoch, epoch + 1
-            return iterator
+            self._engines.begun(engine)
+            self._skipped = reader.skipped
+            epochs.begin(progress)
+            return reader
 
-    def _take_engine(self, plan: OrderPlan | SamplerPlan | None) -> Engine:
+    def _setup(self) -> Setup:
+        timeout = self._options.timeout if 0 < self._options.timeout < math.inf else None
+        max_errors = self._options.max_errors
+        return Setup(self._feed, timeout, max_errors, self._release, self.__len__, self._deliver)
+
+    def _take_engine(self, plan: Plan | None) -> Engine:
         """The idle engine, if its workers know dataset and order as they are, or else a new one."""
-        options, length = self._options, self._length_now()
-        order = plan.order if options.on_error == "replace" and isinstance(plan, OrderPlan) else None
-        engine = self._crews.take()
+        length, order = self._feed.length(), self._feed.replacements(plan)
+        engine = self._engines.take()
         if engine is not None:
-            grown = length != self._length and options.backend == "process"
+            grown = length != self._length and engine.copies_dataset
             if grown or engine.job.order != order:
                 engine.close()
                 engine = None
         self._length = length
         return engine or self._new_engine(order)
 
-    def _length_now(self) -> int | None:
-        return len(self._dataset) if self._kind in BY_KEY and isinstance(self._dataset, Sized) else None
-
-    def _loads(self, engine: Engine) -> bool:
-        """Whether what is read must be given back its state: it is not here, or not where it was left."""
-        if self._resume is not None:
-            return True
-        gone = self._kind in PULLED and self._options.backend == "process" and engine.heritage is None
-        return gone or (self._progress is not None and self._progress.began_at_end)
-
-    def _new_run(self, epoch: int, plan: OrderPlan | SamplerPlan | None, at: State, mark: Mark | None) -> Run:
-        keys: Iterator[Any]
-        options, reading = self._options, None
-        drawing = Drawing(self.seed, epoch, self._borrow)
-        size = options.batch_size or 1
-        if isinstance(plan, OrderPlan):
-            keys = plan.draw(epoch, at.steps)
-        elif plan is not None:
-            # What draws nothing need not be given generators, which takes 50 µs for each batch.
-            plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
-            reading = Reading(plan.sampler) if plain else SamplerReading(plan.sampler, drawing)
-            reading.open(mark)
-            keys = plan.draw(epoch, at.steps, reading)
-        elif self._kind in PULLED:
-            # The reader is told to pass over what was handed out.
-            first = [(size, mark)] if at.steps or mark is not None else []
-            keys = itertools.chain(first, itertools.repeat(size))
-        else:
-            reading = Reading(self._dataset)
-            items = light_items(reading, mark, options.batch_size, options.drop_last, drawing)
-            read = 0 if mark is None else mark.read
-            keys = rest(items, at.steps, read, *options.shard, options.drop_last)
-        return Run(self._runs, epoch, self._kind, keys, plan, at.steps, frozenset(at.beyond), reading)
-
-    def _new_engine(self, order: Order | None) -> Engine:
+    def _new_engine(self, order: Any) -> Engine:
         options, collate_fn = self._options, self._options.collate_fn
         job = Job(
             dataset=self._dataset,
-            collate_fn=None if collate_fn is default_collate and self._batched else collate_fn,
+            fetch=self._feed.fetch,
+            collate_fn=None if collate_fn is default_collate and self._feed.batched else collate_fn,
             worker_init_fn=options.worker_init_fn,
-            num_workers=_crew.workers(options, self._kind),
+            num_workers=engines.workers(options.num_workers, self._feed),
             seed=self.seed,
             drop_last=options.drop_last,
             shard=options.shard,
-            slots=_crew.slots(options, self._kind),
+            batched=self._feed.batched,
             batch_size=options.batch_size or 1,
             on_error=options.on_error,
             cast=options.cast,
             order=order,
             make_runner=self._make_runner,
         )
-        engine = _crew.new_engine(job, options, self._kind)
-        self._crews.live.add(engine)
+        engine = engines.new_engine(job, options, self._feed)
+        self._engines.live.add(engine)
         return engine
 
     def _release(self, engine: Engine) -> None:
         """An iterator is done with its engine."""
         if self._options.persistent_workers or self._options.num_workers == 0:
-            self._crews.put(engine)
+            self._engines.put(engine)
         else:
             engine.close()
 
-    def _count(self, yielded: int) -> None:
-        if (
-            self._promised is not None
-            and yielded == self._promised + 1
-            and self._kind not in (Kind.KEYS, Kind.KEY)
-        ):
-            warnings.warn(
-                f"The stream {type(self._dataset).__name__} said len() = {len(self._dataset)}, which is "
-                f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=3,
-            )
 
-
-_SETTINGS = frozenset({"dataset", *Options.__slots__})
-
+_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 _I = TypeVar("_I", bound=Reader)
-
-
-def _kind(stream: bool, batched: bool, has_load: bool) -> Kind:
-    if not stream:
-        return Kind.KEYS if batched else Kind.KEY
-    if has_load:
-        return Kind.ITEMS if batched else Kind.ITEM
-    return Kind.PULL if batched else Kind.PULL_ONE

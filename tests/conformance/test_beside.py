@@ -18,9 +18,11 @@ import pytest
 
 from conformance import sources
 from penstock import DataLoader, Dataset
-from penstock._epoch import engine as _engine
+from penstock._epoch import pace
 from penstock._epoch.engine import Engine
-from penstock._wire.updates import Setting, packed
+from penstock._epoch.turn import Turn
+from penstock._schedule.course import Course
+from penstock._wire.updates import Setting, encode
 from penstock.backends._process import backend as processes
 
 
@@ -28,14 +30,14 @@ def in_a_bundle(loader: DataLoader[Any], after: int = 300) -> Any:
     """An iterator that has more of a bundle to hand out."""
     batches: Any = iter(loader)
     for step, _ in enumerate(batches):
-        if step >= after and len(batches._engine._ready) > 1:
+        if step >= after and len(batches._engine._course.ready) > 1:
             return batches
     raise AssertionError("there was no bundle")
 
 
 @pytest.fixture(autouse=True)
 def every_step_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0)
 
 
 def test_close_in_another_thread_ends_the_workers_when_next_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,21 +63,22 @@ def test_close_in_another_thread_ends_the_workers_when_next_is_done(monkeypatch:
 def test_close_in_another_thread_ends_the_workers_when_they_are_free(
     monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
-    cancel = Engine._cancel
+    real = {name: getattr(Course, name) for name in ("redo", "cancel")}
 
-    def closed_meanwhile(engine: Engine, timeout: float | None = None) -> None:
+    def closed_meanwhile(course: Any) -> None:
+        monkeypatch.undo()
         thread = threading.Thread(target=engine.close)
         thread.start()
         thread.join()
-        cancel(engine, timeout)
+        real["redo" if during == "update" else "cancel"](course)
 
     with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
         batches = in_a_bundle(loader)
         engine = batches._engine
-        monkeypatch.setattr(Engine, "_cancel", closed_meanwhile)
+        monkeypatch.setattr(Course, "redo" if during == "update" else "cancel", closed_meanwhile)
         if during == "update":
             with engine.held():
-                engine.update(packed(Setting({"slow": {}})))
+                engine.update(encode(Setting({"slow": {}})))
         else:
             engine.cancel()
         assert not engine._finalizer.alive
@@ -170,20 +173,20 @@ def test_an_engine_that_is_closed_while_update_waits_is_left_alone(
 def test_an_engine_that_is_closed_just_before_it_is_cancelled_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    is_free = Engine._is_free
+    take = Turn.take_if_free
 
-    def closed_meanwhile(engine: Engine) -> bool:
+    def closed_meanwhile(turn: Turn, hold: Any) -> bool:
         monkeypatch.undo()
         thread = threading.Thread(target=engine.close)
         thread.start()
         thread.join()
         monkeypatch.setattr(engine, "_cancel", lambda: pytest.fail("its descriptors are somebody else's"))
-        return is_free(engine)
+        return take(turn, hold)
 
     with DataLoader(range(40), num_workers=1) as loader:
         batches: Any = iter(loader)
         engine = batches._engine
-        monkeypatch.setattr(Engine, "_is_free", closed_meanwhile)
+        monkeypatch.setattr(Turn, "take_if_free", closed_meanwhile)
         engine.cancel()
         assert not engine._finalizer.alive
 
@@ -209,8 +212,8 @@ def test_after_an_update_steps_are_not_bundled_until_it_is_known_how_long_they_t
     with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
         batches = in_a_bundle(loader)
         loader.update(slow={})
-        assert {task.steps for task in batches._engine._tasks.values()} == {1}
-        assert batches._engine._bundle == 1
+        assert {task.steps for task in batches._engine._course._out.values()} == {1}
+        assert batches._engine._pace.bundle == 1
 
 
 def test_update_beside_consumers_that_read() -> None:
@@ -244,7 +247,7 @@ def test_an_iterator_may_be_closed_while_another_thread_waits_in_it() -> None:
         engine = batches._engine
         thread = threading.Thread(target=read, args=(batches,))
         thread.start()
-        while not engine._asking:
+        while not engine._scheduler.ask_is_open:
             time.sleep(0.001)
         batches.close()
         thread.join()

@@ -13,7 +13,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, WorkerLost
-from penstock._epoch import engine as _engine
+from penstock._epoch import pace
 from penstock._wire.reply import Replier
 from penstock._wire.task import MOST_STEPS
 
@@ -22,7 +22,7 @@ METHODS = ["fork", "spawn"]
 
 @pytest.fixture(autouse=True)
 def every_step_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0)
 
 
 class Ragged(Dataset[Any]):
@@ -104,7 +104,7 @@ def bundles(dataset: Any, kept: list[Any] | None = None) -> list[int]:
         for batch in iterator:
             if kept is not None:
                 kept.append(batch)
-            was, left = left, len(iterator._engine._ready)
+            was, left = left, len(iterator._engine._course.ready)
             if was == 0:
                 sizes.append(left + 1)
     return sizes

@@ -34,7 +34,7 @@ from penstock import (
     WeightedRandomSampler,
     get_worker_info,
 )
-from penstock._epoch import engine as _engine
+from penstock._epoch import pace
 
 
 class Late(IterableDataset[Any]):
@@ -235,7 +235,7 @@ try:
     loader.close()
 except KeyboardInterrupt:
     pass
-workers = [os.pidfd_open(process.pid) for process in loader._crews.live.copy().pop()._backend._workers.values()]
+workers = [os.pidfd_open(process.pid) for process in loader._engines.live.copy().pop()._backend._workers.values()]
 assert len(workers) == 2
 loader.close()
 import select
@@ -270,7 +270,16 @@ def test_a_loader_that_its_own_job_refers_to_is_freed() -> None:
 
 def test_an_interrupt_right_after_the_iterator_was_taken_does_not_lock_it(make: Any) -> None:
     iterator = iter(make(list(range(9)), batch_size=1))
-    assert iterator._engine._is_free()  # as `next` does, and there the interrupt comes
+    turn = iterator._engine._turn
+
+    def interrupted(hold: Any) -> None:
+        del turn.take
+        turn.take(hold)
+        raise KeyboardInterrupt
+
+    turn.take = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
     assert next(iterator)[0] == 0
 
 
@@ -298,11 +307,11 @@ def test_a_state_with_many_steps_beyond_can_be_resumed() -> None:
 
 
 def test_steps_are_not_bundled_where_they_have_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0)
     with DataLoader(range(200), num_workers=1, timeout=50) as loader:
         iterator = iter(loader)
         for _ in iterator:
-            assert not iterator._engine._ready  # type: ignore[attr-defined]
+            assert not iterator._engine._course.ready  # type: ignore[attr-defined]
 
 
 def test_an_array_may_be_a_batch_sampler_of_a_loader_with_a_state() -> None:
@@ -342,9 +351,9 @@ def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make
             readers.clear()  # as the collection would
             return super().__iter__()
 
-    loader._crews.live = Live(loader._crews.live)
+    loader._engines.live = Live(loader._engines.live)
     loader.close()
-    assert loader._crews._idle is None
+    assert loader._engines._idle is None
 
 
 class Own:

@@ -15,7 +15,7 @@ from same import same
 from conformance import sources
 from penstock import DataLoader as Loader
 from penstock import Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from penstock._epoch import engine as _engine
+from penstock._epoch import pace
 
 WORLD = 2
 
@@ -251,7 +251,7 @@ class Ragged(Dataset[Any]):
 def test_bundles_of_a_rank_are_what_the_plain_loop_gives(
     monkeypatch: pytest.MonkeyPatch, batch_size: int | None
 ) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0)
     settings: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": 5, "last_batch": "pad"}
     alone = data(one_process(Ragged(), batch_size=batch_size, shuffle=True, seed=5))
     for rank in range(3):

@@ -15,9 +15,8 @@ import pytest
 from same import same
 
 from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
-from penstock._epoch import crew as _crew
-from penstock._epoch import engine as _engine
-from penstock._wire.updates import Log, Setting, packed
+from penstock._epoch import engines, pace
+from penstock._wire.updates import Log, Setting, encode
 
 
 class Sized(Dataset[Any]):
@@ -49,7 +48,7 @@ def once_more(dataset: Any) -> None:
 
 @pytest.fixture(params=[False, True], ids=["step by step", "in bundles"])
 def bundled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0 if request.param else 0.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0 if request.param else 0.0)
 
 
 @pytest.mark.usefixtures("bundled")
@@ -245,14 +244,14 @@ def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(
     loader = make(Sized(4), batch_size=2)
     found: list[Any] = []
     other = threading.Thread(target=lambda: found.extend(batch[1].tolist() for batch in loader))
-    changing, waits = loader._crews.changing, threading.Event()
+    changing, waits = loader._engines.changing, threading.Event()
 
     def noted() -> Any:
         if threading.current_thread() is other:
             waits.set()
         return changing()
 
-    monkeypatch.setattr(loader._crews, "changing", noted)
+    monkeypatch.setattr(loader._engines, "changing", noted)
 
     def begin() -> None:
         other.start()
@@ -381,7 +380,7 @@ def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.M
     try:
         wrote, reads, dataset = Log(), Log(), Sized()
         for size in (5, 6):
-            wrote.write(fd, packed(Setting({"size": size})))
+            wrote.write(fd, encode(Setting({"size": size})))
         for change in reads.read(fd, wrote.end):
             change(dataset)
     finally:
@@ -452,7 +451,7 @@ def test_a_class_that_the_program_has_defined_anew_is_another_class(
 def test_a_crew_with_a_long_log_of_updates_is_not_used_again(
     make_processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_crew, "_MOST_UPDATES", 10_000)
+    monkeypatch.setattr(engines, "_MOST_UPDATES", 10_000)
     loader = make_processes(Sized(4), batch_size=2)
     pids = []
     for size in (2, 3, 4):

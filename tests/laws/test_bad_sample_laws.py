@@ -13,7 +13,7 @@ from same import same
 
 import penstock
 from penstock import DataLoader, Dataset
-from penstock._epoch import engine as _engine
+from penstock._epoch import pace
 
 SIZES = st.integers(1, 40)
 
@@ -109,7 +109,7 @@ def test_the_noise_of_a_sample_does_not_depend_on_its_neighbours(world: Any) -> 
 
 @pytest.fixture
 def every_step_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engine, "_BUNDLE_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "_SECONDS", 10.0)
 
 
 @given(worlds(), st.integers(1, 3))

@@ -179,7 +179,7 @@ def test_torchs_face_rolls_over_too() -> None:
     [
         (range(5), {"batch_size": None}, 'last_batch="rollover" needs batches that the loader makes'),
         (range(5), {"batch_sampler": [[1]]}, 'last_batch="rollover" needs batches that the loader makes'),
-        (range(5), {"batch_size": 2, "sampler": [1, 2]}, "a sampler with an order of its own"),
+        (range(5), {"batch_size": 2, "sampler": [1, 2]}, "a sampler of your own"),
         (range(5), {"batch_size": 2, "drop_last": True}, 'drop_last=True means last_batch="drop"'),
     ],
 )
@@ -193,5 +193,5 @@ def test_a_stream_cannot_be_rolled_over() -> None:
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    with pytest.raises(ValueError, match="with a stream: where it ends"):
+    with pytest.raises(ValueError, match="with a stream: the number of batches"):
         DataLoader(Stream(), 2, last_batch="rollover")

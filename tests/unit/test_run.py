@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
-from penstock._epoch.run import Run
-from penstock._wire.task import Kind
+from penstock._feed import feed_of
+from penstock._feed.base import Begin
+from penstock._feed.run import Run
 from penstock.plan import OrderPlan, SamplerPlan, Sequential
 
 
 def new_run(plan: OrderPlan | SamplerPlan, step: int = 0) -> Run:
-    return Run(count(), 4, Kind.KEYS, plan.draw(4, step), plan, step)
+    options: Any = SimpleNamespace(batch_size=2, batch_sampler=None, sampler=None)
+    return feed_of(range(10), options, has_load=False).run(count(), 4, 0, plan, Begin(step))
 
 
 def test_steps_are_numbered_from_where_the_plan_begins() -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock._epoch.engine import Delivery, Engine
-from penstock._epoch.run import Run
+from penstock._epoch.engine import Engine, Handout
+from penstock._feed import Feed
+from penstock._feed.run import Run
 from penstock._wire.failure import annotate
-from penstock._wire.task import BY_KEY, Kind, Mended
+from penstock._wire.task import Mended
 from penstock.batch import Batch
-from penstock.plan import OrderPlan
-
-if TYPE_CHECKING:
-    from penstock.loader import DataLoader
 
 
 class Told(Protocol):
-    """Who is told what was handed out: `checkpoint.Progress`, or somebody who tells it later."""
+    """What a reader reports to: `Progress`, or an object that passes it on later."""
 
     epoch: int
 
@@ -29,20 +22,33 @@ class Told(Protocol):
     def finish(self, end: bytes | None) -> None: ...
 
 
+class Setup(NamedTuple):
+    """What a reader needs to know of its loader."""
+
+    feed: Feed
+    timeout: float | None
+    max_errors: int | None
+    release: Callable[[Engine], None]
+    length: Callable[[], int]
+    deliver: Callable[[Any], Any] | None
+
+
 class Reader:
     """One epoch, batch by batch. It has its engine to itself until it ends or is dropped."""
 
-    def __init__(self, loader: DataLoader[Any], engine: Engine, run: Run, told: Told) -> None:
-        self._loader: DataLoader[Any] = loader
+    def __init__(self, loader: Setup, engine: Engine, run: Run, told: Told) -> None:
+        self._loader = loader
         self.told = told
         self._engine: Engine | None = engine
         self._run = run
-        self._plan = run.plan
-        self._timeout = loader.timeout if 0 < loader.timeout < math.inf else None
+        self._plan: Any = run.plan
+        self._feed = loader.feed
+        self._deliver = loader.deliver
+        self._timeout = loader.timeout
         self._yielded = 0
         self.skipped: list[tuple[Any, Exception]] = []
 
-    def _next(self) -> Delivery:
+    def _next(self) -> Handout:
         while True:
             if self._engine is None:
                 raise StopIteration
@@ -50,7 +56,7 @@ class Reader:
             try:
                 delivery = engine.next(self._timeout)
                 if delivery.task is not None:
-                    if delivery.task.step in self._run.again:
+                    if delivery.task.step in self._run.repeated:
                         continue
                     self.told.passed(delivery.task.step, delivery.task.mark)
             except BaseException:
@@ -72,14 +78,14 @@ class Reader:
                 raise StopIteration
             if delivery.rows or delivery.mended is None:
                 break
-            # Nothing is left of the batch: it is passed over.
+            # Every sample of the batch failed and was skipped: so is the batch.
         self._yielded += 1
         if self._plan is None:
-            self._loader._count(self._yielded)
+            self._feed.count(self._yielded)
         return delivery
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Lists what failed on the way to a batch; the error that is one too many, if there is one."""
+        """Lists what failed on the way to a batch; returns the error that is one too many, if there is one."""
         most, errors = self._loader.max_errors, mended.errors
         room = len(errors) if most is None else most - len(self.skipped)
         self.skipped += errors[:room]
@@ -95,10 +101,10 @@ class Reader:
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
         steps = None if self._plan is None else self._plan.steps(self.told.epoch)
-        return len(self._loader) if steps is None else steps
+        return self._loader.length() if steps is None else steps
 
     def close(self) -> None:
-        """Abandons the epoch. What workers are at is void and not waited for."""
+        """Abandons the epoch. Steps that workers are doing are void and not waited for."""
         self._let_go(cancel=True)
 
     def __del__(self) -> None:
@@ -110,7 +116,7 @@ class Reader:
             return
         if cancel:
             engine.cancel()
-        self._loader._release(engine)
+        self._loader.release(engine)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -120,63 +126,17 @@ class Reader:
 
 class Batches(Reader):
     def __next__(self) -> Any:
-        return self._next().data
+        data = self._next().data
+        return data if self._deliver is None else self._deliver(data)
 
 
 class IndexedBatches(Reader):
     def __next__(self) -> Batch[Any]:
-        delivery = self._next()
+        _, data, rows, _, mended, _ = delivery = self._next()
         task = delivery.task
         assert task is not None
-        pad = 0 if self._plan is None else self._plan.pad(task.epoch, task.step)
-        index, mended = _index(delivery, self._loader), delivery.mended
-        if mended is None:
-            return Batch(delivery.data, index, task.epoch, task.step, pad)
-        if pad:
-            rows = len(task.keys) if task.kind is Kind.KEYS else 1
-            pad = sum(row >= rows - pad for row in mended.rows)
-        return Batch(delivery.data, index, task.epoch, task.step, pad, skipped=mended.errors)
-
-
-def _index(delivery: Delivery, loader: DataLoader[Any]) -> NDArray[np.uint64] | None:
-    """The keys of the rows where they are integers from 0 on; for a stream, the rows' positions in it."""
-    task = delivery.task
-    assert task is not None
-    if delivery.mended is not None:
-        keys = delivery.mended.keys
-    elif task.kind not in BY_KEY:
-        rank, world = loader._options.shard
-        start = (task.step * world + rank) * (loader.batch_size or 1)
-        return np.arange(start, start + delivery.rows, dtype=np.uint64)
-    else:
-        keys = [task.keys] if task.kind is Kind.KEY else task.keys
-    if isinstance(keys, np.ndarray):
-        return keys.astype(np.uint64)
-    if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
-        return np.array(keys, np.uint64)
-    return None
-
-
-class Keys:
-    """The keys of the loader's current epoch, in order."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[int]:
-        plan = self._plan()
-        for keys in plan.draw(self._loader.epoch):
-            yield from np.atleast_1d(keys).tolist()
-
-    def __len__(self) -> int:
-        epoch, plan = self._loader.epoch, self._plan()
-        steps = plan.steps(epoch)
-        if steps == 0:
-            return 0
-        return (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
-
-    def _plan(self) -> OrderPlan:
-        plan = self._loader._plan()
-        assert isinstance(plan, OrderPlan)
-        whole = plan.world == 1 and not plan.padded and not plan.rollover
-        return OrderPlan(plan.order, None) if whole else plan
+        index, pad = self._feed.index(task, rows, mended), self._feed.pad(self._plan, task, mended)
+        if self._deliver is not None:
+            data = self._deliver(data)
+        skipped = [] if mended is None else mended.errors
+        return Batch(data, index, task.epoch, task.step, pad, skipped=skipped)

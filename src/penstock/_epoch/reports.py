@@ -1,11 +1,10 @@
-"""What the engine says of workers that hang or die: who, at which step and samples, why most likely, what to do."""
+"""Messages about workers that hang or die: which worker, which step and samples, the likely cause, what to do."""
 
 from __future__ import annotations
 
 from textwrap import indent
 
-from penstock._resume.marks import NOT_LOST
-from penstock._wire.task import PULLED, Task, shorten
+from penstock._wire.task import Task, shorten
 from penstock.backends._base import Doing, Lost
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
@@ -24,14 +23,14 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
-    """The error for a task that is not done in time, or for workers that are not: what they are at."""
+    """The error for a task that is not done in time, with the workers that are busy and their stacks."""
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
         likely = "Workers may take long to start: raise timeout=."
     if task is not None and all(one.seq != task.seq for one in at_work):
         said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has it yet.")
-    # Those with the oldest work, or none yet, first: they keep the others waiting.
+    # Workers with the oldest task, or none yet, first: the others wait for them.
     at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
     for who, stack, seq, epoch, step in at_work[:_MOST_SHOWN]:
         at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
@@ -46,60 +45,78 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
             said.append(f"{who} {has}{at}")
     if len(at_work) > _MOST_SHOWN:
-        said.append(f"There are {len(at_work) - _MOST_SHOWN} more workers that are at something.")
+        said.append(f"{len(at_work) - _MOST_SHOWN} more workers are busy.")
     said.append(f"Asking again waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
 
 
-def lost_error(task: Task, loss: Lost, retries: int, fatal: bool = False) -> WorkerLostError:
-    """The error for a step that cost too many workers their lives."""
+def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
+    """The error for a step that no worker could do."""
+    step = f"step {task.step} of epoch {task.epoch}"
     if loss.unborn:
-        return WorkerLostError(
-            f"{loss.who} {loss.how}, and no other could be started in its place ({loss.unborn}): nobody could fill "
-            f"step {task.step} of epoch {task.epoch}.\n"
-            f"  {_LIKELY.get(loss.signal, _UNLIKELY)}"
+        text = (
+            f"{loss.who} {loss.how}, and no other could be started in its place ({loss.unborn}), so no worker could "
+            f"fill {step}.\n  {_likely(loss)}"
         )
-    if loss.seq != task.seq:
-        return WorkerLostError(
-            f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so nobody could fill "
-            f"step {task.step} of epoch {task.epoch}.\n"
-            f"  {_LIKELY.get(loss.signal, _UNLIKELY)} Look at worker_init_fn, and at what importing the dataset's "
-            "module does."
+    elif loss.seq != task.seq:
+        text = (
+            f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so no worker could fill "
+            f"{step}.\n  {_likely(loss)} Look at worker_init_fn, and at what importing the dataset's module does."
         )
-    tries = retries + 1
-    tried = f"The step was tried {tries} time{'s' * (tries > 1)}; raise retries= to try more."
-    if fatal:
-        tried = f"The stream's position died with it: the epoch ends here.\n  {NOT_LOST}"
-    elif task.kind in PULLED:
-        tried = f"Nobody can read the stream past it: the epoch ends here. {tried}"
     else:
-        tried = f"Samples in the step: {shorten(task.keys)}. {tried}"
-    return WorkerLostError(
-        f"{loss.who} died while filling step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
-        f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
-        f"  {tried}"
+        text = (
+            f"{loss.who} died while filling {step}: it {loss.how}.\n  {_likely(loss)}\n"
+            f"  Samples in the step: {shorten(task.keys)}. {_tried(retries)}"
+        )
+    return _caused(WorkerLostError(text), loss)
+
+
+def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
+    """The error for a stream that no worker can continue. `unknown` says why its position is not known."""
+    when = "while filling" if loss.seq == task.seq else "before"
+    why = f"No worker can read the stream past it: the epoch ends here. {_tried(retries)}"
+    if unknown is not None:
+        why = f"The stream's position died with it: the epoch ends here.\n  {unknown}"
+    return _caused(
+        WorkerLostError(
+            f"{loss.who} died {when} step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
+            f"  {_likely(loss)}\n  {why}"
+        ),
+        loss,
     )
 
 
+def _tried(retries: int) -> str:
+    tries = retries + 1
+    return f"The step was tried {tries} time{'s' * (tries > 1)}; raise retries= to try more."
+
+
+def _likely(loss: Lost) -> str:
+    return _LIKELY.get(loss.signal, _UNLIKELY)
+
+
+def _caused(error: WorkerLostError, loss: Lost) -> WorkerLostError:
+    error.__cause__ = loss.cause
+    return error
+
+
 def vacancy(loss: Lost) -> str:
-    """The warning for a seat that is left empty."""
+    """The warning for a seat that stays empty."""
     why = "the last of several there that died with nothing to do"
     if loss.unborn:
         why = f"and no other could be started in its place ({loss.unborn})"
     return (
         f"{loss.who} {loss.how}, {why}. Its place stays empty until the next epoch; the others do its work.\n"
-        f"  {_LIKELY.get(loss.signal, _UNLIKELY)} Look at worker_init_fn."
+        f"  {_likely(loss)} Look at worker_init_fn."
     )
 
 
-def irreplaceable(loss: Lost, steps: list[Task]) -> WorkerLostError:
-    """The error for a worker whose place nobody can take."""
-    doing = "" if not steps else f", while filling step {steps[0].step} (samples {shorten(steps[0].keys)})"
-    error = WorkerLostError(
-        f"DataLoader {loss.who} exited unexpectedly: it {loss.how}{doing}.\n"
-        f"  {_LIKELY.get(loss.signal, _UNLIKELY)}\n"
-        "  Its random generators died with it, so no other can go on in its place. With seed= given, "
+def irreplaceable(loss: Lost, task: Task | None) -> WorkerLostError:
+    """The error for a worker that no other can replace."""
+    doing = "" if task is None else f", while filling step {task.step} (samples {shorten(task.keys)})"
+    text = (
+        f"DataLoader {loss.who} exited unexpectedly: it {loss.how}{doing}.\n  {_likely(loss)}\n"
+        "  Its random generators died with it, so no other worker can continue in its place. With seed= given, "
         "randomness belongs to the sample, and a worker that dies is replaced."
     )
-    error.__cause__ = loss.cause
-    return error
+    return _caused(WorkerLostError(text), loss)

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Work(Protocol):
-    """A task: one step of a run, or several. Tasks are named tuples, hence `_replace`."""
+    """A task, a named tuple: one step of a run, or several."""
 
     @property
     def seq(self) -> int: ...
@@ -26,7 +26,6 @@ class Work(Protocol):
     @property
     def step(self) -> int: ...
     def single(self) -> list[Any]: ...
-    def _replace(self, **changes: Any) -> Any: ...
 
 
 W = TypeVar("W", bound=Work)
@@ -62,8 +61,8 @@ class Course(Generic[R, W]):
     def draw(self, seq: int, most: int = 1) -> tuple[W | None, bool]:
         """The task for a seq, None if nothing is left; and whether the current run ends before it."""
         if self._again:
-            task: W = self._again.popleft()._replace(seq=seq)
-            self._out[seq] = task
+            task: Any = self._again.popleft()
+            task = self._out[seq] = task._replace(seq=seq)
             return task, False
         run = self.ahead or self.run
         assert run is not None, "steps are posted only while a run is open"
@@ -107,7 +106,11 @@ class Course(Generic[R, W]):
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
         """The scheduler delivered a task: its steps, each with its outcome, wait to be handed out."""
-        self.ready.extend(zip(self._out.pop(seq).single(), outcomes, strict=True))
+        task = self._out.pop(seq)
+        if len(outcomes) == 1:
+            self.ready.append((task, outcomes[0]))
+        else:
+            self.ready.extend(zip(task.single(), outcomes, strict=True))
 
     def forget(self, seq: int) -> W | None:
         return self._out.pop(seq, None)

@@ -21,7 +21,6 @@ After each event the rules of `_settle` run until none applies. There is no cloc
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
 from typing import NoReturn, get_args
 
@@ -64,12 +63,13 @@ from penstock._schedule.states import (
     POSTED,
     Phase,
     Step,
+    method_for,
 )
 from penstock.errors import InternalError
 
-# The method for each event (`_step_filled` for StepFilled). Names, not functions, so that a subclass can replace a
-# rule: the other schedulers do, and the model test plants bugs that way.
-_HANDLER_OF = {kind: re.sub("(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Event)}
+# Names, not functions, so that a subclass can replace a rule: the other schedulers do, and the model test plants bugs
+# that way.
+_HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
 # While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, and a filled
 # step makes no room. They are two of the three events of every batch.

@@ -1,1 +1,24 @@
-"""Where workers run. Each backend is thin: it moves tasks out and outcomes in, and decides nothing."""
+"""Where workers run. A backend is an extension point: write a class with the methods of `Backend`, and register it.
+
+`penstock.testing.conformance` runs the laws of penstock against it.
+"""
+
+from __future__ import annotations
+
+from penstock.backends._base import Backend, Bundle, Doing, Ended, Failed, Filled, Left, Lost, Outcome
+from penstock.backends._registry import known, make, register
+
+__all__ = [
+    "Backend",
+    "Bundle",
+    "Doing",
+    "Ended",
+    "Failed",
+    "Filled",
+    "Left",
+    "Lost",
+    "Outcome",
+    "known",
+    "make",
+    "register",
+]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Runner, StreamEnded
+from penstock._work.job import Job
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
+from penstock.errors import InternalError
 
 
 class InlineBackend:
@@ -23,7 +25,7 @@ class InlineBackend:
     leaves_nothing = True
 
     def __init__(self, job: Job) -> None:
-        self._pool = Pool(Arena(None))
+        self._slabs = Slabs(None)
         self._runner = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
@@ -32,20 +34,23 @@ class InlineBackend:
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+    def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
+
+    def retire(self) -> None:
+        raise InternalError("without workers, there is none to leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return b""
 
     def update(self, change: bytes) -> None:
-        self._runner.look_up()  # the dataset is the caller's own
+        self._runner.fetch.look_up()  # the dataset is the caller's own
 
     def flush(self) -> None:
         pass
@@ -58,7 +63,7 @@ class InlineBackend:
         if not self._posted:
             return []
         task, slab = self._posted.popleft()
-        writer = Writer(self._pool.root(slab))
+        writer = Writer(self._slabs.root(slab))
         try:
             # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
             with self._runner.borrowed(task):
@@ -70,7 +75,7 @@ class InlineBackend:
         except BaseException as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
-        self._pool.learn(writer.used)
+        self._slabs.learn(writer.used)
         return [
             Filled(
                 task.seq,

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Runner, StreamEnded
+from penstock._work.job import Job
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Outcome
+from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Left, Outcome
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
@@ -37,42 +38,47 @@ class ThreadBackend:
     leaves_nothing = False
 
     def __init__(self, job: Job) -> None:
-        self._pool = Pool(Arena(None))
+        self._slabs = Slabs(None)
         self._job = job
         # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
         self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
-        self._threads: list[threading.Thread] = []
-        self._runners: list[Runner] = []
+        self._leaves: deque[None] = deque()  # one for each thread that shall leave
+        self._threads: dict[int, threading.Thread] = {}  # by worker
+        self._runners: dict[int, Runner] = {}
 
     @property
     def workers(self) -> list[Any]:
         return []
 
-    def hire(self, worker: int, seat: int, heritage: tuple[int, bytes] | None) -> None:
+    def hire(self, worker: int, seat: int) -> None:
         runner = Runner(self._job, f"worker {seat} (thread)")
         thread = threading.Thread(
             target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}", daemon=True
         )
-        self._runners.append(runner)
-        self._threads.append(thread)
+        self._runners[worker] = runner
+        self._threads[worker] = thread
         thread.start()
 
+    def retire(self) -> None:
+        self._leaves.append(None)
+        self._permits.put(True)  # for a thread that waits
+
     def post(self, task: Task, slab: int, seat: int) -> None:
-        self._posted.append((task, self._pool.root(slab)))
+        self._posted.append((task, self._slabs.root(slab)))
         self._permits.put(True)
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return b""
 
     def update(self, change: bytes) -> None:
-        for runner in self._runners:  # the dataset is the caller's own
-            runner.look_up()
+        for runner in tuple(self._runners.values()):  # the dataset is the caller's own
+            runner.fetch.look_up()
 
     def flush(self) -> None:
         pass
@@ -100,7 +106,7 @@ class ThreadBackend:
         found = [outcome for outcome in outcomes if outcome is not None]
         for outcome in found:
             if isinstance(outcome, Filled):
-                self._pool.learn(outcome.nbytes)
+                self._slabs.learn(outcome.nbytes)
         return found
 
     def open(self, outcome: Filled) -> object:
@@ -123,14 +129,17 @@ class ThreadBackend:
             self._permits.put(False)
         deadline = time.monotonic() + _GRACE
         while self._threads:
-            self._threads[-1].join(max(0.0, deadline - time.monotonic()))
-            self._threads.pop()
+            worker, thread = next(iter(self._threads.items()))
+            thread.join(max(0.0, deadline - time.monotonic()))
+            del self._threads[worker]
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
         who, ident = runner.who, threading.get_ident()
         self._doing[worker] = who, ident, None
         runner.begin(seat, alone=False)
         while self._permits.get():
+            if self._leaves and self._takes_leave(worker):
+                return
             try:
                 task, root = self._posted.popleft()
             except IndexError:
@@ -141,6 +150,18 @@ class ThreadBackend:
             del root
             self._outcomes.put(outcome)
             del outcome, task
+
+    def _takes_leave(self, worker: int) -> bool:
+        """Whether this thread is the one that leaves. It passes its permit on: that may be for a task."""
+        try:
+            self._leaves.pop()
+        except IndexError:
+            return False
+        for table in (self._doing, self._runners, self._threads):
+            del table[worker]
+        self._permits.put(True)
+        self._outcomes.put(Left(worker))
+        return True
 
     def _run(self, runner: Runner, worker: int, task: Task, writer: Writer) -> Outcome:
         try:

@@ -26,6 +26,7 @@ from penstock._work.seeding import borrowed_generators
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
+from penstock.torch._delivery import delivery_of
 
 
 class Stacked:
@@ -60,7 +61,7 @@ class SeededRunner(Runner):
     """As penstock's, for datasets that ask torch who they are and for random numbers."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        job = self._job
+        job = self.job
         torch.set_num_threads(1)
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
@@ -106,19 +107,23 @@ class Core(DataLoader[Any]):
             super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
         if before is not None:
-            for name in ("_next_epoch", "_epoch", "_progress", "_resume"):
-                setattr(self, name, getattr(before, name))
+            self._epochs = before._epochs
+
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers, now, and in the settings that were given."""
+        self.num_workers = num_workers
+        self.settings = {**self.settings, "num_workers": num_workers}
 
     def close_idle(self) -> None:
         """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
-        engine = self._crews.take()
+        engine = self._engines.take()
         if engine is not None:
             engine.close()
 
     def twin(self) -> Core:
         """Another at the same place. What this one hands out from now on does not move it."""
         made = copy.copy(self)
-        made._progress = copy.copy(self._progress)
+        made._epochs = self._epochs.copy()
         return made
 
 
@@ -139,6 +144,7 @@ def core_of(loader: Any) -> Core:
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
     made: Core = core
+    made._deliver = delivery_of(loader)
     return made
 
 

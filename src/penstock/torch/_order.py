@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from penstock._resume.marks import opened, taken
+from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, renew
-from penstock._resume.state import Progress
 from penstock.torch import _generators as generators
 from penstock.torch import _private as private
 

@@ -9,8 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock._resume.marks import asked, known, opened, taken
+from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, renew
-from penstock._resume.state import Progress, State
+from penstock._resume.state import State
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.torch import _generators as generators

@@ -13,14 +13,15 @@ import numpy.random  # 20 ms, which every worker that is forked from here is spa
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.cast import Into
+from penstock._fill.out import Into
 from penstock._memory.layout import Writer
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.failure import annotate
-from penstock._wire.reply import dumps
-from penstock._wire.task import BATCHED, PULLED, Job, Kind, Task, shorten
-from penstock._work.runner import StreamEnded
+from penstock._wire.pickling import dumps
+from penstock._wire.task import Task, shorten
+from penstock._work.job import Job
+from penstock._work.samples import StreamEnded
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
 from penstock.worker_info import WorkerInfo
@@ -35,12 +36,18 @@ class Replica:
     """
 
     def __init__(
-        self, job: Job, who: str, marks: int = 0, resumed: Sequence[tuple[Mark | None, int]] = ()
+        self,
+        job: Job,
+        who: str,
+        stream: bool = False,
+        marks: int = 0,
+        resumed: Sequence[tuple[Mark | None, int]] = (),
     ) -> None:
         self._job = job
         self._who = who
         self._seat = -1
         self._init_error: Exception | None = None
+        self._is_stream = stream
         self._stream = Reading(())
         self._stream_run = -1
         self._marks = marks
@@ -52,7 +59,6 @@ class Replica:
         self.rows = 1
         self.mended = None
         self.mark: bytes | None = None  # set after a task, it travels with its reply: see Task
-        self.heritage = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""
@@ -90,7 +96,7 @@ class Replica:
                 batch = collate(samples, into or writer.empty, alone=False)
             else:
                 batch = job.collate_fn(samples)
-            return batch if into is None else into.finish(batch, len(samples) if task.kind in BATCHED else 0)
+            return batch if into is None else into.finish(batch, len(samples) if job.batched else 0)
         except StopIteration as error:
             raise RuntimeError(NOT_THE_END) from error
 
@@ -101,7 +107,7 @@ class Replica:
         where = f"step {task.step}, in {self._who}."
         if self._at is not None:
             where = f"sample {self._at!r} of {where}"
-        elif task.kind in (Kind.KEYS, Kind.KEY):
+        elif not self._is_stream:
             where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
         wrapped = private.ExceptionWrapper(
             (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
@@ -115,13 +121,13 @@ class Replica:
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
-        if task.kind in PULLED:
+        if self._is_stream:
             return self._pull(task)
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
             if mark is not None and mark.states is not None:
                 dataset.load_state_dict(mark.states["iterable"])
-        if task.kind is Kind.KEY:
+        if not self._job.batched:
             samples = self._get(task.keys)
         else:
             keys = _keys(task.keys)
@@ -138,18 +144,18 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> Any:
-        count = task.keys if task.kind is Kind.PULL else 1
+        count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
         stream = self._stream
         samples = stream.take(count)
-        if not samples or (stream.ended and self._job.drop_last and task.kind is Kind.PULL):
+        if not samples or (stream.ended and self._job.drop_last and self._job.batched):
             self._stream = Reading(())  # so that the state at the end is asked for once
             self.mark = taken(self._job.dataset, stream.end) if self._marks else None
             raise StreamEnded
         if self._marks and stream.read % self._marks == 0:
             self.mark = taken(self._job.dataset, stream.mark)
-        return samples if task.kind is Kind.PULL else samples[0]
+        return samples if self._job.batched else samples[0]
 
     def _open_stream(self, run: int, count: int) -> None:
         self._stream_run = run

@@ -1,0 +1,97 @@
+"""Whose turn it is: one thread at a time uses an engine, and any thread may end it at any moment.
+
+    turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
+           any --end--> ended: whoever holds it ends the engine when it lets go; if nobody does, the caller of `end`
+
+A thread that wants to change something waits, and goes before those that are in `next()` again and again. A thread
+that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
+
+Taking and letting go must survive Ctrl-C at any instruction. A hold is made before it is taken, and only its owner
+lets go of it, by a plain assignment in a `finally`: CPython runs signal handlers at calls and jumps, and there is
+none between the last call of the block and the assignment.
+"""
+
+from __future__ import annotations
+
+import threading
+from threading import get_ident
+
+NEXT, CHANGE = "next", "change"
+
+Hold = tuple[int, str]
+"""The thread, and what it does."""
+
+INSIDE = "The loader cannot be changed from inside of its own next() or update(), as by a signal handler."
+
+# Seconds. A thread that lets go wakes those that wait, unless a Ctrl-C comes just then: so nobody waits for ever.
+_LONGEST_WAIT = 1.0
+
+
+class Turn:
+    """`holder` is the hold that has the turn, `ended_by` says why the engine ended, or will end."""
+
+    def __init__(self) -> None:
+        # It may be taken again by its own thread, in which the garbage collector may end an engine at any moment.
+        # `with` on a lock cannot be interrupted half-way; on a Condition it can.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._changing = 0  # threads that wait to change something
+        self.holder: Hold | None = None
+        self.waiting = 0
+        self.ended_by = ""
+
+    def take(self, hold: Hold) -> None:
+        """Waits until it is this thread's turn."""
+        with self._lock:
+            if self.holder is None and not self._changing:
+                self.holder = hold
+                return
+        self._wait(hold)
+
+    def take_if_free(self, hold: Hold) -> bool:
+        with self._lock:
+            if self.holder is None:
+                self.holder = hold
+        return self.holder is hold
+
+    def _wait(self, hold: Hold) -> None:
+        change = hold[1] is CHANGE
+        with self._lock:
+            self.waiting += 1
+            self._changing += change
+            try:
+                while self.holder is not None or (self._changing and not change):
+                    self._refuse(hold)
+                    self._changed.wait(_LONGEST_WAIT)
+                self.holder = hold
+            finally:
+                self.waiting -= 1
+                self._changing -= change
+
+    def _refuse(self, hold: Hold) -> None:
+        """Raises for a thread that would wait for itself, or for another thread's batch."""
+        if hold[1] is CHANGE:
+            if self.is_used_here():
+                raise RuntimeError(INSIDE)
+            return
+        if self.ended_by:
+            raise self.closed_error()
+        if self.is_used_here():
+            raise RuntimeError("The loader was asked for a batch inside its own next() or update().")
+        if self.holder is not None and self.holder[1] is NEXT:
+            raise RuntimeError(
+                "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
+                "or let them take turns."
+            )
+
+    def closed_error(self) -> RuntimeError:
+        return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
+
+    def wake(self) -> None:
+        """For a thread that has let go, if others wait."""
+        with self._lock:
+            self._changed.notify_all()
+
+    def is_used_here(self) -> bool:
+        """Whether this thread has the turn already, further up in its stack."""
+        return self.holder is not None and self.holder[0] == get_ident()

@@ -1,0 +1,22 @@
+"""How a loader obtains its samples: by key, by light items that a stream hands out, or by stream. Chosen once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock._feed.base import Borrow, Feed
+from penstock._feed.items import ByItem
+from penstock._feed.keys import ByKey
+from penstock._feed.stream import ByStream
+from penstock.source._kind import is_stream
+
+if TYPE_CHECKING:
+    from penstock._options import Options
+
+__all__ = ["Feed", "feed_of"]
+
+
+def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
+    """The feed for a dataset. `has_load`: a stream hands out light items, which its load() makes into samples."""
+    kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
+    return kind(dataset, options, borrow)

@@ -1,0 +1,133 @@
+"""A feed: how a loader obtains its samples. It is chosen once, and nothing else asks which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._feed.run import Run
+from penstock._resume.reading import Mark
+from penstock._wire.task import Mended, Task
+from penstock.plan import OrderPlan, SamplerPlan
+
+if TYPE_CHECKING:
+    from penstock._options import Options
+
+Plan = OrderPlan | SamplerPlan
+
+Now = Callable[[], tuple[Plan | None, int]]
+"""Returns the loader's plan and epoch at the time of the call."""
+
+Borrow = Callable[..., AbstractContextManager[object]]
+
+
+class Begin(NamedTuple):
+    """Where a run begins: `steps` steps, and those in `beyond`, were handed out before.
+
+    A sampler or stream with a state continues from `mark`. `resumed`: from a state that was loaded.
+    """
+
+    steps: int = 0
+    beyond: frozenset[int] = frozenset()
+    mark: Mark | None = None
+    resumed: bool = False
+
+
+class Feed:
+    """The caller's half: draws the steps of an epoch, says which samples a batch holds, and what a state is about.
+
+    `fetch` makes the worker's half, which gets the samples of a step. `borrow` sets the global random generators for
+    what is read in the caller's process.
+    """
+
+    names: ClassVar[tuple[str, str]]  # in resume states: in batches, and one by one
+    fetch: ClassVar[Any]  # called with the runner
+    one_reader = False
+    """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
+
+    def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
+        self.dataset = dataset
+        self.options = options
+        self.batched = options.batch_size is not None or options.batch_sampler is not None
+        self._borrow = borrow
+        self.check()
+
+    def check(self) -> None:
+        """Raises, or warns, if dataset and options do not go together."""
+
+    # What a resume state is about.
+
+    @property
+    def name(self) -> str:
+        return self.names[not self.batched]
+
+    @property
+    def order_name(self) -> str:
+        return "stream"
+
+    def length(self) -> int | None:
+        """The length that the dataset has now, if samples have keys."""
+        return None
+
+    def keeps_state(self) -> bool:
+        """Whether the dataset has a state of its own. (That of a stream belongs to its position.)"""
+        return False
+
+    # One epoch.
+
+    def plan(self, seed: int, start: int | None = 0) -> Plan | None:
+        """Which keys each step has, for the dataset as long as it is now, from a position of the order on."""
+        return None
+
+    def run(
+        self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
+    ) -> Run:
+        """The steps of an epoch, from where it begins."""
+        raise NotImplementedError
+
+    def replacements(self, plan: Plan | None) -> Any:
+        """The order that samples are replaced from (`on_error="replace"`), if there is one."""
+        return None
+
+    def steps(self, epoch: int, plan: Plan | None) -> int:
+        """The number of batches in an epoch; TypeError if it is unknown."""
+        raise NotImplementedError
+
+    def count(self, yielded: int) -> None:
+        """So many batches of the epoch were handed out."""
+
+    # One batch.
+
+    def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
+        """The key of each row, if keys are integers from 0 on; for a stream, the positions of the rows in it."""
+        if mended is not None:
+            return as_index(mended.keys)
+        rank, world = self.options.shard
+        start = (task.step * world + rank) * (self.options.batch_size or 1)
+        return np.arange(start, start + rows, dtype=np.uint64)
+
+    def pad(self, plan: Plan | None, task: Task, mended: Mended | None) -> int:
+        """How many rows at the end of the batch only fill it up."""
+        return 0
+
+    # What the loader shows.
+
+    def sampler(self, now: Now) -> Any:
+        """The sampler that was given, or the keys of the current epoch; None for a stream or a batch_sampler."""
+        return self.options.sampler
+
+    def batch_sampler(self, now: Now) -> Any:
+        """The object that gives the keys of each batch; None if samples are not batched."""
+        return self.options.batch_sampler
+
+
+def as_index(keys: Any) -> NDArray[np.uint64] | None:
+    if isinstance(keys, np.ndarray):
+        return keys.astype(np.uint64)
+    if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
+        return np.array(keys, np.uint64)
+    return None

@@ -1,0 +1,229 @@
+"""Samples by key: of every dataset that has `__getitem__`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._feed.base import Begin, Feed, Now, Plan, as_index
+from penstock._feed.drawing import Drawing, SamplerReading
+from penstock._feed.run import Run
+from penstock._fill.out import Empty
+from penstock._resume.reading import Reading, has_state
+from penstock._wire.task import Mended, Task
+from penstock._work.samples import plain
+from penstock.errors import CollateError
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan._samplers import BatchSampler, order_of
+from penstock.source._kind import method_of
+
+if TYPE_CHECKING:
+    from penstock._work.runner import Runner
+
+
+class KeyFetch:
+    """The worker's half: `__gather__`, `__getitems__` or `__getitem__`."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._one_by_one: Task | None = None  # a task of which some samples fail
+        self.look_up()
+
+    def look_up(self) -> None:
+        self._dataset, batched = self._runner.job.dataset, self._runner.job.batched
+        self._batched = batched
+        self._getitems: Callable[[Any], Any] | None = method_of(self._dataset, "__getitems__") if batched else None
+        self._gather: Callable[[Any, Any], Any] | None = method_of(self._dataset, "__gather__") if batched else None
+
+    def gather(self, task: Task, empty: Empty) -> object:
+        if self._gather is None:
+            return NotImplemented
+        runner = self._runner
+        runner.rows = len(task.keys)
+        runner.doing("__gather__ of samples ", task.keys)
+        try:
+            return self._gather(np.asarray(task.keys), empty)
+        except CollateError as error:
+            runner.name_rows(error, task)
+            raise
+        except BaseException as error:
+            self._may_go_on(error, task)
+            return NotImplemented
+
+    def samples(self, task: Task) -> Sequence[Any]:
+        runner = self._runner
+        if not self._batched:
+            return runner.samples.fetch(self._dataset.__getitem__, [task.keys])
+        keys = plain(task.keys)
+        if self._getitems is None or self._one_by_one is task:
+            return runner.samples.fetch(self._dataset.__getitem__, keys)
+        runner.doing("__getitems__ of samples ", keys)
+        try:
+            samples: Sequence[Any] = self._getitems(keys)
+        except BaseException as error:
+            self._may_go_on(error, task)
+            return runner.samples.fetch(self._dataset.__getitem__, keys)
+        if len(samples) != len(keys):
+            raise ValueError(
+                f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+                "It must return one for each key, in the order of the keys."
+            )
+        return samples
+
+    def _may_go_on(self, error: BaseException, task: Task) -> None:
+        """Raises the error, unless the samples may be fetched one by one, to find those that fail."""
+        if not self._runner.samples.mends or not isinstance(error, Exception):
+            self._runner.samples.name_sample()
+            raise error
+        self._one_by_one = task
+
+    def finish(self, task: Task) -> None:
+        pass
+
+    def names(self, task: Task) -> Sequence[Any]:
+        keys: Sequence[Any] = plain(task.keys) if self._batched else [task.keys]
+        return keys
+
+    def key(self, task: Task, item: Any, row: int) -> Any:
+        return item
+
+
+class ByKey(Feed):
+    """The caller's half: keys from an order of penstock's, or from a sampler of the user's."""
+
+    names = "keys", "key"
+    fetch = KeyFetch
+
+    def check(self) -> None:
+        if not hasattr(self.dataset, "__getitem__"):
+            raise TypeError(
+                f"{type(self.dataset).__name__} has no __getitem__, so it is not a dataset. Give it __getitem__ and "
+                "__len__, or derive from penstock.IterableDataset for a stream."
+            )
+        given = self.options.sampler is not None or self.options.batch_sampler is not None
+        if not given and not isinstance(self.dataset, Sized):
+            raise TypeError(
+                f"{type(self.dataset).__name__} has no __len__, which the order of its samples needs. Define it, or "
+                "pass sampler= or batch_sampler=."
+            )
+
+    @property
+    def order_name(self) -> str:
+        order = self._given()
+        if order is None:
+            return "shuffled" if self.options.shuffle else "in sequence"
+        drawn = " with a generator" if getattr(order, "generator", None) is not None else ""
+        return type(order).__name__ + drawn
+
+    def _given(self) -> Any:
+        options = self.options
+        return options.sampler if options.batch_sampler is None else options.batch_sampler
+
+    def length(self) -> int | None:
+        return len(self.dataset) if isinstance(self.dataset, Sized) else None
+
+    def keeps_state(self) -> bool:
+        return has_state(self.dataset)
+
+    def plan(self, seed: int, start: int | None = 0) -> Plan:
+        options = self.options
+        sampler, batched = options.batch_sampler, True
+        if sampler is None:
+            order = self._order(seed)
+            if order is not None:
+                padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
+                shape = options.batch_size, options.drop_last, padded, *options.shard
+                return OrderPlan(order, *shape, start or 0, rollover)
+            sampler, batched = options.sampler, False
+        if options.last_batch in ("pad", "rollover"):
+            raise ValueError(
+                f'last_batch="{options.last_batch}" was given for a {type(sampler).__name__} whose order was known. '
+                "The sampler was changed since (a generator, or keys that are not integers from 0 on), so its end is "
+                "not known beforehand any more."
+            )
+        return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
+
+    def _order(self, seed: int) -> Order | None:
+        """The order, if it is a function; None for a sampler that is not one of penstock's."""
+        if self.options.sampler is not None:
+            return order_of(self.options.sampler, seed)
+        n = len(self.dataset)
+        return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
+
+    def run(
+        self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
+    ) -> Run:
+        if isinstance(plan, OrderPlan):
+
+            def follow(run: Run) -> Run | None:
+                assert isinstance(run.plan, OrderPlan)
+                plan, epoch = run.plan.after(), run.epoch + 1
+                return Run(next(numbers), epoch, plan.draw(epoch), plan, follow=follow)
+
+            keys = plan.draw(epoch, at.steps)
+            return Run(next(numbers), epoch, keys, plan, step=at.steps, skip=at.beyond, follow=follow)
+        assert plan is not None
+        # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
+        plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
+        drawing = Drawing(seed, epoch, self._borrow)
+        reading = Reading(plan.sampler) if plain else SamplerReading(plan.sampler, drawing)
+        reading.open(at.mark)
+        steps = plan.draw(epoch, at.steps, reading)
+        return Run(next(numbers), epoch, steps, plan, step=at.steps, skip=at.beyond, read_from=reading)
+
+    def replacements(self, plan: Plan | None) -> Order | None:
+        return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
+
+    def steps(self, epoch: int, plan: Plan | None) -> int:
+        assert plan is not None
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError(f"{type(self._given()).__name__} has no len(), so the loader has none.")
+        return steps
+
+    def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
+        if mended is not None:
+            return as_index(mended.keys)
+        return as_index(task.keys if self.batched else [task.keys])
+
+    def pad(self, plan: Plan | None, task: Task, mended: Mended | None) -> int:
+        assert plan is not None
+        pad = plan.pad(task.epoch, task.step)
+        if pad and mended is not None:
+            rows = len(task.keys) if self.batched else 1
+            return sum(row >= rows - pad for row in mended.rows)
+        return pad
+
+    def sampler(self, now: Now) -> Any:
+        return Keys(now) if self._given() is None else self.options.sampler
+
+    def batch_sampler(self, now: Now) -> Any:
+        if self.options.batch_sampler is not None or not self.batched:
+            return self.options.batch_sampler
+        return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
+
+
+class Keys:
+    """The keys of the loader's current epoch, in order."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[int]:
+        plan, epoch = self._plan()
+        for keys in plan.draw(epoch):
+            yield from np.atleast_1d(keys).tolist()
+
+    def __len__(self) -> int:
+        plan, epoch = self._plan()
+        steps = plan.steps(epoch)
+        return 0 if steps == 0 else (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
+
+    def _plan(self) -> tuple[OrderPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, OrderPlan)
+        whole = plan.world == 1 and not plan.padded and not plan.rollover
+        return OrderPlan(plan.order, None) if whole else plan, epoch

@@ -1,0 +1,117 @@
+"""What was handed out of one epoch so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from penstock._resume.reading import Mark, has_state
+from penstock._resume.state import State, plain
+from penstock.plan import OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
+
+
+class Progress:
+    """What was handed out of one epoch so far."""
+
+    def __init__(self, begin: State, plan: Plan | None) -> None:
+        self.epoch = begin.epoch
+        self.is_over = False
+        self._plan = plan
+        self._begin = begin
+        self._about = begin.about
+        # Steps, those beyond with their marks, and the last mark: one value that is replaced and never changed, so
+        # that another thread may take a state at any moment.
+        self._at: tuple[int, Mapping[int, bytes | None], bytes | None]
+        self._at = begin.steps, dict.fromkeys(begin.beyond), None
+        self._end: bytes | None = None
+
+    def passed(self, step: int, mark: bytes | None) -> None:
+        """This step was handed out, as a batch or as an error; `mark`: see `Task`."""
+        steps, beyond, last = self._at
+        if step != steps:
+            self._at = steps, {**beyond, step: mark}, last
+            return
+        steps, last = steps + 1, mark or last
+        if beyond:
+            left = dict(beyond)
+            while steps in left:
+                steps, last = steps + 1, left.pop(steps) or last
+            beyond = left
+        self._at = steps, beyond, last
+
+    def finish(self, end: bytes | None) -> None:
+        """The epoch is over; `end`: see `Run`."""
+        # Of an epoch that had nothing, nothing is kept: the next must not be asked for more than it has.
+        self._end = end if self.steps else None
+        self.is_over = True
+
+    @property
+    def steps(self) -> int:
+        return self._at[0]
+
+    @property
+    def began_at_end(self) -> bool:
+        """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
+        mark = self._begin.mark
+        return isinstance(mark, Mark) and mark.states is None
+
+    @property
+    def mark(self) -> bytes | Mark | None:
+        """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
+        return self._end if self.is_over else self._at[2] or self._begin.mark
+
+    @property
+    def beyond(self) -> list[int]:
+        """The steps that were handed out early."""
+        return sorted(self._at[1])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state, without seed and dataset. It may be asked for after every step: so no `State` is made for it."""
+        (steps, beyond, mark), plan, consumed = self._at, self._plan, None
+        if not steps and not beyond:
+            consumed = 0
+        elif "sampler" not in self._about:  # once in an epoch: it may have many keys
+            self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
+        if isinstance(plan, OrderPlan) and consumed is None:
+            consumed = plan.consumed(self.epoch, steps)
+        return plain(self.epoch, steps, beyond, self._about, consumed, mark or self._begin.mark)
+
+
+def content(plan: Plan | None, length: int | None) -> str | None:
+    """What an epoch's sampler has in it, in short: else other steps would pass for those that were handed out.
+
+    None where the length of the dataset says it all, where the sampler knows itself where it is, or nobody can tell.
+    """
+    if isinstance(plan, OrderPlan):
+        order: Any = plan.order
+        if order in (Sequential(length or 0), Shuffled(length or 0, getattr(order, "seed", 0))):
+            return None
+        digest = blake2b(digest_size=8)
+        _digest(digest, order)
+        return f"{order.size(0)} keys, {digest.hexdigest()}"
+    if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
+        return None
+    number = None
+    with suppress(Exception):  # the user's code, and no reason to have no state
+        number = len(plan.sampler)  # type: ignore[arg-type]
+    size = getattr(plan.sampler, "batch_size", None) if plan.batched else None
+    known = [f"{number} {'batches' if plan.batched else 'keys'}"] if number is not None else []
+    return " ".join(known + ([f"of {size}"] if isinstance(size, int) else [])) or None
+
+
+def _digest(digest: blake2b, value: Any) -> None:
+    """All that an order is made of, but for the seed: that has its own field."""
+    if is_dataclass(value):
+        digest.update(type(value).__name__.encode())
+        for part in fields(value):
+            if part.name != "seed":
+                _digest(digest, getattr(value, part.name))
+    elif isinstance(value, np.ndarray):
+        digest.update(np.ascontiguousarray(value).data)
+    else:
+        digest.update(f" {value} ".encode())

@@ -1,0 +1,174 @@
+"""The samples of one step, fetched one by one: which one is at work, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock._wire.failure import annotate, keep
+from penstock._wire.task import Mended, Task, shorten
+from penstock.plan._seeds import mix
+
+if TYPE_CHECKING:
+    from penstock._fill.out import Empty
+    from penstock._work.runner import Runner
+
+# How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000
+# would find none.
+_MOST_REPLACEMENTS = 16
+
+
+class StreamEnded(Exception):
+    """The stream has nothing left for this step."""
+
+
+class Fetch(Protocol):
+    """The worker's half of a feed: gets the samples of a task."""
+
+    def look_up(self) -> None:
+        """Finds the methods of the dataset: at the beginning, and whenever the dataset was changed."""
+
+    def gather(self, task: Task, empty: Empty) -> object:
+        """The whole batch, if the dataset can make it at once; else NotImplemented."""
+
+    def samples(self, task: Task) -> Sequence[Any]:
+        """The samples, one for each row. A stream that has none raises StreamEnded."""
+
+    def finish(self, task: Task) -> None:
+        """The batch of the task is made."""
+
+    def names(self, task: Task) -> Sequence[Any]:
+        """The key of each row, if rows have keys."""
+
+    def key(self, task: Task, item: Any, row: int) -> Any:
+        """What names the sample of a row, that was made from `item`."""
+
+
+# A loop over samples: the keys, the iterator over them, and their rows. How much is left of the iterator tells which
+# sample is at work, at no cost until somebody asks.
+_Loop = tuple[Sequence[Any], Any, Sequence[int]]
+
+
+class Samples:
+    """Fetches samples one by one for a runner, and knows which one is at work, for rng() and for error messages."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._job = runner.job
+        self.mends = runner.job.on_error != "raise"
+        self.keep: Callable[..., Any] = keep
+        self.part: Sequence[int] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Another step begins."""
+        self._loop: _Loop | None = None
+        # A loop over `each` that was left before its end: by an error, which names its sample.
+        self._left: _Loop | None = None
+        self.part = None
+        self.mended: Mended | None = None
+
+    def at_work(self) -> tuple[Any, int]:
+        """The item at work and its row; (None, -1) if the work is for the whole step."""
+        return (None, -1) if self._loop is None else _now(self._loop)
+
+    def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
+        """`[get(key) for key in keys]`, without the samples that fail if `on_error` allows that."""
+        self._runner.doing("", None)
+        samples = self._mend(get, keys) if self.mends else self._get(get, keys)
+        self._loop = None
+        return samples
+
+    def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:
+        left: Any = iter(keys)
+        self._loop = keys, left, range(first, first + len(keys))
+        try:
+            return [get(key) for key in left]
+        except BaseException:
+            self.name_sample()
+            raise
+
+    def name_sample(self) -> None:
+        """For an error: says which sample it came from, if samples are fetched one by one."""
+        loop = self._loop or self._left
+        if loop is not None:
+            key, row = _now(loop)
+            self._runner.doing(f"sample {key!r} (row {row}), ", None)
+
+    def each(self, names: Sequence[Any], keys: Sequence[Any]) -> Iterator[Any]:
+        """See `penstock.each`. `names` are the step's keys: a Subset asks its dataset for other ones."""
+        rows = self.rows(len(names))
+        # Within a sample, or if a dataset asks another for more or fewer, the keys are not the samples of the step.
+        if self._loop is not None or len(keys) != len(rows):
+            yield from keys
+            return
+        if self.part is not None:
+            names = [names[row] for row in rows]
+        left: Any = iter(names)
+        self._loop = loop = names, left, rows
+        try:
+            for key, _ in zip(keys, left, strict=True):
+                yield key
+        except GeneratorExit:  # the loop was left
+            self._left = loop
+            raise
+        finally:
+            if self._loop is loop:  # an error may keep this generator until another sample is at work
+                self._loop = None
+
+    def rows(self, count: int) -> Sequence[int]:
+        """The rows that a dataset was asked for: all of the step, or those that `among` has chosen."""
+        return range(count) if self.part is None else self.part
+
+    def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
+        """The samples without those that fail, or with others in their place."""
+        runner, task, fetch = self._runner, self._runner.task, self._runner.fetch
+        samples: list[Any] = []
+        mended = Mended([], [], [])
+        most = _MOST_REPLACEMENTS if self._job.on_error == "replace" else 0
+        for row, key in enumerate(keys):
+            tried: list[Any] = []
+            while len(tried) <= most:
+                item = self._another(task, row, len(tried)) if tried else key
+                runner.forget_generators()
+                try:
+                    samples += self._get(get, [item], row)
+                except Exception as error:
+                    if 0 < most == len(tried):
+                        others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
+                        annotate(error, f"It stood in for sample {key!r}, which failed, as did {others}.")
+                        raise
+                    kept = self.keep(error, where=runner.where(task))
+                    mended.errors.append((fetch.key(task, item, row), kept))
+                    tried.append(item)
+                else:
+                    mended.keys.append(fetch.key(task, item, row))
+                    mended.rows.append(row)
+                    break
+        if mended.errors:
+            self.mended = mended
+        return samples
+
+    def _another(self, task: Task, row: int, attempt: int) -> Any:
+        """What replaces the sample of a row: a sample from anywhere in the epoch's order, or else from its step."""
+        from penstock._work.seeding import REPLACE  # late: see InlineBackend
+
+        order = self._job.order
+        number = mix(self._job.seed, task.epoch, self._runner.number(task.step), row, attempt, REPLACE)
+        if order is None:
+            return plain(task.keys)[number % len(task.keys)]
+        return order.at(task.epoch, np.array([number % order.size(task.epoch)])).tolist()[0]
+
+
+def _now(loop: _Loop) -> tuple[Any, int]:
+    """The key at work, and its row."""
+    keys, left, rows = loop
+    at = len(keys) - left.__length_hint__() - 1
+    return keys[at], rows[at]
+
+
+def plain(keys: Any) -> Any:
+    """Keys as the dataset gets them: Python integers."""
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
