@@ -318,8 +318,19 @@ def test_every_law_holds_in_every_state_of_the_wide_world(name: str) -> None:
     assert walk.states > 10_000
 
 
-def test_a_world_may_be_closed_in_any_state_and_stays_silent() -> None:
-    explore(Setting(runs=(2, 1), window=2, crashes=1, cancels=1), closing=True)
+CLOSED = {
+    "any worker": Setting(runs=(2, 1), window=2, crashes=1, cancels=1),
+    "changes and resizes": Setting(runs=(1,), ends="found", window=2, changes=1, resizes=((1, 1),), unread=0),
+    "one reader": Setting(
+        runs=(2,), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=1, window=2, unread=0
+    ),
+    "seats": Setting(runs=(2,), rule=Assigned, ends="found", ahead=False, window=2, cancels=1, unread=0),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_world_may_be_closed_in_any_state_and_stays_silent(name: str) -> None:
+    explore(CLOSED[name], closing=True)
 
 
 def test_names_of_slabs_and_workers_do_not_matter() -> None:

@@ -9,7 +9,7 @@ replaced.
 from __future__ import annotations
 
 from penstock._schedule.commands import Command, Deliver, Fail, Hire, Post, Rescind
-from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLost
+from penstock._schedule.events import Cancelled, Closed, Event, Opened, StepEnded, WorkerLost
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import POSTED, Step
 
@@ -95,6 +95,10 @@ class Assigned(Scheduler):
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
         super()._cancelled(event, out)
         self._drained = True
+
+    def _closed(self, event: Closed, out: list[Command]) -> None:
+        super()._closed(event, out)
+        self._seat_of.clear()
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         out.append(Fail(event.worker))
