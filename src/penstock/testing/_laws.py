@@ -139,6 +139,20 @@ def outcomes(backend: Backend, enough: Callable[[list[Outcome]], object]) -> lis
     return found
 
 
+@contextmanager
+def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
+    """The block raises this, and the error and its notes say all these parts."""
+    try:
+        yield
+    except kind as error:
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        missing = [part for part in parts if part not in said]
+        if type(error) is not kind or missing:
+            raise AssertionError(f"{type(error).__name__} came without {missing}: {said}") from error
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not condition():

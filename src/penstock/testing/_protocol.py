@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from penstock._wire.task import Task
 from penstock.backends import Backend, Bundle, Failed, Filled, Left, Lost, Outcome
 from penstock.testing import _sources as sources
 from penstock.testing._faults import Raising
-from penstock.testing._laws import Laws, outcomes, same, until
+from penstock.testing._laws import Laws, outcomes, raises, same, until
 
 
 def task(seq: int, steps: int = 1) -> Task:
@@ -34,6 +35,10 @@ def seqs(found: Sequence[Outcome]) -> list[int | None]:
 def opened(backend: Backend, outcome: Any) -> list[list[int]]:
     assert isinstance(outcome, Filled), f"a batch was expected, and {outcome} came"
     return [column.tolist() for column in backend.open(outcome)]  # type: ignore[attr-defined]
+
+
+def _as_many(number: int, found: Sequence[Outcome]) -> bool:
+    return len(found) == number
 
 
 class ProtocolLaws(Laws):
@@ -87,7 +92,8 @@ class ProtocolLaws(Laws):
                 unknown = [seq for seq in range(begin, begin + 20) if seq not in reported]
                 rescinded = {seq for seq in unknown if backend.rescind(seq)}
                 left = set(unknown) - rescinded
-                assert set(seqs(outcomes(backend, lambda found, left=left: len(found) == len(left)))) == left
+                enough = partial(_as_many, len(left))
+                assert set(seqs(outcomes(backend, enough))) == left
 
     def test_poll_with_no_time_does_not_wait_and_poll_with_some_waits_no_longer(self) -> None:
         with self.crew(sources.Numbers()) as backend:
@@ -106,7 +112,12 @@ class ProtocolLaws(Laws):
             found: list[Any] = []
             thread = threading.Thread(target=lambda: found.append(backend.poll(None)))
             thread.start()
-            until(lambda: backend.wake() or found, "poll() comes back after wake()")
+
+            def woken() -> bool:
+                backend.wake()
+                return bool(found)
+
+            until(woken, "poll() comes back after wake()")
             thread.join()
             assert found == [[]]
 
@@ -136,24 +147,16 @@ class ProtocolLaws(Laws):
     def test_a_change_that_cannot_be_sent_raises_and_changes_nothing(self) -> None:
         with self.crew(sources.Numbers()) as backend:
             self.needs(backend.copies_dataset, "workers have the caller's dataset")
-            try:
+            with raises(LookupError):
                 backend.encode(sources.Unsendable())
-            except LookupError:
-                pass
-            else:
-                raise AssertionError("encode() has not raised")
             post(backend, 0)
             assert opened(backend, outcomes(backend, len)[0])[1] == [1, 1]
 
     def test_keys_that_cannot_be_sent_raise_and_nothing_is_posted(self) -> None:
         with self.crew(sources.Numbers()) as backend:
             self.needs(backend.copies_dataset, "keys are not sent")
-            try:
+            with raises(LookupError):
                 backend.post(Task(0, 0, 0, 0, [sources.Unsendable()]), 0, -1)
-            except LookupError:
-                pass
-            else:
-                raise AssertionError("post() has not raised")
             post(backend, 1)
             assert seqs(outcomes(backend, len)) == [1]
 
