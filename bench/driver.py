@@ -1,7 +1,7 @@
 """One loader in a process of its own, which reads as many seconds of batches as its standard input asks for.
 
-A process for each loader: no loader forks beside another's threads, imports another's libraries, or takes
-the whole run down with it. `python -m bench.driver engine workload folder`, JSON lines in and out.
+Each loader has a process of its own, so that none forks beside another's threads, imports another's libraries,
+or crashes the whole run. `python -m bench.driver engine workload folder`, JSON lines in and out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bench.peers import import_engine, open_stream
 from bench.workloads import EPOCH_STEPS, WORKLOADS, Workload
 
 Reply = Callable[[dict[str, Any]], None]
-PREFETCHED = 8  # batches a worker that no adapter exceeds: so many were ready before the clock starts
-TRAINING_STEP = 0.012  # seconds that the consumer of the epoch boundary takes for a batch
+PREFETCHED = 8  # batches for each worker, at most, that are ready before the clock starts
+TRAINING_STEP = 0.012  # seconds for each batch in the consumer of the epoch boundary rows
 
 
 def consume(stream: Iterator[Any], seconds: float, batches: int = 1) -> float:
-    """Batches a second over at least `seconds` and at least so many batches."""
+    """Batches per second, measured over at least `seconds` and at least `batches`."""
     start, count = time.perf_counter(), 0
     while True:
         next(stream)
@@ -35,20 +35,20 @@ def consume(stream: Iterator[Any], seconds: float, batches: int = 1) -> float:
 
 
 def serve(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
-    """Answer each line {"lead": s, "seconds": s} with a rate; the lead drains what was prefetched."""
+    """Answer each line {"lead": s, "seconds": s} with a rate; prefetched batches are consumed in the lead."""
     with open_stream(engine, workload, folder) as stream:
         workload.check(next(stream))
         reply({"ready": True})
         for line in sys.stdin:
-            order = json.loads(line)
-            consume(stream, order["lead"], batches=PREFETCHED * workload.workers)
-            reply({"rate": consume(stream, order["seconds"])})
+            request = json.loads(line)
+            consume(stream, request["lead"], batches=PREFETCHED * workload.workers)
+            reply({"rate": consume(stream, request["seconds"])})
 
 
 def first_batch(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
     """Seconds from constructing the loader to holding its first batch, in a process that just started."""
     import_engine(engine)
-    gc.collect()  # 80 ms with torch's objects: else it falls to whoever happens to allocate the last before it
+    gc.collect()  # 80 ms with torch's objects, which could otherwise fall into the measured time
     start = time.perf_counter()
     with open_stream(engine, workload, folder) as stream:
         batch = next(stream)
@@ -77,12 +77,12 @@ def epoch_boundary(engine: str, workload: Workload, folder: Path, reply: Reply) 
 def main() -> None:
     engine, name, folder = sys.argv[1:]
     workload = WORKLOADS[name]
-    # A peer may print: answers keep the descriptor that the run reads, everything else goes to stderr.
-    answers = os.fdopen(os.dup(1), "w")
+    # A peer may print: replies keep the descriptor that the run reads, and everything else goes to stderr.
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
     def reply(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=answers, flush=True)
+        print(json.dumps(value), file=replies, flush=True)
 
     act = {"rate": serve, "first": first_batch, "boundary": epoch_boundary}[workload.kind]
     act(engine, workload, Path(folder), reply)

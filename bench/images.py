@@ -1,7 +1,7 @@
 """The rows of JPEG files: a random resized crop to 224, mirrored half of the time, float32, channels first.
 
-Each loader has the same files and its own way to the pixels; the limit is the decoder alone. Apart from
-bench/workloads.py, because each way imports libraries of its own.
+Each loader reads the same files with a decoder of its own; the limit is the decoder alone. Separate from
+bench/workloads.py, because each decoder needs libraries of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 class Jpegs:
-    """Sample i is file i, cropped and resized by Pillow: what torch's users write."""
+    """Sample i is file i, cropped and resized by Pillow, as torch users write it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "jpegs"
@@ -59,7 +59,7 @@ def window(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def decode_only(dataset: Jpegs, keys: np.ndarray, out: Any) -> None:
-    """The limit: each file is read and decoded, and that is all."""
+    """The limit: each file is read and decoded, and nothing more."""
     import simplejpeg
 
     pixels = out.reshape(-1).view(np.uint8)
@@ -77,10 +77,10 @@ def penstock_images(dataset: Jpegs) -> Any:
 
 
 def spdl_batch(dataset: Jpegs) -> Callable[[np.ndarray], np.ndarray]:
-    """Keys to a batch in spdl's threads: with its own decoder, which is FFmpeg's, or with the fastest that we know.
+    """A function from keys to a batch, for spdl's threads, with the fastest decoder that we know.
 
-    Its own makes a filter graph for each image, because each has its own window, and takes three times as long; it is
-    tried with SPDL_DECODER=1 where FFmpeg's libraries are found.
+    With SPDL_DECODER=1 it uses spdl's own decoder, FFmpeg, if its libraries are installed. That makes a filter graph
+    for each image, because each has another window, and takes three times as long.
     """
     if "SPDL_DECODER" not in os.environ:
         return lambda keys: turbo_batch(dataset, keys)
@@ -102,7 +102,7 @@ def spdl_batch(dataset: Jpegs) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def turbo_batch(dataset: Jpegs, keys: np.ndarray) -> np.ndarray:
-    """The same libraries as penstock's, by hand."""
+    """A batch decoded by hand, with the libraries that penstock uses."""
     import cv2
     import simplejpeg
 
@@ -120,7 +120,7 @@ def turbo_batch(dataset: Jpegs, keys: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def dali_stream(workload: Any, dataset: Jpegs) -> Iterator[Iterator[Any]]:
-    """DALI's pipeline for the CPU, which decodes only what the window needs."""
+    """DALI's pipeline for the CPU, which decodes only the pixels of the window."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=workload.batch_size, num_threads=workload.workers, device_id=None, seed=0)
@@ -143,33 +143,32 @@ def dali_stream(workload: Any, dataset: Jpegs) -> Iterator[Iterator[Any]]:
 
 
 def write_jpegs(folder: Path) -> None:
-    """512 pictures of 375x500: clouds of many sizes, edges and grain, so that a file has about as many bytes as a
-    photograph of that quality (70 kB)."""
+    """Write 512 pictures with clouds, edges and grain, so that the files are as large as photographs (70 kB)."""
     from PIL import Image
 
     if (folder / "jpegs").exists():
         return
-    drawn = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for number in range(FILES):
         encoded = io.BytesIO()
-        Image.fromarray(_picture(drawn)).save(encoded, "JPEG", quality=QUALITY)
+        Image.fromarray(_picture(rng)).save(encoded, "JPEG", quality=QUALITY)
         path = folder / "jpegs" / f"class{number % 8}" / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded.getvalue())
 
 
-def _picture(drawn: np.random.Generator) -> np.ndarray:
+def _picture(rng: np.random.Generator) -> np.ndarray:
     from PIL import Image
 
     pixels = np.full((HEIGHT, WIDTH, 3), 120.0)
     for across, strength in ((4, 70), (12, 40), (40, 22), (120, 12)):
-        coarse = drawn.normal(size=(across * HEIGHT // WIDTH + 2, across + 2, 3)).astype(np.float32)
+        coarse = rng.normal(size=(across * HEIGHT // WIDTH + 2, across + 2, 3)).astype(np.float32)
         for channel in range(3):
             cloud = Image.fromarray(coarse[:, :, channel]).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
             pixels[:, :, channel] += strength * np.asarray(cloud)
     for _ in range(12):
-        top, left = drawn.integers(0, HEIGHT), drawn.integers(0, WIDTH)
-        tall, wide = drawn.integers(10, 160, 2)
-        pixels[top : top + tall, left : left + wide] += 50 * drawn.normal(size=3)
-    pixels += 5 * drawn.normal(size=(HEIGHT, WIDTH, 1))
+        top, left = rng.integers(0, HEIGHT), rng.integers(0, WIDTH)
+        tall, wide = rng.integers(10, 160, 2)
+        pixels[top : top + tall, left : left + wide] += 50 * rng.normal(size=3)
+    pixels += 5 * rng.normal(size=(HEIGHT, WIDTH, 1))
     return np.clip(pixels, 0, 255).astype(np.uint8)

@@ -1,9 +1,9 @@
-"""The limit: the same fetches in bare forked processes that write into a private array and tell nobody.
+"""The limit: the same fetches in bare forked processes that write into a private array and report nothing.
 
-No loader that fetches in Python can be faster than this; penstock's share of it is what its machinery leaves.
+No loader that fetches in Python can be faster than this; penstock's share of it shows the cost of its machinery.
 
-`python -m bench.limit images FOLDER` shows what of that is the cache's: the same with several arrays for each
-process, written in turn. A loader that lends cannot write over the batch that its caller looks at, so it has several.
+`python -m bench.limit images FOLDER` shows the effect of the CPU cache: the same with several arrays for each
+process, written in turn. A loader cannot overwrite the batch that its caller is using, so it has several.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.workloads import WORKLOADS, Workload
 
 
 def limit_rate(workload: Workload, folder: Path, seconds: float, lead: float) -> float:
-    """Batches a second of `workload.workers` processes together."""
+    """Batches per second of `workload.workers` processes together."""
     dataset = workload.dataset(folder)
     counts = np.frombuffer(mmap.mmap(-1, 8 * workload.workers), np.float64)
     start = time.monotonic() + lead
@@ -45,7 +45,7 @@ def limit_rate(workload: Workload, folder: Path, seconds: float, lead: float) ->
 
 
 def _fill_until(workload: Workload, dataset: object, worker: int, start: float, end: float) -> float:
-    """The rate of one process between `start` and `end`; what it does before `start` warms it up."""
+    """The rate of one process between `start` and `end`; before `start` it warms up."""
     rng = np.random.default_rng(worker)
     keys = rng.integers(0, len(dataset), (4096, workload.batch_size))  # type: ignore[arg-type]
     out = workload.out()
@@ -63,7 +63,7 @@ def _fill_until(workload: Workload, dataset: object, worker: int, start: float, 
 
 
 def limit_first_batch(workload: Workload, folder: Path) -> float:
-    """Seconds until the first of the forked processes has filled a batch and said so with one byte."""
+    """Seconds until the first of the forked processes has filled a batch and reported it with one byte."""
     start = time.monotonic()
     dataset = workload.dataset(folder)
     receive, send = os.pipe()
@@ -87,7 +87,7 @@ def limit_first_batch(workload: Workload, folder: Path) -> float:
 
 @dataclass
 class _InTurn:
-    """A workload whose processes have several arrays each."""
+    """A workload whose processes write into several arrays in turn."""
 
     workload: Workload
     arrays: int

@@ -1,6 +1,6 @@
-"""Memory and descriptors over a long life: `python -m bench.memory`, a line a check, exits 1 if one fails.
+"""Memory and descriptors of long-lived loaders: `python -m bench.memory` exits with 1 if a check fails.
 
-Each check runs in a process of its own, so that one's memory is not another's.
+Each check runs in a process of its own, so that they do not share memory, and prints a line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def paths() -> list[str]:
 
 
 def pss() -> int:
-    """Bytes of this process and its descendants, shared pages divided among their owners."""
+    """Bytes of this process and its descendants; a shared page counts once, divided among its users."""
     total = 0
     for pid in family(os.getpid()):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -56,10 +56,10 @@ def pass_growth(packed: bool) -> bool:
     size = sys.getsizeof(items) + sum(map(sys.getsizeof, items))
     if packed:
         items = penstock.PackedList(items)
-    warnings.filterwarnings("ignore", "num_workers=4 is more than")  # the copies are the point, not the speed
+    warnings.filterwarnings("ignore", "num_workers=4 is more than")  # this measures copies, not speed
     with penstock.DataLoader(Lengths(items), 1000, shuffle=True, num_workers=WORKERS, seed=0) as loader:
         stream = iter(loader)
-        for _ in range(50):  # workers, slabs and their first pages are there before the pass is weighed
+        for _ in range(50):  # start the workers, and touch the pages of the slabs, before measuring
             next(stream)
         before = pss()
         total = sum(int(batch.sum()) for batch in stream)
@@ -68,13 +68,13 @@ def pass_growth(packed: bool) -> bool:
     kind, share = "PackedList" if packed else "list", growth / size
     print(
         f"{kind} of {PATHS:,} paths ({size / 1e6:.0f} MB as a list), {WORKERS} workers: total memory grew by "
-        f"{growth / 1e6:.1f} MB in a pass, {share:.1%} of it"
+        f"{growth / 1e6:.1f} MB in a pass, {share:.1%} of the list"
     )
     return share < 0.05 or not packed
 
 
 def kept_batches() -> bool:
-    """Ten thousand small batches, all kept, with few descriptors allowed."""
+    """Ten thousand small batches, all kept, with a low limit of descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     rows = np.arange(KEPT * 4 * 8).reshape(-1, 8)
     with penstock.DataLoader(penstock.ArrayDataset(rows), 4, num_workers=2) as loader:
@@ -89,7 +89,7 @@ def kept_batches() -> bool:
 
 
 def many_iterators() -> bool:
-    """A thousand iterators over one loader, each left after one batch."""
+    """A thousand iterators over one loader, each abandoned after one batch."""
     figures = []
     with penstock.DataLoader(penstock.ArrayDataset(np.arange(6400)), 64, num_workers=2, seed=0) as loader:
         for turn in range(1, ITERATORS + 1):

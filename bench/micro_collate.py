@@ -2,8 +2,8 @@
 
     python bench/micro_collate.py
 
-Each figure is the best and the median of many short runs: the best is what the code costs, the median
-what the machine made of it. The aims are those that the hot path of the loader was planned with.
+Each figure is the best and the median of many short runs: the best is the cost of the code, the median
+includes the noise of the machine. The aims are those that the loader's hot path was designed for.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROWS = 64
 def measure(*calls: Callable[[], object]) -> list[tuple[float, float]]:
     """Best and median microseconds of each call.
 
-    They take turns in short runs and in random order: a busy moment of the machine hits them all, and
-    none of them always finds the caches as the same other one left them.
+    They alternate in short runs and in random order, so that a busy moment of the machine hits all of them,
+    and none always runs after the same other one.
     """
     timers = [timeit.Timer(call) for call in calls]
     loops = [max(1, int(0.0003 / max(1e-7, min(timer.repeat(3, 3)) / 3))) for timer in timers]
@@ -60,7 +60,7 @@ def row(name: str, aim: str, ours: Callable[[], object], **peers: Callable[[], o
 
 
 class Slab:
-    """An allocator as the loader's: the next aligned bytes of one buffer, begun again for each batch."""
+    """An allocator like the loader's: aligned parts of one buffer, which starts again for each batch."""
 
     def __init__(self, size: int) -> None:
         self.root = np.zeros(size, np.uint8)

@@ -1,4 +1,4 @@
-"""What random numbers cost: the global generators for each step, and `penstock.rng()` where it is asked for.
+"""The cost of random numbers: the global generators for each step, and calls of `penstock.rng()`.
 
 python -m bench.micro_rng
 """
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock._memory.arena import Arena
+from penstock._feed.keys import KeyFetch
 from penstock._memory.layout import Writer
-from penstock._wire.task import Job, Kind, Task
+from penstock._memory.slabs import Slabs
+from penstock._wire.task import Task
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.seeding import borrowed_generators, seed_step
 
@@ -26,15 +28,15 @@ class Plain(penstock.Dataset[int]):
         return key
 
 
-class Asks(Plain):
-    """Times of `rng()` are measured inside of a sample, where it has a meaning."""
+class CallsOnce(Plain):
+    """Calls `rng()` while a sample is made, the only time when it may be called."""
 
     def __getitem__(self, key: int) -> int:
         penstock.rng()
         return key
 
 
-class AsksTwice(Plain):
+class CallsTwice(Plain):
     def __getitem__(self, key: int) -> int:
         penstock.rng()
         penstock.rng()
@@ -42,17 +44,17 @@ class AsksTwice(Plain):
 
 
 def microseconds(call: Callable[[], object], number: int = 500) -> float:
-    """The median of several rounds."""
+    """Microseconds of a call, as the median of several rounds."""
     rounds = sorted(timeit.repeat(call, number=number, repeat=7))
     return rounds[3] / number * 1e6
 
 
 def step(dataset: Any, **given: Any) -> float:
     """A step of 64 samples, from task to batch, without the generators of the process."""
-    job = Job(dataset, None, None, 1, 5, False, 1, **given)
+    job = Job(dataset, KeyFetch, None, None, 1, 5, False, **given)
     runner = Runner(job, "the bench")
-    root = Arena(None).root(Arena(None).carve(1 << 16))
-    task = Task(0, 0, 0, 3, Kind.KEYS, KEYS)
+    root = Slabs(None).root(0)
+    task = Task(0, 0, 0, 3, KEYS)
     return microseconds(lambda: runner.run(task, Writer(root)))
 
 
@@ -61,12 +63,12 @@ def main() -> None:
         with borrowed_generators(5, 0, 3):
             pass
 
-    plain, once, twice = step(Plain()), step(Asks()), step(AsksTwice())
+    plain, once, twice = step(Plain()), step(CallsOnce()), step(CallsTwice())
     print(
         f"global generators, a step in a worker  {microseconds(lambda: seed_step(5, 0, 3)):8.2f} µs (budget 30)"
     )
     print(f"global generators, a step inline       {microseconds(borrow):8.2f} µs (budget 100)")
-    print(f"a step of 64 ints, nobody asks         {plain:8.2f} µs")
+    print(f"a step of 64 ints, without rng()       {plain:8.2f} µs")
     print(f"  with on_error='skip'                 {step(Plain(), on_error='skip'):8.2f} µs")
     print(f"rng() of a sample                      {(once - plain) / 64:8.2f} µs (budget 15)")
     print(f"rng() again for the same sample        {(twice - once) / 64:8.2f} µs")

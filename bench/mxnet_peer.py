@@ -21,8 +21,8 @@ def mxnet_stream(workload: Any, dataset: Jpegs) -> Iterator[Iterator[Any]]:
     path = dataset.folder.parent / "jpegs.rec"
     if not path.exists():
         _pack(dataset, str(path))
-    # It decodes with as many threads as asked for, but at most half of the cores less one. So on 2 cores one iterator
-    # has one thread, and 2 threads are two iterators, each with a part of the file.
+    # MXNet decodes with the requested number of threads, but at most half of the cores less one. So on 2 cores one
+    # iterator has one thread, and 2 threads need two iterators, each with a part of the file.
     parts = [
         mxnet.io.ImageRecordIter(
             path_imgrec=str(path),
@@ -59,7 +59,7 @@ def mxnet_stream(workload: Any, dataset: Jpegs) -> Iterator[Iterator[Any]]:
 
 
 class _Lent:
-    """An array of MXNet's, copied only by those who look: the check of the first batch."""
+    """An array of MXNet, which is copied to numpy only if it is read: in the check of the first batch."""
 
     def __init__(self, images: Any) -> None:
         self._images = images

@@ -1,7 +1,7 @@
 """Adapters: each opens one loader over a workload and gives an endless, shuffled stream of its batches.
 
-Settings are the best found for each peer on the machine of the first results file; where a peer has
-several modes the choice is beside it, with the reason. All have their workers up before the clock starts.
+Settings are the best found for each peer on the machine of the first results file; if a peer has several
+modes, a comment gives the reason for the choice. All workers are running before the clock starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.workloads import Workload
 Stream = AbstractContextManager[Iterator[Any]]
 Open = Callable[[Workload, Any], Stream]
 
-# grain's threads beat its processes there by 3x and more; at the end of an epoch its processes end.
+# Rows where grain's threads are 3x as fast as its processes, or more; its processes end with each epoch.
 GRAIN_THREADS = {"images", "dict20", "epoch_boundary"}
 SPDL_PROCESSES = {"python", "epoch_boundary"}
 
@@ -72,7 +72,7 @@ def torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def penstock_torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-    """penstock.torch with torch's semantics: the loader that a swapped import gives."""
+    """penstock.torch with torch's semantics, as after a change of the import only."""
     from penstock.torch import DataLoader
 
     with closing(endless(DataLoader(dataset, **_torch_options(workload)))) as stream:
@@ -81,7 +81,7 @@ def penstock_torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator
 
 @contextmanager
 def penstock_torch_seed_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-    """penstock.torch with penstock's own laws."""
+    """penstock.torch with penstock's own semantics."""
     from penstock.torch import DataLoader
 
     with closing(endless(DataLoader(dataset, seed=0, **_torch_options(workload)))) as stream:
@@ -103,7 +103,7 @@ def torch_own_collate_stream(workload: Workload, dataset: Any) -> Iterator[Itera
 def torchdata_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    # A snapshot every step is its default; every 1,000 is the kinder reading of its documentation.
+    # By default it takes a snapshot at every step; every 1,000 steps is cheaper, and its documentation allows it.
     loader = StatefulDataLoader(dataset, snapshot_every_n_steps=1000, **_torch_options(workload))
     with closing(endless(loader)) as stream:
         yield stream
@@ -121,7 +121,7 @@ def _torch_options(workload: Workload) -> dict[str, Any]:
 
 
 class _Fetch:
-    """Keys to a stacked batch; grain and spdl take a function where torch takes a dataset."""
+    """A function from keys to a stacked batch, for grain and spdl, which take no dataset."""
 
     def __init__(self, workload: Workload, dataset: Any) -> None:
         self.dataset, self.many, self.fields = dataset, workload.many, workload.fields
@@ -144,7 +144,7 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     # passes each sample through grain's bookkeeping.
     keys = grain.MapDataset.range(len(dataset)).seed(0).shuffle()
     if workload.kind == "boundary":
-        # It repeats within one loop that never ends. Here the loop ends with the epoch, as the others' do.
+        # With repeat() its loop never ends. Here the loop ends with the epoch, like those of the others.
         options = grain.ReadOptions(num_threads=workload.workers, prefetch_buffer_size=2 * workload.workers)
         epoch = keys.batch(size, drop_remainder=True).map(_Fetch(workload, dataset))
         with closing(endless(epoch.to_iter_dataset(options))) as stream:
@@ -155,7 +155,7 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
         options = grain.ReadOptions(num_threads=workload.workers, prefetch_buffer_size=2 * workload.workers)
         stream = iter(batches.to_iter_dataset(options))
     else:
-        # No threads inside the processes: its documentation advises so for data in memory.
+        # No threads inside the processes, as its documentation advises for data in memory.
         options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(num_workers=workload.workers, per_worker_buffer_size=4)
         stream = iter(batches.to_iter_dataset(options).mp_prefetch(workers))
@@ -167,8 +167,8 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     from spdl.pipeline import PipelineBuilder
 
-    # Threads are its way; a pool of processes pays only where Python holds the lock all the time.
-    # Batches come as they are completed, which is its default and faster than in order.
+    # spdl is made for threads; a pool of processes pays only if Python code holds the GIL all the time.
+    # Batches come in the order of completion, which is its default and faster than the order of the keys.
     with ExitStack() as stack:
         pool = None
         if workload.name in SPDL_PROCESSES:
@@ -223,21 +223,21 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
 
-# Ours in the rows of tensors, and what their rows are called in the tables.
+# Our engines in the rows of tensors, with the suffix of their rows in the tables.
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
 
-JPEG_ENGINES = ("dali", "mxnet")  # which run the rows of JPEGs alone
+JPEG_ENGINES = ("dali", "mxnet")  # they run only the rows of JPEGs
 _DISTRIBUTIONS = {"dali": "nvidia-dali-cuda120"}
 
 
 def interpreter(engine: str) -> str:
-    """What runs the engine: BENCH_MXNET=/its/environment/bin/python, for one that suits no other's environment."""
+    """The Python that runs the engine: BENCH_MXNET=/its/bin/python, for one that needs its own environment."""
     return os.environ.get(f"BENCH_{engine.upper()}", sys.executable)
 
 
 def installed(engine: str) -> str | None:
-    """The version of the engine's distribution, or None where it is not installed."""
+    """The version of the engine's distribution, or None if it is not installed."""
     if (python := interpreter(engine)) != sys.executable:
         code = f"import importlib.metadata as m; print(m.version({_distribution(engine)!r}))"
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
@@ -260,10 +260,10 @@ def _distribution(engine: str) -> str:
 
 
 def import_engine(engine: str) -> None:
-    """Import what the adapter needs, for rows whose clock should not see imports."""
+    """Import what the adapter needs, for rows whose times must not include imports."""
     module = importlib.import_module(ENGINES[engine][0])
     if engine == "penstock":
-        module.DataLoader  # noqa: B018 - the package may import its parts when they are first named
+        module.DataLoader  # noqa: B018 - the package may import its parts on first use
 
 
 def open_stream(engine: str, workload: Workload, folder: Path) -> Stream:

@@ -1,8 +1,8 @@
-"""What `prefetch` costs beyond the one copy that it makes: `python -m bench.prefetch`, exits 1 if it is too much.
+"""The cost of `prefetch` beyond its one copy: `python -m bench.prefetch` exits with 1 if it is too high.
 
-The copy is measured in the same process and into as many buffers as prefetch uses, turn by turn with it: a buffer
-that is used every time would still be in the cache. Compared are the quickest rounds of both, because what the
-machine does besides only adds; the medians are printed too.
+The copy is measured in the same process, alternating with prefetch, and into as many buffers: a single buffer would
+stay in the cache. The fastest rounds of both are compared, because other load on the machine only adds time; the
+medians are printed too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def copies(source: Any, dtype: Any, count: int) -> float:
 
 
 def batches(ahead: Any, count: int) -> float:
-    """Seconds for each of `count` batches, taken as quickly as they come; the one before is dropped each time."""
+    """Seconds for each of `count` batches, taken as fast as they come; each is dropped before the next."""
     for _ in range(2 * (DEPTH + HOLD)):
         next(ahead)
     begun = time.perf_counter()
@@ -44,7 +44,7 @@ def batches(ahead: Any, count: int) -> float:
 
 
 def measure(name: str, source: Any, dtype: Any, rounds: int, count: int) -> float:
-    """Prints a row; the seconds beyond the copy, in the quickest rounds."""
+    """Print a row and return the seconds beyond the copy, in the fastest rounds."""
 
     def endless() -> Iterator[Any]:
         while True:

@@ -1,10 +1,10 @@
-"""What a state costs, how long resuming takes, and how long a killed worker is felt: `python -m bench.resume`.
+"""The time to take a state, to resume, and to recover from a killed worker: `python -m bench.resume`.
 
-Each loader in a process of its own, in turn, median of several. All have two workers and shuffle the numbers
-from 0 to 32 million in batches of 64, so that step 500,000 is within the first epoch.
+Each loader runs in a process of its own, in turn; figures are medians. All have two workers and shuffle the
+numbers from 0 to 32 million in batches of 64, so that step 500,000 is within the first epoch.
 
-Nobody waits for 500,000 batches here: the states at that step are those of step 10 with the counts in them
-changed, for penstock, torchdata and grain alike.
+Reading 500,000 batches would take too long: the states at that step are those of step 10 with changed counts,
+for penstock, torchdata and grain alike.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bench.peers import installed
 BATCH, FAR = 64, 500_000
 SAMPLES = BATCH * (FAR + 1_000)
 ENGINES = ("penstock", "torchdata", "grain")
-# Some ten minutes. First batches vary by a half from one to the next, so penstock, whose ratio is claimed, has more
-# rounds; torchdata begins by making a list of 32 million numbers.
+# About ten minutes. Times of first batches vary by a half, so penstock, whose ratio is claimed, has more rounds;
+# torchdata begins by making a list of 32 million numbers.
 ROUNDS, PEER_ROUNDS = 15, 3
 
 
@@ -121,7 +121,7 @@ KINDS: dict[str, type[Penstock]] = {"penstock": Penstock, "torchdata": Torchdata
 
 
 def state_cost(kind: type[Penstock]) -> dict[str, float]:
-    """Microseconds for a state inside the loop, and what taking one at each step leaves of the rate."""
+    """Microseconds to take a state, and the rate with a state at each step, as a share of the rate without."""
     loader = kind()
     stream = loader.open()
     for _ in range(200):
@@ -158,7 +158,7 @@ def resume_time(kind: type[Penstock], step: int | None) -> dict[str, float]:
         state = before.state()
         before.close()
         kind.move(state, step)
-    else:  # what making the other has imported
+    else:  # import what the other case has imported
         before = kind()
         next(before.open())
         before.close()
@@ -173,7 +173,7 @@ def resume_time(kind: type[Penstock], step: int | None) -> dict[str, float]:
 
 
 def recovery(kind: type[Penstock]) -> dict[str, float]:
-    """Milliseconds of the longest wait for a batch while a worker is killed, beside the longest without."""
+    """Milliseconds of the longest wait for a batch after a worker is killed, and of the longest before."""
     loader = kind()
     stream = loader.open()
     for _ in range(200):
@@ -248,8 +248,8 @@ def main() -> int:
     console.print(table)
     calm, killed = median("penstock", "kill", "calm"), median("penstock", "kill", "killed")
     console.print(
-        f"A worker of penstock's is killed: the longest wait for a batch is {killed:.1f} ms, and {calm:.1f} ms "
-        "without. torch's and torchdata's loaders raise RuntimeError there."
+        f"If a worker of penstock is killed, the longest wait for a batch is {killed:.1f} ms, and {calm:.1f} ms "
+        "otherwise. The loaders of torch and torchdata raise RuntimeError instead."
     )
     met = {
         "a state takes under 50 µs": median("penstock", "state", "microseconds") < 50,

@@ -1,7 +1,7 @@
 """Measures penstock and its peers in one run: `python -m bench.run [--only ints,rows] [--quick]`.
 
-The loaders of a row are all up before its first round, and their rounds alternate, so that a change in the
-machine's mood meets all of them. The table goes to the terminal and to bench/results/<date>.md and .json.
+All loaders of a row are running before its first round, and their rounds alternate, so that a change in the
+machine's load affects all of them. The table goes to the terminal and to bench/results/<date>.md and .json.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ QUICK = Effort(rounds=2, seconds=0.4, lead=0.1, warm=0.3, epochs=3)
 QUICK_ENGINES = ["penstock", "torch", "grain", "spdl", *TENSOR_ENGINES]  # the others start too slowly
 
 
-# Installed peers have compiled files; penstock in its source tree may have them too, whatever the shell says.
+# Installed peers have .pyc files; penstock in its source tree may write them too, whatever the shell has set.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Driver:
-    """A process that runs one loader (bench/driver.py) and answers one line for each order."""
+    """A process that runs one loader (bench/driver.py) and answers one line for each request."""
 
     def __init__(self, engine: str, workload: Workload, folder: Path) -> None:
         self.engine = engine
@@ -64,8 +64,8 @@ class Driver:
             text=True,
         )
 
-    def order(self, **what: float) -> Any:
-        self._process.stdin.write(json.dumps(what) + "\n")
+    def ask(self, **request: float) -> Any:
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self.answer()
 
@@ -79,7 +79,9 @@ class Driver:
     def _why(self, ended: bool) -> str:
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return (lines[-1] if lines else "ended without a word") if ended else f"silent for {PATIENCE:g} s"
+        return (
+            (lines[-1] if lines else "ended without a message") if ended else f"no answer for {PATIENCE:g} s"
+        )
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -107,7 +109,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
             _or_leave_out(drivers, engine, lambda driver: driver.answer())
         if workload.kind == "rate":
             for engine in list(drivers):
-                _or_leave_out(drivers, engine, lambda driver: driver.order(lead=0.0, seconds=effort.warm))
+                _or_leave_out(drivers, engine, lambda driver: driver.ask(lead=0.0, seconds=effort.warm))
         for _ in range(effort.rounds):
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
@@ -123,8 +125,8 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
 
 def _round(driver: Driver, workload: Workload, effort: Effort) -> list[float]:
     if workload.kind == "boundary":
-        return [1e3 * wait for wait in driver.order(epochs=effort.epochs)["waits"]]
-    return [driver.order(lead=effort.lead, seconds=workload.longer * effort.seconds)["rate"]]
+        return [1e3 * wait for wait in driver.ask(epochs=effort.epochs)["waits"]]
+    return [driver.ask(lead=effort.lead, seconds=workload.longer * effort.seconds)["rate"]]
 
 
 def _or_leave_out(drivers: dict[str, Driver], engine: str, act: Any) -> Any:
@@ -230,12 +232,12 @@ def _verdict(workload: Workload, medians: dict[str, float], own: str, share: str
         and not (engine == "torch" and workload.required)
     ]
     if workload.share and share != "-" and float(share) < workload.share:
-        missed.append(f"share under the aim of {workload.share:g}")
+        missed.append(f"share below the aim of {workload.share:g}")
     return "; ".join(missed) or "met"
 
 
 def tables(chosen: list[Workload], results: dict[str, Any], engines: list[str]) -> str:
-    """The rows of arrays beside every peer, then those of tensors beside torch."""
+    """The table of arrays with all peers, then the table of tensors with torch."""
     peers = [engine for engine in engines if engine not in ("penstock", *TENSOR_ENGINES)]
     arrays = [row(w, results[w.name], peers) for w in chosen if not w.tensors]
     ours = [engine for engine in TENSOR_ENGINES if engine in engines]
@@ -273,7 +275,7 @@ def main() -> int:
             print(f"skipped: {engine} is not installed")
     engines = [engine for engine in wanted if installed(engine)]
     if any(workload.tensors for workload in chosen) and not set(engines) & set(TENSOR_ENGINES):
-        print("skipped: the rows of tensors, because penstock.torch is not there or not asked for")
+        print("skipped: the rows of tensors, because penstock.torch is not installed or not requested")
         chosen = [workload for workload in chosen if not workload.tensors]
     if not chosen:
         return 1
@@ -337,7 +339,7 @@ def save(
 def fill_readme(
     header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]
 ) -> None:
-    """Put this run's ratios between the marks, and name the file that has the rest."""
+    """Put this run's ratios between the marks of README.md, with a link to the results file."""
     medians = {
         name: {engine: statistics.median(figures) for engine, figures in found.items()}
         for name, found in results.items()

@@ -1,7 +1,7 @@
-"""The steady state: what a batch costs in page faults and calls that map memory. `python -m bench.steady`
+"""Page faults and calls that map memory, for each batch of the steady state: `python -m bench.steady`.
 
-The calls are counted by strace in every process of the loader, between two marks that the consumer sets; the
-faults by the kernel's counters, in a second run without strace. Exits with 1 if a batch costs a call.
+strace counts the calls in every process of the loader, between two marks that the consumer sets; the kernel
+counts the faults, in a second run without strace. Exits with 1 if batches cost calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALLOWED = 0.01
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that descend from it."""
+    """The process and all its descendants."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").iterdir():

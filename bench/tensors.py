@@ -1,4 +1,4 @@
-"""Datasets whose samples are tensors. Apart from bench/workloads.py, because importing this imports torch."""
+"""Datasets whose samples are tensors. Separate from bench/workloads.py, because importing this imports torch."""
 
 from __future__ import annotations
 

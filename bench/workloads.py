@@ -1,6 +1,6 @@
 """The workloads: each is a dataset, a batch size and the fetch that the limit repeats without a loader.
 
-Every loader gets the same dataset object, so a difference between two columns is a difference of loaders.
+Every loader gets the same dataset object, so a difference between two columns is a difference between loaders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench import images
 ROWS_SHAPE = (400_000, 512)
 IMAGES_SHAPE = (2_000, 224, 224, 3)
 TENSOR_IMAGES_SHAPE = (2_000, 3, 224, 224)  # of the same file
-EPOCH_STEPS = 20  # of the epoch boundary
+EPOCH_STEPS = 20  # of the rows of the epoch boundary
 INTS = 2_000_000  # long enough that torch, at a thousand batches a second, never meets the end of an epoch
 
 
@@ -141,13 +141,13 @@ class Workload:
     required: float | None = None  # times torch's rate
     share: float | None = None  # of the limit: an aim, not a promise
     many: bool = False  # fetched through __getitems__
-    threads: bool = False  # penstock with backend="thread"; peers that have only processes use those
+    threads: bool = False  # penstock with backend="thread"; peers without threads use processes
     arrays: bool = False  # penstock through ArrayDataset
-    jpegs: bool = False  # each loader with its own decoder: see bench/images.py
+    jpegs: bool = False  # each loader uses its own decoder: see bench/images.py
     fields: tuple[str, ...] = ()
-    tensors: bool = False  # torch's collate and penstock.torch's beside each other, and nobody else
-    persistent: bool = True  # torch's persistent_workers, where it is asked for
-    longer: float = 1.0  # times the usual round: a short one counts parts of the bursts that batches come in
+    tensors: bool = False  # for torch and penstock.torch only
+    persistent: bool = True  # torch's persistent_workers
+    longer: float = 1.0  # times the usual round: batches come in bursts, which a short round would cut
     kind: str = "rate"  # or "first": seconds to the first batch; or "boundary": seconds between two epochs
 
     def out(self) -> Any:
@@ -165,7 +165,7 @@ class Workload:
         return np.frombuffer(memory, self.dtype).reshape(shape)
 
     def check(self, batch: Any) -> None:
-        """Fails unless the batch holds what this workload promises."""
+        """Exit with an error unless the batch has the shape and the dtype of this workload."""
         leaves = [batch[name] for name in self.fields] if self.fields else [batch]
         for leaf in leaves:
             array = np.asarray(leaf)
@@ -314,7 +314,7 @@ WORKLOADS: dict[str, Workload] = {
             "int64",
             kind="boundary",
         ),
-        # What the issue asks of penstock.torch: 4 times torch on images and dicts, nowhere slower.
+        # Required of penstock.torch: 4 times torch on images and dicts, and nowhere slower.
         Workload(
             "tensor_ints",
             "an int a sample, an int64 tensor a batch",
@@ -382,7 +382,7 @@ WORKLOADS: dict[str, Workload] = {
     ]
 }
 
-_MAPPED = {  # the file that a workload maps; those that are not here map none
+_MAPPED = {  # the files that datasets map; the others map none
     _rows: ("rows.bin", ROWS_SHAPE, "int32"),
     _rows_many: ("rows.bin", ROWS_SHAPE, "int32"),
     _tensor_rows: ("rows.bin", ROWS_SHAPE, "int32"),
@@ -402,7 +402,7 @@ def write_files(folder: Path, names: set[str]) -> None:
 
 
 def _write(path: Path, shape: tuple[int, ...], dtype: str) -> None:
-    """One random block, written again and again: drawing a gigabyte would take longer than measuring."""
+    """Write one random block again and again: drawing a gigabyte would take longer than measuring."""
     if path.exists():
         return
     block = np.random.default_rng(0).integers(0, 256, (500, *shape[1:])).astype(dtype)

@@ -1,8 +1,8 @@
-"""`penstock demo`: a real little job that checks itself.
+"""`penstock demo`: a small job that checks its own results.
 
 Two epochs of random resized crops from a memory-mapped file, made by two workers, hashed batch by batch and compared
-with the plain loop; the same again with a worker killed on the way, stopped, and resumed with another number of
-workers; and the same job by torch's DataLoader, where torch is installed.
+with the plain loop; the same again with a worker that is killed, then stopped and resumed with another number of
+workers; and the same job with torch's DataLoader, if torch is installed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Memory-mapped pictures and their labels: of each a random resized crop, at times mirrored, from -1 to 1.
+    """Memory-mapped pictures and labels: random resized crops, some of them mirrored, with values from -1 to 1.
 
-    All in numpy, as a training set's own code might be, so that there is work for the workers.
+    All in numpy, like the code of a user's dataset, so that the workers have work to do.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,18 +63,18 @@ class Pictures:
 
 
 def _resized(picture: Floats, axis: int) -> Floats:
-    """One side made CROP pixels long: between two of its own, each is as near to them as it lies."""
-    place = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
-    before = place.astype(np.intp)
+    """The picture with one axis resized to CROP pixels, by linear interpolation."""
+    position = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
+    before = position.astype(np.intp)
     after = np.minimum(before + 1, picture.shape[axis] - 1)
-    share = (place - before.astype(np.float32)).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
+    share = (position - before.astype(np.float32)).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
     resized: Floats = picture.take(before, axis) * (1 - share) + picture.take(after, axis) * share
     return resized
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one stream came to."""
+    """The results of one run."""
 
     digest: str = ""
     batches: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
 
 def run() -> int:
-    """Run the demo and return 0 if everything it shows is true, else 1."""
+    """Run the demo and return 0 if all checks pass, else 1."""
     console = Console()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
         folder = Path(name)
@@ -104,13 +104,13 @@ def run() -> int:
         if importlib.util.find_spec("torch") is not None:
             streams[f"torch DataLoader, {WORKERS} workers"] = _epochs(_torch_loader(dataset))
         else:
-            console.print("torch is not installed, so its loader is not shown beside ours")
+            console.print("torch is not installed, so its loader is left out")
         tallies = {name: _stream(console, name, batches) for name, batches in streams.items()}
     return _report(console, tallies)
 
 
 def _write_pictures(folder: Path) -> None:
-    """Smooth random pictures: noise of 6 x 6 blown up to the full side, plus a little grain."""
+    """Smooth random pictures: noise of 6 x 6 pixels enlarged to the full size, plus some grain."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -127,7 +127,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """The epochs, although a worker is killed on the way, and the run stopped and begun anew with fewer."""
+    """The same epochs while a worker is killed, and the loader is stopped and resumed with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch
@@ -146,7 +146,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
 
 
 def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
-    """Read the epochs to their end behind a progress bar; hashing stands in for the training step."""
+    """Read all epochs with a progress bar; hashing takes the place of the training step."""
     tally, hashed = Tally(), hashlib.sha256()
     steps = EPOCHS * -(-SAMPLES // BATCH)
     start = time.perf_counter()
@@ -186,7 +186,7 @@ def _bar(console: Console) -> Progress:
 
 
 def _torch_loader(dataset: Pictures) -> Iterable[Any]:
-    """The one place where penstock's demo meets torch."""
+    """The same job for torch: the only place of the demo that imports it."""
     from torch.utils.data import DataLoader as TorchLoader
 
     pictures: Any = dataset  # torch's annotation asks for its own Dataset class; its code does not
@@ -204,25 +204,25 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
         megabytes = f"{tally.delivered / 1e6:,.1f}"
         table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
-    console.print("waited s: for how long the loop had no batch to hash, which stands for the training step")
+    console.print("waited s: how long the loop waited for a batch (its training step is hashing the batch)")
 
-    wrong = _untrue(tallies)
+    wrong = _failures(tallies)
     for line in wrong:
-        console.print(f"[bold red]not true:[/] {line}", highlight=False)
+        console.print(f"[bold red]failed:[/] {line}", highlight=False)
     if not wrong:
         inline = tallies[INLINE]
         console.print(f"penstock's three runs gave the same bytes, batch for batch: {inline.digest[:16]}")
     return 1 if wrong else 0
 
 
-def _untrue(tallies: dict[str, Tally]) -> list[str]:
-    """What the table claims and the run does not bear out."""
+def _failures(tallies: dict[str, Tally]) -> list[str]:
+    """The checks that failed, in words."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
     inline = tallies[INLINE]
     for name, tally in tallies.items():
         if name.startswith("penstock") and tally.digest != inline.digest:
-            wrong.append(f"the streams differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
+            wrong.append(f"the batches differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
         if (tally.batches, tally.delivered) != (steps, expected):
             wrong.append(
                 f"{name} delivered {tally.batches} batches of {tally.delivered} bytes in all, "

@@ -1,4 +1,4 @@
-"""Ctrl-C, where it must not come in between."""
+"""Defers Ctrl-C while a block must not be interrupted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import FrameType
 def interrupts_deferred() -> Iterator[None]:
     """A Ctrl-C in this block raises KeyboardInterrupt at its end.
 
-    By the handler, not by the signal mask: any other thread would take the signal, and Python would
-    raise in this one all the same. Only the main thread ever raises.
+    Refused: the signal mask. Another thread would take the signal, and Python would still raise in the
+    main thread, the only one that ever raises KeyboardInterrupt.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

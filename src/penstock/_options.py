@@ -1,4 +1,4 @@
-"""Every setting of a loader, validated before anything is started."""
+"""The settings of a loader, which are validated before anything is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
 
 if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext  # 8 ms that only processes are worth
+    from multiprocessing.context import BaseContext  # takes 8 ms, and only processes need it
 
 # Steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2
@@ -56,7 +56,7 @@ class Options:
 
     @classmethod
     def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
-        """The options for what the caller gave, or an error that says what is allowed."""
+        """The options for the caller's arguments; raises if one is not allowed."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         _check_workers(given)
         _check_values(given)
@@ -81,7 +81,7 @@ class Options:
 
     @property
     def cast(self) -> Cast | None:
-        """What becomes of the numbers in a batch."""
+        """The conversion of numbers in a batch, or None."""
         return Cast.of(self.dtype, self.casting)
 
 
@@ -122,12 +122,12 @@ def _check_workers(given: dict[str, Any]) -> None:
             f'multiprocessing_context has no meaning with backend="{backend}": leave one of them out.'
         )
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
-    from penstock.backends._process.launch import choose_method
+    from penstock.backends._process.methods import choose_method
 
     choose_method(context)
 
 
-# What only workers give a meaning to, and the values that say nothing.
+# Settings that have no meaning without workers, and the values that count as not given.
 _NEED_WORKERS: dict[str, tuple[Any, ...]] = {
     "prefetch_factor": (None,),
     "timeout": (0, 0.0),
@@ -177,7 +177,7 @@ def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> 
                     "Shuffle inside its __iter__."
                 )
     if sampler is not None and shuffle:
-        raise ValueError("sampler and shuffle are mutually exclusive: the sampler is the order.")
+        raise ValueError("sampler and shuffle are mutually exclusive: the sampler determines the order.")
     if batch_sampler is not None:
         clashes = {
             "batch_size": given["batch_size"] != 1,
@@ -206,19 +206,19 @@ def _shard(given: Any) -> Shard:
         sound = False
     if not sound:
         raise ValueError(
-            'shard must be None, "auto" or (rank, world), a rank from 0 on and how many ranks there are, '
+            'shard must be None, "auto" or (rank, world), a rank from 0 on and the number of ranks, '
             f"got {given!r}."
         )
     if not 0 <= rank < world:
         raise ValueError(
-            f"shard=({rank}, {world}) is rank {rank} of {world} ranks: ranks are counted from 0 to {world - 1}. "
-            'Pass shard=(rank, world), or "auto" to ask the launcher.'
+            f"shard=({rank}, {world}) is rank {rank} of {world} ranks, but these are counted from 0 to {world - 1}. "
+            'Pass shard=(rank, world), or "auto" to use the rank from the launcher.'
         )
     return Shard(int(rank), int(world))
 
 
 def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> str:
-    """What becomes of a last batch that does not come out even, and whether ranks can agree on it."""
+    """The treatment of an incomplete last batch; raises if it is not possible with the other settings."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if choice not in (None, "keep", "drop", "pad", "rollover"):
         raise ValueError(f'last_batch must be None, "keep", "drop", "pad" or "rollover", got {choice!r}.')
@@ -227,25 +227,25 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
     if shard.world > 1 and given["seed"] is None:
         raise ValueError(
             f"shard={tuple(shard)} needs seed=, the same number on every rank: without it each rank would draw "
-            "one of its own, and their orders would not fit together."
+            "a seed of its own, and their orders would differ."
         )
     unbatched = batch_sampler is not None or given["batch_size"] is None
     if choice in ("drop", "rollover") and shard.world == 1 and unbatched:
         raise ValueError(
-            f'last_batch="{choice}" needs batches that the loader makes: leave it out beside batch_sampler or '
+            f'last_batch="{choice}" needs batches that the loader makes: leave it out with batch_sampler or '
             "batch_size=None."
         )
     if choice is None:
         choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
     foreign = is_stream or batch_sampler is not None or not _is_order(given["sampler"])
     if choice in ("pad", "rollover") and foreign:
-        what = "a stream" if is_stream else "a sampler with an order of its own"
+        what = "a stream" if is_stream else "a sampler of your own"
         default = " (the default with shard=)" if given["last_batch"] is None else ""
         raise ValueError(
-            f'last_batch="{choice}"{default} cannot be had '
-            f"with {what}: where it ends, and so how many batches there are, is known only at its end. "
-            'Choose last_batch="drop" (as many batches on every rank, up to one for each left out) or "keep" '
-            "(nothing left out, some ranks have one batch less)."
+            f'last_batch="{choice}"{default} is not possible '
+            f"with {what}: the number of batches is known only at its end. "
+            'Choose last_batch="drop" (all ranks have the same number of batches; up to one for each is dropped) '
+            'or "keep" (nothing is dropped; some ranks have one batch less).'
         )
     return str(choice)
 
@@ -261,21 +261,21 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
     if most is not None:
         if not _is_int(most) or most < 0:
             raise ValueError(
-                "max_errors must be an integer of at least 0 (how many samples of an epoch may fail), or None for "
-                f"any number. Got {most!r}."
+                "max_errors must be an integer of at least 0 (how many samples of an epoch may fail), or None for no "
+                f"limit. Got {most!r}."
             )
         if on_error == "raise":
             raise ValueError(
-                f'max_errors={most} needs on_error="skip" or "replace": without, the first error is raised.'
+                f'max_errors={most} needs on_error="skip" or "replace": otherwise the first error is raised.'
             )
     if on_error == "replace" and is_stream:
         raise ValueError(
-            'on_error="replace" needs a dataset with keys: of a stream, no other sample can be asked for. '
+            'on_error="replace" needs a dataset with keys: a stream has no other sample to fetch instead. '
             'Use on_error="skip".'
         )
     if on_error == "replace" and not _is_order(given["sampler"]) and given["batch_size"] in (None, 1):
         raise ValueError(
-            'on_error="replace" takes the replacement from the same batch where the order is a sampler of your own, '
+            'With a sampler of your own, on_error="replace" takes the replacement from the same batch, '
             f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "
             'on_error="skip", or shuffle= instead of sampler=.'
         )
@@ -284,7 +284,7 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
 def _check_platform(backend: str) -> None:
     if backends.has_processes(backend) and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         raise RuntimeError(
-            f"Worker processes need Linux (memfd and pidfd), and this is {sys.platform}. "
+            f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
             'Use backend="thread", or num_workers=0.'
         )
 
@@ -294,7 +294,7 @@ def _warn(given: dict[str, Any]) -> None:
     if backends.has_processes(given["backend"]) and given["num_workers"] > usable:
         warnings.warn(
             f"num_workers={given['num_workers']} is more than the {usable} CPUs that this process may use. That "
-            'helps only where samples wait for something; backend="thread" waits as well with less memory.',
+            'helps only if samples wait for something, and then backend="thread" does the same with less memory.',
             stacklevel=4,
         )
     if given["pin_memory"]:

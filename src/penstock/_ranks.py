@@ -1,4 +1,4 @@
-"""Which of the processes that train together this one is, by what the program that started them says."""
+"""The rank of this process, from the environment variables of the program that started it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """A rank, and of how many."""
+    """A rank, and the number of ranks."""
 
     rank: int
     world: int
 
 
-# In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count what it started, the launchers.
+# In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers that it started.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -22,12 +22,12 @@ _LAUNCHERS = (
 
 
 def from_environment(environment: Mapping[str, str]) -> Shard:
-    """The shard that the first launcher found there gives to this process; the whole, (0, 1), where there is none."""
+    """The shard of this process from the first launcher whose variables are set; (0, 1) if there is none."""
     for launcher, *names in _LAUNCHERS:
         values = [environment.get(name) for name in names]
         if values == [None, None]:
             continue
-        said = " and ".join(
+        settings = " and ".join(
             f"{name} is not set" if value is None else f"{name}={value!r}"
             for name, value in zip(names, values, strict=True)
         )
@@ -38,8 +38,8 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
         if 0 <= rank < world:
             return Shard(rank, world)
         raise ValueError(
-            f'shard="auto" cannot tell which rank this process is: {said}. {launcher} sets both, the rank counted '
-            "from 0 and the number of ranks. Start the program with it, unset what is left of it, or pass "
+            f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both, the rank '
+            "counted from 0 and the number of ranks. Start the program with it, unset its variables, or pass "
             "shard=(rank, world)."
         )
     return Shard(0, 1)

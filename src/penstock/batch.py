@@ -1,4 +1,4 @@
-"""A batch, with what is known about it."""
+"""A batch together with the keys of its samples."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-T = TypeVar("T")
+__all__ = ["Batch"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[T]):
-    """What `DataLoader.batches()` yields: the batch, and which samples it holds.
+class Batch(Generic[_T]):
+    """An item of `DataLoader.batches()`: a batch and the keys of its samples.
 
-    `data` is what plain iteration yields. `index` has one sample key for each row, where keys are
-    integers (for a stream: the positions in it), else None. `pad` is how many rows at the end are
-    only there to fill it up (`last_batch="pad"`), and do not count in a metric. `extra` is whatever the
-    source sent along. `skipped` lists the samples that failed, where `on_error=` allows it, each with its key
-    and exception; `index` then has the keys of the rows that are there.
+    `data` is the batch that plain iteration yields. `index` has the sample key of each row if keys are integers (for
+    a stream: positions in the stream), else None. `pad` is the number of rows at the end that only fill up the batch
+    (`last_batch="pad"`); leave them out of metrics. `skipped` lists key and exception of each sample that failed and
+    was tolerated (`on_error=`); such samples are not in `index`.
     """
 
-    data: T
+    data: _T
     index: NDArray[np.uint64] | None
     epoch: int
     step: int
     pad: int = 0
-    extra: object = None
     skipped: list[tuple[Any, Exception]] = field(default_factory=list)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from penstock import __version__
 
+__all__ = ["main"]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
@@ -21,36 +23,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "demo",
         help="stream a small dataset for two epochs with two workers, and check it (under 30 s)",
         description="Write a small image-like dataset to a temporary folder, stream it for two epochs with "
-        "two workers, check that the stream equals the inline one, and show what it took. Exits with 1 if "
-        "anything shown is not true.",
+        "two workers, check that the batches equal those of the plain loop, and print the times. Exits with "
+        "1 if a check fails.",
     )
     pack = commands.add_parser(
         "pack",
         help="pack a folder of images into MXNet's .rec and .idx",
         description="Write the images of a folder, or of a list, into one .rec file with its .idx, which "
-        "penstock.records.RecordFile and MXNet read. Files are packed as they are, unless they are resized; each is "
-        "decoded to see that it is whole. Until the end, the file has another name.",
+        "penstock.records.RecordFile and MXNet read. Files are packed unchanged unless --resize is given; each is "
+        "decoded to check that it is complete. The files get their names when all images are written.",
     )
-    pack.add_argument("folder", help="a folder whose folders are the classes (any folder, with --list)")
+    pack.add_argument("folder", help="a folder with one folder for each class (any folder, with --list)")
     pack.add_argument("out", metavar="OUT.rec", help="the file to write")
     pack.add_argument(
         "--list",
         metavar="FILE",
-        help="images and labels: a path in the folder and a number on each line, or MXNet's .lst",
+        help="a file of images and labels: a path in the folder and a number on each line, or MXNet's .lst",
     )
     pack.add_argument(
         "--resize", type=_number(1), metavar="N", help="shrink images to N pixels on the shorter side"
     )
     pack.add_argument(
-        "--quality", type=_number(1, 100), metavar="Q", help="of the JPEGs that --resize makes (95)"
+        "--quality", type=_number(1, 100), metavar="Q", help="JPEG quality of resized images (default: 95)"
     )
     pack.add_argument(
         "--shuffle", type=_number(0), metavar="SEED", help="write in the random order of this seed"
     )
-    pack.add_argument("--skip-bad", action="store_true", help="leave out what cannot be decoded, and list it")
-    pack.add_argument("--force", action="store_true", help="replace the file if it is there")
+    pack.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be decoded")
+    pack.add_argument("--force", action="store_true", help="replace existing files")
     pack.add_argument(
-        "--workers", type=_number(0), metavar="N", help="processes that read (as many as cores)"
+        "--workers", type=_number(0), metavar="N", help="worker processes (default: one for each CPU)"
     )
     options = parser.parse_args(arguments)
 
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-# rich, the loader and OpenCV cost more to import than --help should.
+# Imported late: rich, the loader and OpenCV would slow down --help.
 
 
 def _demo() -> int:
@@ -85,7 +87,7 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
         value = int(word)
         if value < least or (most is not None and value > most):
             raise argparse.ArgumentTypeError(
-                f"{value} is not {least} or more" + (f", up to {most}" if most else "")
+                f"{value} is not " + (f"from {least} to {most}" if most else f"{least} or more")
             )
         return value
 

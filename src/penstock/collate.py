@@ -1,4 +1,4 @@
-"""`penstock.default_collate`: what a loader does with samples when no `collate_fn` is given."""
+"""`penstock.default_collate`: how a loader makes a batch of samples without a `collate_fn`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["default_collate"]
 
 
 def default_collate(samples: Sequence[object]) -> Any:
-    """The batch that a loader makes of these samples when no `collate_fn` is given.
+    """The batch that a loader makes of these samples without a `collate_fn`.
 
-    Numbers and equally shaped arrays are stacked into arrays with one row for each sample; str and
-    bytes stay as a list; dicts, lists, tuples, namedtuples and dataclasses keep their class and are
-    collated field by field. What cannot be stacked raises `CollateError`, which names the field, the
-    rows and the remedy. Call it from a `collate_fn` of your own to treat some fields by hand.
+    Numbers, and arrays of equal shape, are stacked: the batch has one row for each sample. str and bytes become a
+    list. dicts, lists, tuples, namedtuples and dataclasses keep their class and are collated field by field. Values
+    that cannot be stacked raise `CollateError`, which names the field, the rows and a remedy. Call this function from
+    your own `collate_fn` to treat some fields differently.
 
     >>> batch = default_collate([{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}])
     >>> batch["x"].tolist(), batch["name"]

@@ -1,28 +1,41 @@
 """Every exception that penstock itself raises.
 
-A user's own exception is not here: it arrives with its own type, and gains notes that name the
-sample, the step and the worker (see `_wire/failure.py`).
+The exceptions of the user's own code are not here: they keep their type, and get notes that name the sample, the step
+and the worker (see `_wire/failure.py`).
 """
 
 from __future__ import annotations
 
+__all__ = [
+    "CastError",
+    "CollateError",
+    "ImageError",
+    "InternalError",
+    "LoaderTimeout",
+    "RecordError",
+    "RemoteTraceback",
+    "StateError",
+    "UnshippableDataset",
+    "WorkerLost",
+]
+
 
 class CollateError(TypeError, ValueError):
-    """Samples of one step cannot be put together into one batch.
+    """The samples of a step cannot be collated into one batch.
 
-    It is both a TypeError and a ValueError, because programs written for torch catch either. `rows`
-    are the positions in the batch of the samples that do not fit.
+    It is both a TypeError and a ValueError, because programs written for torch catch one or the other. `rows` are the
+    positions in the batch of the samples that do not match the others.
     """
 
     rows: tuple[int, ...] = ()
 
 
 class CastError(CollateError):
-    """A value has no place in the dtype that `dtype=` asks for, or `dtype=` names what cannot be converted."""
+    """A value does not fit into the dtype that `dtype=` asks for, or `dtype=` names a field that is not numbers."""
 
 
 class WorkerLost(RuntimeError):
-    """A worker process died, and its step was not finished after the allowed number of tries."""
+    """A worker process died, and its step could not be finished within the allowed number of retries."""
 
 
 class LoaderTimeout(RuntimeError, TimeoutError):
@@ -30,23 +43,23 @@ class LoaderTimeout(RuntimeError, TimeoutError):
 
 
 class UnshippableDataset(TypeError):
-    """Something that a worker needs cannot be sent to another process."""
+    """The dataset, or another object that a worker needs, cannot be pickled and sent to the worker process."""
 
 
 class ImageError(ValueError):
-    """A file or record that is no image, is damaged, or does not suit the transform. It names the file."""
+    """A file or record is not an image, is damaged, or cannot be transformed. The message names the file."""
 
 
 class StateError(ValueError):
-    """A resume state that cannot be loaded: damaged, of another version, or of another loader."""
+    """A resume state cannot be loaded: it is damaged, of another version, or from a different loader."""
 
 
 class RecordError(ValueError):
-    """A file of records that is damaged, or is not of the kind that it is read as. Says where in the file."""
+    """A file of records is damaged or has another format. The message says where in the file."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of a worker, as text: the cause of an exception that came from there."""
+    """The traceback in a worker, as text. It is the `__cause__` of an exception that was raised there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,4 +70,4 @@ class RemoteTraceback(Exception):
 
 
 class InternalError(RuntimeError):
-    """A state that should be impossible: a bug in penstock. Please report it with this text."""
+    """A bug in penstock: a state that should be impossible. Please report it with the whole message."""

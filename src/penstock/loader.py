@@ -32,8 +32,8 @@ from penstock._resume.epochs import Epochs
 from penstock._resume.marks import asked, known
 from penstock._resume.progress import Progress, content
 from penstock._resume.state import ANEW, State
-from penstock._wire.task import Job
 from penstock._wire.updates import Restoring, Setting
+from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
@@ -439,7 +439,6 @@ class DataLoader(Generic[T_co]):
             seed=self.seed,
             drop_last=options.drop_last,
             shard=options.shard,
-            slots=1 << 14,
             batched=self._feed.batched,
             batch_size=options.batch_size or 1,
             on_error=options.on_error,

@@ -1,4 +1,4 @@
-"""`penstock.rng()`: random numbers that belong to the sample at work, whoever works at it."""
+"""`penstock.rng()`: random numbers that depend on the sample, and not on the worker that computes it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._at_work import at_work
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # 15 ms, which only those pay who draw
+    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
     from numpy.typing import NDArray
 
 __all__ = ["each", "rng"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def rng() -> Generator:
-    """The random generator of the sample that is being made: a function of (seed, epoch, key).
+    """The random generator of the sample that is being computed: a function of (seed, epoch, key).
 
-    Call it inside `__getitem__` or a stream's `load`. Whoever makes the sample, in whichever backend, gets
-    the same numbers; a second call for the same sample goes on drawing. Where the work is for a whole
-    step (`collate_fn`, `__getitems__`, a stream's `__iter__`) it is a function of (seed, epoch, step), but
-    inside a loop over `penstock.each(keys)` it is the sample's again.
-    Making it takes some 8 µs, asking again less than one.
+    Call it inside `__getitem__` or a stream's `load`. The numbers are the same in every worker and backend. A second
+    call for the same sample returns the same generator, which continues. In code that runs once for a whole step
+    (`collate_fn`, `__getitems__`, a stream's `__iter__`) the generator is a function of (seed, epoch, step); inside a
+    loop over `penstock.each(keys)` it is that of each sample.
+    The first call for a sample takes about 8 µs, further calls less than 1 µs.
 
     >>> import penstock
     >>> class Dice(penstock.Dataset[int]):
@@ -37,20 +37,21 @@ def rng() -> Generator:
     source = at_work.source
     if source is None:
         raise RuntimeError(
-            "penstock.rng() belongs to a sample or a step, and no loader is at one in this thread. Call it inside "
-            "__getitem__, __getitems__, load, a stream's __iter__ or collate_fn, in the thread that the loader calls "
-            "them in (what several threads draw from one generator has no order). In a loader of penstock.torch it "
-            "needs seed=: without, random numbers are torch's. Elsewhere: numpy.random.default_rng()."
+            "penstock.rng() belongs to a sample or a step, and no loader computes one in this thread. Call it inside "
+            "__getitem__, __getitems__, load, a stream's __iter__ or collate_fn, in the thread in which the loader "
+            "calls them (the order in which several threads draw from one generator is not fixed). With a loader of "
+            "penstock.torch it needs seed=: without a seed, random numbers are torch's. Elsewhere, use "
+            "numpy.random.default_rng()."
         )
     return source.rng()
 
 
-def each(keys: Sequence[T] | NDArray[Any]) -> Iterator[T]:
-    """The keys, one after the other; it tells the loader which sample is at work.
+def each(keys: Sequence[_T] | NDArray[Any]) -> Iterator[_T]:
+    """Iterates over the keys, and tells the loader which sample is being computed.
 
-    For a dataset that makes all samples of a step at once, in `__getitems__(keys)` or `__gather__(keys, empty)`,
-    and still treats them one by one: in the loop `penstock.rng()` gives what it gives in `__getitem__`, and an
-    error names its sample. Pass the keys as they came, in their order. Outside of a loader it is `iter(keys)`.
+    For a dataset that computes all samples of a step in one call, `__getitems__(keys)` or `__gather__(keys, empty)`,
+    but one after the other. Inside the loop `penstock.rng()` returns the same generator as in `__getitem__`, and an
+    error names its sample. Pass the keys unchanged, in their order. Outside of a loader this is `iter(keys)`.
 
     >>> import penstock
     >>> class Dice(penstock.Dataset[int]):

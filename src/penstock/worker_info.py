@@ -1,4 +1,4 @@
-"""What code that runs in a worker can ask about the worker."""
+"""`penstock.get_worker_info()`: information about the worker, for code that runs in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["WorkerInfo", "get_worker_info"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Which worker this is.
+    """Describes one worker.
 
-    `id` counts from 0 to `num_workers - 1`; a worker that replaces a lost one has its id. `seed` is
-    the loader's seed plus the id. `dataset` is this worker's copy (with threads: the one object).
+    `id` is a number from 0 to `num_workers - 1`; a worker that replaces a crashed one has the same id. `seed` is the
+    loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share one object).
     """
 
     id: int
@@ -25,6 +25,6 @@ class WorkerInfo:
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """The worker that is calling, or None outside of workers (also with `num_workers=0`)."""
+    """The worker in which this is called; None outside of workers, and with `num_workers=0`."""
     info: WorkerInfo | None = current_worker()
     return info

@@ -74,7 +74,7 @@ def test_batches_say_which_samples_they_hold(make: Any) -> None:
     loader = make(sources.Squares(10), batch_size=4, shuffle=True, seed=7)
     for epoch in range(2):
         for step, batch in enumerate(loader.batches()):
-            assert (batch.epoch, batch.step, batch.pad, batch.extra) == (epoch, step, 0, None)
+            assert (batch.epoch, batch.step, batch.pad) == (epoch, step, 0)
             assert batch.index.dtype == np.uint64
             assert (batch.index**2).tolist() == batch.data.tolist()
 

@@ -22,7 +22,7 @@ from penstock._epoch import pace
 from penstock._epoch.engine import Engine
 from penstock._epoch.turn import Turn
 from penstock._schedule.course import Course
-from penstock._wire.updates import Setting, packed
+from penstock._wire.updates import Setting, encode
 from penstock.backends._process import backend as processes
 
 
@@ -78,7 +78,7 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
         monkeypatch.setattr(Course, "redo" if during == "update" else "cancel", closed_meanwhile)
         if during == "update":
             with engine.held():
-                engine.update(packed(Setting({"slow": {}})))
+                engine.update(encode(Setting({"slow": {}})))
         else:
             engine.cancel()
         assert not engine._finalizer.alive

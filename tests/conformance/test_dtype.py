@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from same import same
 
 from conformance import sources
 from penstock import ArrayDataset, CastError, DataLoader, Dataset, StateError, Subset
-from penstock._fill import cast
-from penstock._memory import leaves
+from penstock._memory import guests
 
 TABLE = ArrayDataset(
     x=np.arange(60.0).reshape(20, 3), y=np.arange(20), name=np.array([f"n{i}" for i in range(20)])
@@ -182,9 +180,8 @@ def test_tensors_are_converted_in_a_process_that_has_not_imported_penstock_torch
     workers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(cast, "CASTS", {})  # as they were before anybody did
-    monkeypatch.setattr(leaves, "CASTS", cast.CASTS)
-    monkeypatch.setattr(cast, "_tensors", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(guests, "_met", {})  # as before the first tensor
+    monkeypatch.delitem(guests.HANDLERS, torch.Tensor, raising=False)  # type: ignore[misc]
     with DataLoader([1, 300], 2, collate_fn=tensor_of, dtype="float16", **workers) as loader:
         (batch,) = loader
     assert (batch["t"].dtype, batch["a"].dtype) == (torch.float16, np.float16)

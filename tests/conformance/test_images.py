@@ -64,7 +64,7 @@ def test_a_file_that_is_no_image_is_named_with_its_sample(make: Any, folder: Pat
     listing = tmp_path / "list.txt"
     paths = [*(sorted(folder.rglob("*.jpg"))[:2]), bad]
     listing.write_text("".join(f"{path} 0\n" for path in paths))
-    with pytest.raises(ImageError, match=r"bad\.jpg: 700 bytes that cannot be decoded as an image") as caught:
+    with pytest.raises(ImageError, match=r"bad\.jpg: its 700 bytes cannot be decoded as an image") as caught:
         list(make(ImageFolder(listing, TRAINING), batch_size=3, seed=3))
     assert "In sample 2 (row 2), step 0 of epoch 0" in caught.value.__notes__[0]
 

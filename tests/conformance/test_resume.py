@@ -883,7 +883,9 @@ def test_what_ends_before_the_place_of_a_state_says_so(make: Any, kind: str) -> 
     next(batches)
     state = {**loader.state_dict(), "steps": 40}
     loader.load_state_dict(state)
-    with pytest.raises(StateError, match=r"of 40 batches, and now there were only \d+: what is read is not"):
+    with pytest.raises(
+        StateError, match=r"after 40 batches, but now there are only \d+: the sampler or the stream has"
+    ):
         next(iter(loader))
 
 

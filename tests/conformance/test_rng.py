@@ -108,12 +108,12 @@ def draw_at_the_start(worker: int) -> None:
 
 
 def test_a_worker_that_starts_is_at_no_sample(make_concurrent: Any) -> None:
-    with pytest.raises(RuntimeError, match="no loader is at one in this thread"):
+    with pytest.raises(RuntimeError, match="no loader computes one in this thread"):
         list(make_concurrent(sources.Squares(2), worker_init_fn=draw_at_the_start))
 
 
 def test_outside_of_a_loader_there_is_no_sample() -> None:
-    with pytest.raises(RuntimeError, match="no loader is at one in this thread"):
+    with pytest.raises(RuntimeError, match="no loader computes one in this thread"):
         penstock.rng()
     list(DataLoader(sources.Drawing()))
     with pytest.raises(RuntimeError, match=r"numpy\.random\.default_rng"):
@@ -143,7 +143,7 @@ class Threaded(penstock.Dataset[Any]):
 
 def test_a_thread_of_the_datasets_own_is_refused_in_every_backend(make: Any) -> None:
     ((text,),) = make(Threaded())
-    assert "no order" in text
+    assert "the order in which several threads draw" in text
 
 
 class Forking(penstock.Dataset[Any]):
@@ -159,7 +159,7 @@ class Forking(penstock.Dataset[Any]):
 
 
 def test_a_worker_that_was_forked_from_a_sample_is_not_at_it() -> None:
-    with pytest.raises(RuntimeError, match="no loader is at one in this thread"):
+    with pytest.raises(RuntimeError, match="no loader computes one in this thread"):
         list(DataLoader(Forking()))
 
 

@@ -16,7 +16,7 @@ from same import same
 
 from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
 from penstock._epoch import engines, pace
-from penstock._wire.updates import Log, Setting, packed
+from penstock._wire.updates import Log, Setting, encode
 
 
 class Sized(Dataset[Any]):
@@ -380,7 +380,7 @@ def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.M
     try:
         wrote, reads, dataset = Log(), Log(), Sized()
         for size in (5, 6):
-            wrote.write(fd, packed(Setting({"size": size})))
+            wrote.write(fd, encode(Setting({"size": size})))
         for change in reads.read(fd, wrote.end):
             change(dataset)
     finally:

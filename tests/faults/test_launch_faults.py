@@ -18,7 +18,7 @@ METHODS = ("fork", "spawn", "forkserver")
 # Unguarded, on purpose: no method may import this program again.
 PREAMBLE = """
 import atexit, os, signal, sys, time
-from penstock.backends._process.launch import Launcher
+from penstock.backends._process.launcher import Launcher
 method = sys.argv[1]
 atexit.register(lambda: print("atexit", flush=True))
 """
@@ -36,7 +36,7 @@ launcher = Launcher(method, main, None, {"out": w})
 workers = [launcher.start(i) for i in range(2)]
 pids = [worker.pid for worker in workers]
 if method == "forkserver":
-    pids.append(launcher._crew.template.pid)
+    pids.append(launcher._lifeline.template.pid)
 for _ in workers:
     os.read(r, 1)
 """
@@ -189,7 +189,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
 def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> None:
     # One Ctrl-C while a template starts, one while a worker starts, one while workers work.
     text = """
-    from penstock.backends._process.launch import close_in_child, forget
+    from penstock._descriptors import close_in_child, forget
     def main(worker, payload, fds):
         os.write(fds["out"], b"x")
         os.read(fds["tokens"], 1)

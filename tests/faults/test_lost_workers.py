@@ -18,7 +18,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, IterableDataset, WorkerLost, rng
-from penstock.backends._process import launch
+from penstock.backends._process import launcher, methods
 from penstock.testing import Dying, Raising
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -152,7 +152,7 @@ def test_where_no_other_can_be_started_those_who_live_do_the_rest(
     dataset = Deadly(40, 13, give_lives(tmp_path, 1))
     with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork") as loader:
         batches = iter(loader)
-        monkeypatch.setattr(launch, "fork", no_memory)
+        monkeypatch.setattr(launcher, "fork", no_memory)
         with pytest.warns(RuntimeWarning, match=r"SIGKILL.*Cannot allocate memory.*stays empty"):
             rows = [batch[:, 0].tolist() for batch in batches]
         assert rows == np.arange(40).reshape(10, 4).tolist()
@@ -169,14 +169,14 @@ def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_
     with DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork") as loader:
         batches = iter(loader)
         (worker,) = loader.workers
-        monkeypatch.setattr(launch, "fork", no_memory)
+        monkeypatch.setattr(launcher, "fork", no_memory)
         rows = [next(batches)[:, 0].tolist() for _ in range(3)]
         with pytest.raises(WorkerLost) as caught:
             next(batches)
         said = str(caught.value)
         assert said.startswith(
             f"worker 0 (pid {worker.pid}) was killed by signal 9 (SIGKILL), and no other could be started in its "
-            "place (OSError: [Errno 12] Cannot allocate memory): nobody could fill step 3 of epoch 0."
+            "place (OSError: [Errno 12] Cannot allocate memory), so no worker could fill step 3 of epoch 0."
         )
         assert "out-of-memory" in said
         assert isinstance(caught.value.__cause__, OSError)
@@ -190,7 +190,7 @@ def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_
 
 
 def test_a_crew_that_cannot_be_started_is_the_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "fork", no_memory)
+    monkeypatch.setattr(launcher, "fork", no_memory)
     with (
         DataLoader(range(4), num_workers=2, multiprocessing_context="fork") as loader,
         pytest.raises(OSError, match="Cannot allocate memory"),
@@ -216,14 +216,14 @@ def grow(dataset: Growing) -> None:
 
 
 def test_beside_threads_that_came_later_a_replacement_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    monkeypatch.setattr(methods, "survives_fork", lambda: True)
     with DataLoader(Growing(), num_workers=1, prefetch_factor=1) as loader:
         batches = iter(loader)
         seen = [next(batches).item()]
         loader.update(grow)
         seen.append(next(batches).item())
-        monkeypatch.setattr(launch, "survives_fork", lambda: False)  # as beside a thread
-        monkeypatch.setattr(launch, "fork", no_memory)
+        monkeypatch.setattr(methods, "survives_fork", lambda: False)  # as beside a thread
+        monkeypatch.setattr(launcher, "fork", no_memory)
         for _ in range(2):  # the second from the dataset that was sent for the first
             kill(loader)
             seen.append(next(batches).item())
@@ -236,13 +236,13 @@ def test_beside_threads_that_came_later_a_replacement_is_not_forked(monkeypatch:
 def test_a_dataset_that_cannot_be_sent_is_forked_beside_threads_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "survives_fork", lambda: True)
+    monkeypatch.setattr(methods, "survives_fork", lambda: True)
     dataset = Growing()
     dataset.lock = threading.Lock()
     with DataLoader(dataset, num_workers=1, prefetch_factor=1) as loader:
         batches = iter(loader)
         seen = [next(batches).item()]
-        monkeypatch.setattr(launch, "survives_fork", lambda: False)
+        monkeypatch.setattr(methods, "survives_fork", lambda: False)
         kill(loader)
         with pytest.warns(RuntimeWarning, match=r"(?s)forked beside threads.*\.lock is a _thread\.lock"):
             seen += [batch.item() for batch in batches]
@@ -251,7 +251,7 @@ def test_a_dataset_that_cannot_be_sent_is_forked_beside_threads_with_a_warning(
 
 
 def test_fork_that_was_asked_for_stays_fork_beside_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "survives_fork", lambda: False)
+    monkeypatch.setattr(methods, "survives_fork", lambda: False)
     dataset = Growing()
     dataset.lock = threading.Lock()
     with DataLoader(dataset, num_workers=1, prefetch_factor=1, multiprocessing_context="fork") as loader:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock import ArrayDataset, CastError, CollateError, DataLoader
-from penstock._fill.cast import DTYPES, Cast, Into
+from penstock._fill.cast import DTYPES, Cast
+from penstock._fill.out import Into
 
 SOURCES = [
     np.dtype(name) for name in (*DTYPES, "int16", "uint16", "uint32", "uint64", ">i4", ">f8", "longdouble")
@@ -98,9 +99,9 @@ def test_what_is_not_lost_is_what_numpy_makes_of_it(array: Any, goal: str) -> No
         (2.0**63, "int64", "int64 holds -9223372036854775808 to"),
         (math.nan, "int32", "int32 holds"),
         (math.inf, "int8", "int8 holds"),
-        (65520.0, "float16", "it is beyond all numbers of float16"),
-        (70_000, "float16", "it is beyond all numbers of float16"),
-        (1e40, "float32", "it is beyond all numbers of float32"),
+        (65520.0, "float16", "it is outside the range of float16"),
+        (70_000, "float16", "it is outside the range of float16"),
+        (1e40, "float32", "it is outside the range of float32"),
     ],
 )
 def test_a_value_that_is_lost_alone_among_others(value: Any, goal: str, why: str) -> None:

@@ -368,6 +368,6 @@ def test_tensors_are_stacked_as_torch_stacks_them() -> None:
 
 def test_a_tensor_that_needs_a_gradient_is_refused_in_torchs_words() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(CollateError, match=r"row 1: a torch\.Tensor gives no array: .*grad") as caught:
+    with pytest.raises(CollateError, match=r"row 1: a torch\.Tensor cannot be made an array: .*grad") as caught:
         default_collate([torch.ones(2), torch.ones(2, requires_grad=True)])
     assert caught.value.rows == (1,)

@@ -62,7 +62,7 @@ def sound() -> tuple[bytes, list[tuple[bytes, bytes]], list[tuple[int, int]]]:
         expected = write(folder, [puts[:10], puts[10:25], puts[25:]])
         path = Path(folder, "data.mdb")
         file = LMDBFile(str(path))
-        places = [(file.place(at), file.place(at) + len(value)) for at, (_, value) in enumerate(expected)]
+        places = [(file.offset(at), file.offset(at) + len(value)) for at, (_, value) in enumerate(expected)]
         return path.read_bytes(), expected, places
 
 

@@ -116,7 +116,7 @@ def test_a_sampler_starts_late_by_dropping_steps(n: int, size: int, drop_last: b
     if start <= len(whole):
         assert list(plan.draw(0, start)) == whole[start:]
         return
-    with pytest.raises(StateError, match=f"of {start} batches, and now there were only {len(whole)}"):
+    with pytest.raises(StateError, match=f"after {start} batches, but now there are only {len(whole)}"):
         next(plan.draw(0, start))
 
 

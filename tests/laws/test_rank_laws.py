@@ -249,7 +249,7 @@ def test_a_foreign_sampler_is_dealt_step_by_step(
         assert [list(plan.draw(0, start)) for plan in ranks] == [share[start:] for share in shares]
         return
     for plan in ranks:
-        with pytest.raises(StateError, match="what is read is not what it was"):
+        with pytest.raises(StateError, match="the sampler or the stream has changed"):
             next(plan.draw(0, start))
 
 
@@ -310,8 +310,8 @@ def test_any_step_of_any_rank_of_ten_billion_samples_costs_nothing() -> None:
         ({"rank": 2, "world": 2}, r"rank must be 0 to 1 \(world - 1\), but it is 2"),
         ({"rank": -1, "world": 2}, "but it is -1"),
         ({"world": 0}, "world must be a positive integer"),
-        ({"start": -1}, "start is -1"),
-        ({"drop_last": True, "padded": True}, "either padded or dropped"),
+        ({"start": -1}, "start must be 0 or more, but it is -1"),
+        ({"drop_last": True, "padded": True}, "mutually exclusive"),
     ],
 )
 def test_what_is_no_plan_is_refused(given_: dict[str, Any], message: str) -> None:
@@ -322,6 +322,6 @@ def test_what_is_no_plan_is_refused(given_: dict[str, Any], message: str) -> Non
 def test_a_step_before_the_start_is_an_error() -> None:
     plan = OrderPlan(Sequential(10), 2, start=5)
     assert [keys.tolist() for keys in plan.draw(0)] == [[5, 6], [7, 8], [9]]
-    with pytest.raises(IndexError, match="step 2 is outside of epoch 0"):
+    with pytest.raises(IndexError, match="step 2 is outside epoch 0"):
         plan.keys(0, 2)
     assert plan.keys(0, 3).tolist() == [5, 6]  # type: ignore[union-attr]

@@ -179,7 +179,7 @@ def test_torchs_face_rolls_over_too() -> None:
     [
         (range(5), {"batch_size": None}, 'last_batch="rollover" needs batches that the loader makes'),
         (range(5), {"batch_sampler": [[1]]}, 'last_batch="rollover" needs batches that the loader makes'),
-        (range(5), {"batch_size": 2, "sampler": [1, 2]}, "a sampler with an order of its own"),
+        (range(5), {"batch_size": 2, "sampler": [1, 2]}, "a sampler of your own"),
         (range(5), {"batch_size": 2, "drop_last": True}, 'drop_last=True means last_batch="drop"'),
     ],
 )

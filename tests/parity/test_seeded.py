@@ -371,7 +371,7 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
     )
     with pytest.raises(
         AssertionError,
-        match=r"batch 0 of epoch 0 is not as in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
+        match=r"batch 0 of epoch 0 differs from that in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
     ):
         assert_same_everywhere(
             lambda num_workers: DataLoader(
@@ -439,6 +439,18 @@ def test_batches_are_pinned_as_plain_ones_are(monkeypatch: pytest.MonkeyPatch) -
         [batch] = loader.batches()
         assert batch.data[:2] == ("pinned", "cuda") == next(iter(loader))[:2]
         assert batch.index is not None and batch.index.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_pinned_once_after_they_arrive(
+    seed: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(private, "pin", lambda data, device: ("pinned", device, data.tolist()))
+    loader = DataLoader([1, 2, 3], 2, seed=seed, pin_memory=True, num_workers=workers)
+    assert list(loader) == [("pinned", "cuda", [1, 2]), ("pinned", "cuda", [3])]
 
 
 def test_without_a_seed_batches_are_refused() -> None:

@@ -79,16 +79,16 @@ def test_packed_floats_are_read_too() -> None:
     ("message", "said"),
     [
         (b"", "it is empty"),
-        (b"\x08\x02\x10\x01\x18\x01\x22\x01x", r"1 values do not make an array of shape \(2, 1, 1\)"),
-        (b"\x08\x01\x08\x01", "field 1 of form 0 is none of Datum's, or its second"),
+        (b"\x08\x02\x10\x01\x18\x01\x22\x01x", r"1 values do not form an array of shape \(2, 1, 1\)"),
+        (b"\x08\x01\x08\x01", "field 1 of wire type 0 is not part of a Datum, or comes twice"),
         (b"\x40\x01", "it is empty"),
-        (b"\x43\x01", "a field at byte 1 has form 3, which there is not"),
-        (b"\x00\x01", "field 0 of form 0"),
-        (b"\x0a\x02\x08\x01", "field 1 of form 2"),  # an AnnotatedDatum has a Datum as its first field
-        (b"\x22\x05abc", "5 bytes at byte 2 go on after its end"),
-        (b"\x22\xff", "an integer at byte 1 has no end"),
-        (b"\x32\x03abc", "3 bytes are not a number of float32"),
-        (b"\x35ab", "a float at byte 1 goes on after the end"),
+        (b"\x43\x01", "a field at byte 1 has the unknown wire type 3"),
+        (b"\x00\x01", "field 0 of wire type 0"),
+        (b"\x0a\x02\x08\x01", "field 1 of wire type 2"),  # an AnnotatedDatum has a Datum as its first field
+        (b"\x22\x05abc", "5 bytes at byte 2 reach beyond the end"),
+        (b"\x22\xff", "an integer at byte 1 does not end"),
+        (b"\x32\x03abc", "3 bytes are not a whole number of float32"),
+        (b"\x35ab", "a float at byte 1 reaches beyond the end"),
         (b"\x22\x01x\x32\x04abcd", "1 bytes of data and 1 floats"),
     ],
 )
@@ -109,7 +109,7 @@ def test_samples_are_arrays_with_channels_first_and_labels(path: Path) -> None:
         array += 1  # it is the caller's
     assert [label for _, label in db] == [3, -1, 7, 8]
     assert np.array_equal(db[-4][0], RAW)
-    with pytest.raises(IndexError, match=r"sample 4 of .*which has 4"):
+    with pytest.raises(IndexError, match=r"sample 4 is not in .*which has 4"):
         db[4]
 
 
@@ -156,7 +156,7 @@ def test_floats_have_no_transform(path: Path) -> None:
 def test_color_is_said_once(path: Path) -> None:
     with pytest.raises(ValueError, match="color must be 'bgr' or 'rgb'"):
         CaffeLMDB(path, color="gray")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="With a transform its own color counts: 'rgb'"):
+    with pytest.raises(ValueError, match="applies only without a transform, which has its own: 'rgb'"):
         CaffeLMDB(path, Transform(), color="rgb")
 
 
@@ -176,7 +176,7 @@ def test_fields_that_others_have_added_are_passed_over(added: bytes) -> None:
 def test_an_entry_that_is_no_datum_names_its_key(path: Path) -> None:
     put(path, b"5", b"\x0a\x00")
     with pytest.raises(
-        RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Datum of Caffe's: field 1"
+        RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Caffe Datum: field 1"
     ):
         CaffeLMDB(path)[4]
 
@@ -224,7 +224,7 @@ def test_the_library_reads_what_was_written(path: Path) -> None:
 def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"item 1 must be an array of uint8 or float32.*float64 of shape"):
         write_caffe_lmdb(tmp_path / "some", [(RAW, 0), (FLOATS.astype(np.float64), 1)])
-    with pytest.raises(ValueError, match="item 0: a label of Caffe's"):
+    with pytest.raises(ValueError, match="item 0: a label must be a 32-bit integer"):
         write_caffe_lmdb(tmp_path / "some", [(RAW, 2**31)])
     assert os.listdir(tmp_path) == []
 
@@ -232,9 +232,9 @@ def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ((RAW, 1.5), "item 1: a label of Caffe's is an integer of 32 bits, but it is 1.5"),
-        ((RAW, None), "item 1: a label of Caffe's is an integer of 32 bits, but it is None"),
-        (RAW, "item 1 must be a pair of an array, or bytes, and its label, but it is a ndarray"),
+        ((RAW, 1.5), "item 1: a label must be a 32-bit integer in Caffe, but it is 1.5"),
+        ((RAW, None), "item 1: a label must be a 32-bit integer in Caffe, but it is None"),
+        (RAW, "item 1 must be a pair \\(array or bytes, label\\), but it is a ndarray"),
         ((RAW,), "item 1 must be a pair .* a tuple"),
         (5, "item 1 must be a pair .* a int"),
     ],
@@ -253,7 +253,7 @@ def test_what_is_empty_is_refused(tmp_path: Path, content: Any) -> None:
 
 
 def test_a_folder_that_is_there_is_not_written_to(path: Path) -> None:
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         write_caffe_lmdb(path, [])
     assert len(CaffeLMDB(path)) == 4
 
@@ -301,5 +301,5 @@ def test_the_mean_image_of_caffe_is_read(tmp_path: Path, message: bytes) -> None
 )
 def test_what_is_no_mean_image_is_named(tmp_path: Path, message: bytes) -> None:
     (tmp_path / "mean.binaryproto").write_bytes(message)
-    with pytest.raises(RecordError, match=r"mean\.binaryproto: .* are not a mean image of Caffe's: "):
+    with pytest.raises(RecordError, match=r"mean\.binaryproto: .* are not a Caffe mean image: "):
         read_caffe_mean(tmp_path / "mean.binaryproto")

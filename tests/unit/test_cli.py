@@ -49,7 +49,7 @@ def test_the_demo_without_a_terminal_succeeds_within_30_seconds_and_leaves_no_fo
     assert ran.returncode == 0, ran.stderr
     assert time.monotonic() - start < 30
     assert "the same bytes" in ran.stdout
-    for happening in ("is killed", "stopped", "resumed", "waited s: for how long"):
+    for happening in ("is killed", "stopped", "resumed", "waited s: how long"):
         assert happening in ran.stdout
     assert ran.stderr == ""
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_the_demo_fails_if_the_streams_differ(
     monkeypatch.setattr(demo, "_stream", forged)
     monkeypatch.setattr(demo, "_torch_loader", lambda dataset: demo._loader(dataset, 0))
     assert cli.main(["demo"]) == 1
-    assert capsys.readouterr().out.count("not true") == lines
+    assert capsys.readouterr().out.count("failed:") == lines
 
 
 def test_ctrl_c_in_the_demo_is_quiet_and_leaves_no_folder(tmp_path: Path) -> None:

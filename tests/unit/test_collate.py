@@ -199,7 +199,7 @@ def test_arrays_of_different_dtypes_are_promoted(dtypes: list[str], expected: st
 )
 def test_numbers_do_not_become_text_or_times(dtypes: list[str]) -> None:
     error = refused([np.zeros(2, dtype) for dtype in dtypes])
-    assert "arrays of different dtypes have none in common" in str(error)
+    assert "arrays of different dtypes cannot be stacked" in str(error)
     assert error.rows == (1,)
 
 
@@ -248,7 +248,7 @@ def test_a_guest_that_gives_no_array_is_named_with_its_own_words() -> None:
 
     error = refused([{"x": Guest([1])}, {"x": Remote([1])}])
     assert str(error).startswith("sample['x']: row 1: a ")
-    assert "Remote gives no array: it is on another device. Convert it" in str(error)
+    assert "Remote cannot be made an array: it is on another device. Convert it" in str(error)
     assert error.rows == (1,)
     assert isinstance(error.__cause__, RuntimeError)
 

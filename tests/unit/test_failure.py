@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._wire import failure
+from penstock._wire import tags
 from penstock._wire.failure import Failure, annotate, restore
-from penstock.backends._process.launch import Launcher
+from penstock.backends._process.launcher import Launcher
 from penstock.errors import RemoteTraceback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -267,8 +267,8 @@ def test_a_local_class_is_not_kept_alive_by_its_tag() -> None:
     class Local(Exception):
         pass
 
-    failure.tag_exceptions()
-    assert Local in failure._tag_of
+    tags.tag_exceptions()
+    assert Local in tags._tag_of
     gone = weakref.ref(Local)
     del Local
     gc.collect()

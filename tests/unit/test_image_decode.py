@@ -107,7 +107,7 @@ def test_a_damaged_jpeg_is_an_image_error_or_an_image(draw: st.DataObject) -> No
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
 def test_a_truncated_file_is_an_error_that_names_it(kind: str) -> None:
     data = encoded(picture(200, 300), kind)
-    with pytest.raises(ImageError, match=r"^tom\.jpg: \d+ bytes that cannot be decoded as an image: "):
+    with pytest.raises(ImageError, match=r"^tom\.jpg: its \d+ bytes cannot be decoded as an image: "):
         pixels(data[: len(data) // 2])
 
 
@@ -124,7 +124,7 @@ def test_a_header_that_asks_for_too_many_pixels_is_refused() -> None:
 )
 def test_what_is_no_image_is_an_error_that_says_so(data: bytes) -> None:
     with pytest.raises(
-        ImageError, match=r"tom\.jpg: \d+ bytes .* they begin like no format that Pillow reads"
+        ImageError, match=r"tom\.jpg: its \d+ bytes .* they are not in a format that Pillow reads"
     ):
         pixels(data)
 

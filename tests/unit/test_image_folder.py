@@ -94,7 +94,7 @@ def test_a_list_without_labels_may_have_them_or_not(zoo: Path) -> None:
 def test_a_line_without_a_label_is_named(zoo: Path, line: str) -> None:
     (zoo / "train.txt").write_text(f"dogs/a.PNG 1\n{line}\n")
     with pytest.raises(
-        ValueError, match=rf"line 2 of .*train\.txt' must be a path and a number.* is '{line}'"
+        ValueError, match=rf"line 2 of .*train\.txt' must be a path and its label, a number.* is '{line}'"
     ):
         ImageFolder(zoo / "train.txt")
 
@@ -112,7 +112,7 @@ def test_a_missing_file_of_a_list_is_an_error_of_its_sample(zoo: Path) -> None:
 def test_nothing_to_find_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder or list"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"has no folders, which would be the classes.*labels=False"):
+    with pytest.raises(FileNotFoundError, match=r"has no folders, one for each class.*labels=False"):
         ImageFolder(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"has no images \(files that end in .*\.png"):
         ImageFolder(tmp_path, labels=False)
@@ -121,13 +121,13 @@ def test_nothing_to_find_is_an_error_that_says_what_was_looked_for(tmp_path: Pat
     with pytest.raises(FileNotFoundError, match=r"the class 'empty' in .* has no images"):
         ImageFolder(tmp_path)
     (tmp_path / "none.txt").write_text("\n")
-    with pytest.raises(ValueError, match="has no lines"):
+    with pytest.raises(ValueError, match="is empty"):
         ImageFolder(tmp_path / "none.txt")
 
 
 def test_an_image_that_cannot_be_decoded_is_named_by_its_path(zoo: Path) -> None:
     (zoo / "dogs" / "b.png").write_bytes(b"woof")
-    with pytest.raises(ImageError, match=r"dogs/b\.png: 4 bytes that cannot be decoded"):
+    with pytest.raises(ImageError, match=r"dogs/b\.png: its 4 bytes cannot be decoded"):
         ImageFolder(zoo, SMALL)[3]
 
 
@@ -202,5 +202,5 @@ def test_a_list_of_mxnet_may_have_several_labels(zoo: Path) -> None:
 
 def test_all_lines_of_a_list_have_as_many_labels(zoo: Path) -> None:
     (zoo / "boxes.lst").write_text("0\t1\t0.5\tdogs/b.png\n1\t3\tdogs/b.png\n")
-    with pytest.raises(ValueError, match=r"line 2 of .* has 1 labels, and the first has 2"):
+    with pytest.raises(ValueError, match=r"line 2 of .* has 1 labels, but the first has 2"):
         ImageFolder(zoo / "boxes.lst", SMALL)

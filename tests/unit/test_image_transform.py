@@ -201,7 +201,7 @@ def test_the_result_can_be_written_where_it_is_wanted() -> None:
 
 def test_an_image_without_room_for_the_crop_says_so() -> None:
     with pytest.raises(
-        ImageError, match=r"tom\.jpg: the image is 60 x 80 .* 64 x 64 .* Give resize=64 or more"
+        ImageError, match=r"tom\.jpg: the image is 60 x 80 .* 64 x 64 .* Pass resize=64 or more"
     ):
         drawn(Transform(crop=64), picture())
     with pytest.raises(ImageError, match=r"60 x 80 .*, 32 x 43 .* after resize=32, .* 20 x 44"):
@@ -225,17 +225,20 @@ def test_an_image_without_room_for_the_crop_says_so() -> None:
         ({"train": "yes"}, "train must be one of True, False"),
         ({"dtype": "uint8", "mean": 3}, "need a float dtype"),
         ({"dtype": "uint8", "scale": 2}, "need a float dtype"),
-        ({"mean": (1, 2)}, r"mean must be a number, 3 of them or an image, but its shape is \(2,\)"),
-        ({"mean": (1, 2, 3), "color": "gray"}, "mean must be a number, 1 of them"),
+        (
+            {"mean": (1, 2)},
+            r"mean must be a number, one for each channel \(3\), or an image, but its shape is \(2,\)",
+        ),
+        ({"mean": (1, 2, 3), "color": "gray"}, r"mean must be a number, one for each channel \(1\)"),
         ({"mean": float("nan")}, "mean must be finite"),
         ({"mean": "m.binaryproto"}, r"mean must be .* but it is 'm.binaryproto'.*records\.read_caffe_mean"),
         ({"mean": Path("m.binaryproto")}, r"mean must be .*read_caffe_mean\(path\)"),
         (
             {"mean": [[1, 2], [3]]},
-            r"mean must be a number, 3 of them or an image, but it is \[\[1, 2\], \[3\]\]\.$",
+            r"mean must be a number, one for each channel \(3\), or an image, but it is \[\[1, 2\], \[3\]\]\.$",
         ),
-        ({"std": "a"}, r"std must be a number, 3 of them, but it is 'a'\.$"),
-        ({"std": (1, 2)}, "std must be a number, 3 of them, but its shape"),
+        ({"std": "a"}, r"std must be a number or one for each channel \(3\), but it is 'a'\.$"),
+        ({"std": (1, 2)}, r"std must be a number or one for each channel \(3\), but its shape"),
         ({"std": (0.229, 0.224, 0.225)}, "std is in pixel values, 0 to 255"),
         ({"std": 0}, "std is in pixel values"),
         ({"scale": "1"}, "scale must be a number"),

@@ -22,16 +22,12 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from penstock.backends._process import launch
-from penstock.backends._process.launch import (
-    Launcher,
-    WorkerProcess,
-    choose_method,
-    close_in_child,
-    fate,
-    forget,
-)
-from penstock.backends._process.template import UNKNOWN
+from penstock._descriptors import close_in_child, forget
+from penstock.backends._process import launcher, methods
+from penstock.backends._process.handles import UNKNOWN, WorkerProcess, fate
+from penstock.backends._process.launcher import Launcher
+from penstock.backends._process.methods import choose_method
+from penstock.errors import InternalError, WorkerLost
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -332,7 +328,7 @@ def test_closing_a_handle_ends_a_worker_that_still_runs(method: str, crew_of: An
 def test_a_launcher_that_is_closed_starts_nothing() -> None:
     launcher = Launcher("fork", idle, None, {})
     launcher.close()
-    with pytest.raises(launch.InternalError, match="closed"):
+    with pytest.raises(InternalError, match="closed"):
         launcher.start(0)
 
 
@@ -375,7 +371,7 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
     crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crew = crew_of("fork", idle)
-    really_fork = launch.fork
+    really_fork = launcher.fork
     born: list[int] = []
 
     def fork(*, quiet: bool) -> int:
@@ -385,7 +381,7 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
             signal.raise_signal(signal.SIGINT)
         return pid
 
-    monkeypatch.setattr(launch, "fork", fork)
+    monkeypatch.setattr(launcher, "fork", fork)
     with pytest.raises(KeyboardInterrupt):
         crew.start()
     assert len(born) == 1
@@ -395,7 +391,7 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
 
 
 def test_an_interrupt_while_the_template_starts_leaves_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    really_start = launch._start_python
+    really_start = launcher.start_python
     born: list[int] = []
 
     def start(*how: Any) -> int:
@@ -403,7 +399,7 @@ def test_an_interrupt_while_the_template_starts_leaves_no_template(monkeypatch: 
         signal.raise_signal(signal.SIGINT)
         return born[0]
 
-    monkeypatch.setattr(launch, "_start_python", start)
+    monkeypatch.setattr(launcher, "start_python", start)
     with pytest.raises(KeyboardInterrupt):
         Launcher("forkserver", idle, None, {})
     assert len(born) == 1
@@ -493,7 +489,7 @@ def test_a_template_that_died_is_replaced_and_its_workers_live_on(crew_of: Any) 
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._crew.template
+    template = crew.launcher._lifeline.template
     os.kill(template.pid, signal.SIGKILL)
     template.join()
     new = crew.start()
@@ -508,7 +504,7 @@ def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> Non
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._crew.template
+    template = crew.launcher._lifeline.template
     link = template._link
     for fd in spare:
         os.close(fd)
@@ -531,7 +527,7 @@ def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> Non
 
 def test_a_template_that_dies_each_time_is_an_error_that_says_so(crew_of: Any) -> None:
     crew = crew_of("forkserver", idle, Deadly())
-    with pytest.raises(launch.WorkerLost, match=r"template .* was killed by signal 9"):
+    with pytest.raises(WorkerLost, match=r"template .* was killed by signal 9"):
         crew.start()
 
 
@@ -570,8 +566,8 @@ def test_what_was_set_in_multiprocessing_is_taken_and_not_fixed(monkeypatch: pyt
 
 @pytest.mark.usefixtures("start_method_unset")
 def test_a_single_thread_forks_and_more_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_NATIVE_THREADS", launch._threads() - threading.active_count())
-    for name in launch._NEVER_FORKED:
+    monkeypatch.setattr(methods, "_NATIVE_THREADS", methods._threads() - threading.active_count())
+    for name in methods._NEVER_FORKED:
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert choose_method(None) == "fork"
 
@@ -587,7 +583,7 @@ def test_a_single_thread_forks_and_more_do_not(monkeypatch: pytest.MonkeyPatch) 
         thread.join()
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_NATIVE_THREADS", launch._NATIVE_THREADS - 1)
+        patch.setattr(methods, "_NATIVE_THREADS", methods._NATIVE_THREADS - 1)
         assert choose_method(None) == "forkserver"
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "jax", multiprocessing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from same import same
 
-from penstock._memory import leaves
+from penstock._memory import guests
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
-from penstock._wire.reply import dumps
+from penstock._wire.pickling import dumps
 
 SIZE = 1 << 16
 
@@ -28,12 +29,12 @@ def slab() -> Any:
 def travel(tree: object, root: Any) -> Any:
     """The tree as the other side opens it, from the same bytes."""
     writer = Writer(root)
-    spec, places, rest = writer.place(tree)
+    spec, spots, rest = writer.place(tree)
     buffers: list[pickle.PickleBuffer] = []
     pickled = dumps(rest, buffers)
     views = [root[start : start + length] for start, length in writer.hold(buffers)]
     assert not writer.overflow
-    layout = pickle.loads(pickle.dumps(Layout(spec, places)))
+    layout = pickle.loads(pickle.dumps(Layout(spec, spots)))
     return layout.open(root, pickle.loads(pickled, buffers=views))
 
 
@@ -129,7 +130,7 @@ def test_what_the_first_pickler_gave_out_of_band_before_it_failed_is_forgotten()
 
 
 def test_a_reducer_that_a_program_registers_with_copyreg_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(leaves.copyreg.dispatch_table, Box, lambda box: (list, ([box.value],)))
+    monkeypatch.setitem(copyreg.dispatch_table, Box, lambda box: (list, ([box.value],)))
     assert pickle.loads(dumps(Box(3), [])) == [3]
 
 
@@ -181,9 +182,9 @@ def reduce_text(text: Text) -> tuple[Any, ...]:
 
 @pytest.fixture
 def guest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaves, "_REDUCERS", dict(leaves._REDUCERS))
-    monkeypatch.setitem(leaves.STORES, Text, store_text)
-    leaves.register(Text, store_text, reduce_text)
+    handler = guests.Handler(lambda text: text, lambda text: text, store_text)
+    monkeypatch.setitem(guests.HANDLERS, Text, handler)  # type: ignore[misc]
+    monkeypatch.setitem(guests.REDUCERS, Text, reduce_text)
 
 
 @pytest.mark.usefixtures("guest")
@@ -195,7 +196,7 @@ def test_a_guest_is_opened_where_it_was_stored() -> None:
 
 
 @pytest.mark.usefixtures("guest")
-def test_a_guest_that_has_no_place_is_pickled() -> None:
+def test_a_guest_that_has_no_spot_is_pickled() -> None:
     assert travel([Text(""), np.arange(2)], slab())[0].text == ""
 
 
@@ -241,8 +242,8 @@ def test_an_array_of_the_slab_that_is_in_a_batch_twice_is_not_copied() -> None:
 
 
 def test_a_word_that_is_in_a_batch_twice_makes_no_difference() -> None:
-    _, places, rest = Writer(slab()).place([np.arange(3), "word", "word", None, None])
-    assert places[0] is not None
+    _, spots, rest = Writer(slab()).place([np.arange(3), "word", "word", None, None])
+    assert spots[0] is not None
     assert rest == ["word", "word", None, None]
 
 

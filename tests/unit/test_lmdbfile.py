@@ -71,7 +71,7 @@ def test_the_sound_file_is_read(pages: Pages) -> None:
 def test_a_page_in_the_place_of_another_is_noticed(pages: Pages) -> None:
     first, second, *_ = pages.of_kind(LEAF)
     pages.copy(second, first, PAGE)
-    with pytest.raises(RecordError, match=f"byte {first:,}: page {first // PAGE} should be one of kind 2"):
+    with pytest.raises(RecordError, match=f"byte {first:,}: page {first // PAGE} should be of kind 2"):
         pages.open()
 
 
@@ -89,7 +89,7 @@ def test_a_leaf_that_is_not_named_is_noticed(pages: Pages) -> None:
     last = pages.nodes(branch)[-1]
     assert last == min(pages.nodes(branch))  # the newest node is the lowest, so it can be taken off
     struct.pack_into("<HH", pages.content, branch + 12, end - 2, min(pages.nodes(branch)[:-1]) - branch)
-    with pytest.raises(RecordError, match="12 entries were expected, and there are"):
+    with pytest.raises(RecordError, match="12 entries were expected, but there are"):
         pages.open()
 
 
@@ -101,7 +101,7 @@ def test_a_large_value_that_two_keys_have_is_noticed(pages: Pages) -> None:
         if struct.unpack_from("<H", pages.content, node + 4)[0] == 1
     ]
     pages.copy(large[0] + 16, large[1] + 16, 8)
-    with pytest.raises(RecordError, match="the value of key b'00000005' reaches to here, into another"):
+    with pytest.raises(RecordError, match="the value of key b'00000005' ends here, inside another"):
         pages.open()
 
 
@@ -136,7 +136,7 @@ def test_another_depth_than_the_trees_is_noticed(pages: Pages, depth: int) -> No
 def test_a_branch_that_names_itself_is_noticed(pages: Pages) -> None:
     (branch,) = pages.of_kind(BRANCH)
     struct.pack_into("<HHH", pages.content, pages.nodes(branch)[0], branch // PAGE, 0, 0)
-    with pytest.raises(RecordError, match="should be one of kind 2"):
+    with pytest.raises(RecordError, match="should be of kind 2"):
         pages.open()
 
 

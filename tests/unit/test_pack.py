@@ -110,7 +110,7 @@ def test_a_list_of_mxnet_may_have_several_labels(folder: Path) -> None:
 def test_a_label_without_room_names_its_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "list.txt").write_text("dog/1.jpg 2\ncat/2.jpg 16777217\n")
     assert pack(folder, "--list", str(folder / "list.txt"))[0] == 1
-    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot tell 16777217"
+    said = f"penstock pack: {folder}/cat/2.jpg: labels are stored as float32, which cannot represent 16777217"
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -138,7 +138,7 @@ def test_a_list_of_another_folder_is_an_error_also_where_bad_files_are_skipped(f
     [
         (
             {"a.jpg": ""},
-            "has no folders, which would be the classes. For a list of paths and labels pass --list.",
+            "has no folders, one for each class. For a list of paths and labels pass --list.",
         ),
         ({"cat/a.txt": ""}, "or name the images in a list and pass --list."),
         ({"list.txt": "a.jpg"}, "with a space between, but it is 'a.jpg'."),
@@ -173,7 +173,7 @@ def test_a_bad_file_stops_it_and_is_named(
     assert code == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"penstock pack: {bad}: 1200 bytes that cannot be decoded")
+    assert said.err.startswith(f"penstock pack: {bad}: its 1200 bytes cannot be decoded")
     assert "--skip-bad" in said.err
     assert os.listdir(folder.parent) == ["pictures"]
 
@@ -223,7 +223,7 @@ def test_a_file_is_replaced_only_by_force(folder: Path, capsys: pytest.CaptureFi
         (["pack", ".", "none/out.rec"], "there is no folder none to write to"),
         (["pack", ".", "folder.rec", "--force"], "folder.rec is a folder"),
         (["pack", ".", "index.rec", "--force"], "index.idx is a folder"),
-        (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed as they are"),
+        (["pack", ".", "out.rec", "--quality", "50"], "Without --resize files are packed unchanged"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(

@@ -148,7 +148,7 @@ def test_the_positions_given_are_not_written_to() -> None:
 @pytest.mark.parametrize("wrong", [-1, "n", 2**62])
 def test_a_position_outside_is_an_error_that_names_it(n: int, wrong: int | str) -> None:
     position = n if wrong == "n" else int(wrong)
-    with pytest.raises(IndexError, match=f"position {position} is outside of a permutation of {n}"):
+    with pytest.raises(IndexError, match=f"position {position} is outside a permutation of {n}"):
         Permutation(n, 1).at(np.array([0, position]))
 
 

@@ -87,7 +87,7 @@ class TestOrderPlan:
 
     @pytest.mark.parametrize("step", [-1, 3])
     def test_a_step_that_is_not_there_is_an_error(self, step: int) -> None:
-        with pytest.raises(IndexError, match=f"step {step} is outside of epoch 5, which has 3 steps"):
+        with pytest.raises(IndexError, match=f"step {step} is outside epoch 5, which has 3 steps"):
             OrderPlan(Sequential(5), 2, False).keys(5, step)
 
     def test_starting_past_the_end_draws_nothing(self) -> None:
@@ -204,5 +204,5 @@ class TestBothPlansRefuse:
             make(None, True)
 
     def test_a_negative_start(self, make: Any) -> None:
-        with pytest.raises(ValueError, match="start is -1"):
+        with pytest.raises(ValueError, match="start must be 0 or more, but it is -1"):
             make(2, False).draw(0, -1)

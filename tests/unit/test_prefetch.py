@@ -23,6 +23,7 @@ import pytest
 from same import same
 
 from penstock import Batch, CastError, DataLoader, StateError, prefetch
+from penstock._prefetch.gate import running
 
 
 class Pair(NamedTuple):
@@ -140,13 +141,13 @@ def test_a_batch_arrives_as_it_was(tree: Any) -> None:
     assert same(first, tree) and same(second, tree)
 
 
-def test_index_pad_and_extra_of_a_batch_travel_along_and_are_not_converted() -> None:
-    index, extra = np.arange(3, dtype=np.uint64), {"of": np.array([1.5])}
-    given = Batch(np.arange(3.0), index, epoch=2, step=5, pad=1, extra=extra)
+def test_index_and_pad_of_a_batch_travel_along_and_are_not_converted() -> None:
+    index = np.arange(3, dtype=np.uint64)
+    given = Batch(np.arange(3.0), index, epoch=2, step=5, pad=1)
     with prefetch([given], dtype="float16") as ahead:
         (got,) = ahead
     assert got.data.dtype == np.float16
-    assert same(got.index, index) and same(got.extra, extra)
+    assert same(got.index, index)
     assert (got.epoch, got.step, got.pad) == (2, 5, 1)
     index[:] = 9
     assert got.index.tolist() == [0, 1, 2]
@@ -214,7 +215,7 @@ def test_tensors_are_converted_too() -> None:
         "ok": torch.bool,
     }
     lossy = [torch.tensor([1.0, 1e30], dtype=torch.bfloat16)]
-    for dtype, words in (("float16", "beyond all numbers of float16"), ("int8", "int8 holds -128 to 127")):
+    for dtype, words in (("float16", "outside the range of float16"), ("int8", "int8 holds -128 to 127")):
         with prefetch([lossy], dtype=dtype) as ahead, pytest.raises(CastError, match=words):
             next(ahead)
 
@@ -330,18 +331,18 @@ def test_batches_that_are_made_while_a_reset_is_under_way_are_not_lost(
     with prefetch(source, depth=2) as ahead:
         iter(ahead)
         source.asked.acquire()
-        before, gate = ahead._feed.wanted, ahead._gate
-        drain = type(gate).drain
+        before, kind = ahead._producer.wanted, type(ahead._gate)
+        drain = kind.drain
 
         def drain_late(self: Any) -> Any:
-            if ahead._feed.wanted is not before:  # then the thread may be quicker
+            if ahead._producer.wanted is not before:  # then the thread may be quicker
                 source.may.release(2)  # for the batch of before, and the first of the new run
                 while self.made.qsize() < 2:
                     time.sleep(0.001)
             return drain(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(gate), "drain", drain_late)
+            patch.setattr(kind, "drain", drain_late)
             ahead.reset()
         source.may.release(100)
         assert [int(next(ahead)[0]) for _ in range(3)] == [0, 1, 2]
@@ -629,7 +630,7 @@ def test_a_thread_that_cannot_start_is_tried_again(make: Any, ask: Any) -> None:
         assert values(ahead) == [2]
     with starting(fail), pytest.raises(RuntimeError, match="can't start new thread"), prefetch([]) as ahead:
         next(ahead)
-    assert all(thread.ident for thread in sys.modules["penstock.prefetch"]._running)  # exit joins them
+    assert all(thread.ident for thread in running)  # exit joins them
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -678,8 +679,8 @@ def test_two_threads_that_begin_at_once_begin_one_reading() -> None:
 def test_a_reset_does_not_end_a_thread_that_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     source, got = Gated(), []
     with prefetch(source, depth=1) as ahead:
-        gate, waits = type(ahead._gate), threading.Semaphore(0)
-        take, drain = gate.take, gate.drain
+        kind, waits = type(ahead._gate), threading.Semaphore(0)
+        take, drain = kind.take, kind.drain
 
         def noted(self: Any) -> Any:
             waits.release()
@@ -698,12 +699,12 @@ def test_a_reset_does_not_end_a_thread_that_waits_for_a_batch(monkeypatch: pytes
             waits.acquire()  # until it waits again
 
         other = threading.Thread(target=consume)
-        monkeypatch.setattr(gate, "take", noted)
+        monkeypatch.setattr(kind, "take", noted)
         other.start()
         waits.acquire()
         source.asked.acquire()
         with monkeypatch.context() as patch:
-            patch.setattr(gate, "drain", in_the_middle)
+            patch.setattr(kind, "drain", in_the_middle)
             ahead.reset()
         source.may.release(10)
         other.join(20)
@@ -848,7 +849,7 @@ def test_ctrl_c_while_it_waits_ends_it_until_it_begins_anew() -> None:
         source.may.release(10)
         for _ in range(2):
             with pytest.raises(
-                RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or a new iter"
+                RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or iter"
             ):
                 next(ahead)
         assert int(next(iter(ahead))[0]) == 0
@@ -1143,7 +1144,7 @@ def test_the_state_of_a_beginning_that_ctrl_c_has_torn_is_not_waited_for(
         def put(self, run: Any) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penstock.prefetch"], "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(sys.modules["penstock.prefetch"], "LONGEST_WAIT", 0.01)
     with prefetch(shuffled()) as ahead:
         next(ahead)
         with monkeypatch.context() as patch:

@@ -83,7 +83,7 @@ def test_auto_is_resolved_when_the_loader_is_made(no_launcher: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shard", [(2, 2), (3, 2), (-1, 2)], ids=str)
 def test_a_rank_that_there_is_not_is_refused(shard: tuple[int, int]) -> None:
-    said = rf"rank {shard[0]} of 2 ranks: ranks are counted from 0 to 1\. Pass shard=\(rank, world\)"
+    said = rf"rank {shard[0]} of 2 ranks, but these are counted from 0 to 1\. Pass shard=\(rank, world\)"
     with pytest.raises(ValueError, match=said):
         DataLoader(range(9), shard=shard, seed=0)
 
@@ -150,10 +150,10 @@ def test_ranks_cannot_be_changed_afterwards(name: str) -> None:
         ({"last_batch": "drop", "batch_sampler": [[0]]}, "needs batches that the loader makes"),
         (
             {"last_batch": "pad", "sampler": [0]},
-            'last_batch="pad" cannot be had with a sampler with an order',
+            'last_batch="pad" is not possible with a sampler of your own',
         ),
-        ({"last_batch": "pad", "batch_sampler": [[0]]}, "cannot be had with a sampler with an order"),
-        ({"shard": (0, 2), "sampler": [0]}, r"\(the default with shard=\) cannot be had with a sampler"),
+        ({"last_batch": "pad", "batch_sampler": [[0]]}, "is not possible with a sampler of your own"),
+        ({"shard": (0, 2), "sampler": [0]}, r"\(the default with shard=\) is not possible with a sampler"),
         ({"shard": (0, 2), "batch_sampler": [[0]]}, r'Choose last_batch="drop" .* or "keep"'),
     ],
     ids=str,
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("given", [{"last_batch": "pad"}, {"shard": (0, 2)}], ids=str)
 def test_a_stream_cannot_be_padded(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be had with a stream: where it ends"):
+    with pytest.raises(ValueError, match="is not possible with a stream: the number of batches"):
         DataLoader(Stream(), seed=0, **given)
 
 

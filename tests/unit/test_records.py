@@ -106,14 +106,14 @@ def test_an_id_that_no_record_has_is_a_key_error(path: Path, id: int) -> None:
 
 @pytest.mark.parametrize("id", [7.0, 7.7, "7", None])
 def test_an_id_must_be_an_integer(path: Path, id: Any) -> None:
-    with pytest.raises(TypeError, match=f"the id of a record is an integer, but it is {id!r}"):
+    with pytest.raises(TypeError, match=f"the id of a record must be an integer, but it is {id!r}"):
         RecordFile(path).by_id(id)
     assert RecordFile(path).by_id(np.int64(7)) == FOUR[1]
 
 
 def test_an_id_that_two_records_have_names_them(tmp_path: Path) -> None:
     path = write(tmp_path / "same.rec", [Record(1, 0.0, b""), Record(2, 0.0, b""), Record(1, 0.0, b"")])
-    with pytest.raises(KeyError, match=r"2 records of .*, \[0, 2\]"):
+    with pytest.raises(KeyError, match=r"2 records have it, \[0, 2\]"):
         RecordFile(path).by_id(1)
 
 
@@ -155,14 +155,14 @@ def test_a_saved_index_is_that_of_the_writer(path: Path) -> None:
 
 def test_an_index_is_not_saved_over_its_records(path: Path) -> None:
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"four\.rec has the records themselves"):
+    with pytest.raises(ValueError, match=r"four\.rec is the file of the records"):
         RecordFile(path).save_idx(path)
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("index", [4, -5, 10**20])
 def test_an_index_outside_is_an_index_error(path: Path, index: int) -> None:
-    with pytest.raises(IndexError, match=f"sample {index} of .*four.rec, which has 4"):
+    with pytest.raises(IndexError, match=f"sample {index} is not in .*four.rec, which has 4"):
         RecordFile(path)[index]
 
 
@@ -216,7 +216,8 @@ def test_a_file_that_ends_between_two_parts_of_a_record_is_noticed(tmp_path: Pat
     path = write(tmp_path / "two.rec", FOUR[1:3])
     os.truncate(path, 36 + 32)
     with pytest.raises(
-        RecordError, match="byte 36: the record that begins here goes on after the end of the file, at 68"
+        RecordError,
+        match="byte 36: the record that begins here reaches beyond the end of the file, at byte 68",
     ):
         RecordFile(path, idx=False)
 
@@ -244,7 +245,7 @@ def test_a_part_before_the_last_has_no_zeros_behind_it(path: Path) -> None:
 
 def test_more_labels_than_there_is_room_for_are_noticed(path: Path) -> None:
     spoil(path, 8, struct.pack("<I", 2))
-    with pytest.raises(RecordError, match="byte 0: a record of 28 bytes cannot have the 2 labels"):
+    with pytest.raises(RecordError, match="byte 0: a record of 28 bytes cannot hold the 2 labels"):
         RecordFile(path)[0]
 
 
@@ -257,18 +258,18 @@ def test_a_record_without_room_for_a_head_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "said"),
     [
-        ("10\t0\n7\t36\n3\t72\n5\t4000\n", "a record at byte 4,000, and the file ends at 152"),
+        ("10\t0\n7\t36\n3\t72\n5\t4000\n", "a record at byte 4,000, but the file ends at 152"),
         ("10\t0\n7\t36\n3\t72\n", "its last record, at byte 72, does not end"),
         ("7\t36\n3\t72\n5\t112\n", "its first record begins at byte 36"),
         ("10\t0\n7\t0\n3\t72\n5\t112\n", "a record at byte 0 leaves no room"),
         ("10\t0\n7\t36\n3\t72\n5\t116\n", "its last record, at byte 116, does not end"),
-        ("", "it has no line, and the file 152 bytes"),
+        ("", "it is empty, but the file has 152 bytes"),
         ("10\t0\nseven\t36\n", "line 2: b'seven.t36' should be a key"),
         ("10\t0\n7\n", "line 2: b'7' should be"),
         ("10\t-4\n", "line 1:"),
         (
             "10\t0\n7\t36\n18446744073709551616\t72\n5\t112\n",
-            r"line 3: b'18.*72' should be a key, below 2\*\*64",
+            r"line 3: b'18.*72' should be a key below 2\*\*64",
         ),
         ("99999999999999999999\t0\n7\t36\n3\t72\n5\t112\n", "line 1:"),
     ],
@@ -289,7 +290,7 @@ def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: 
         ("10\t0\n7\t40\n3\t72\n5\t112\n", "it has a record at byte 40, where none begins"),
         ("10\t0\n9\t16\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 16, where none begins"),
         ("10\t0\n7\t36\n3\t72\n9\t104\n5\t112\n", "it has a record at byte 104, where none begins"),
-        ("10\t0\n9\t18\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 18, and records begin at mul"),
+        ("10\t0\n9\t18\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 18, but records begin at mul"),
     ],
 )
 def test_an_index_that_would_move_the_numbers_of_records_is_refused(
@@ -309,7 +310,7 @@ def test_the_error_of_a_record_that_was_found_by_an_index_names_the_index(path: 
 def test_zeros_behind_the_last_record_are_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "one.rec", FOUR[:1])
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(RecordError, match="the file ends at byte 37, and records end at multiples of 4"):
+    with pytest.raises(RecordError, match="the file ends at byte 37, but records end at multiples of 4"):
         RecordFile(path)
 
 
@@ -317,7 +318,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_not_the_end(pat
     file = RecordFile(path)
     os.truncate(path, 100)
     assert file[1] == FOUR[1]
-    with pytest.raises(RecordError, match=r"byte 112: 40 bytes were expected, and the file ends after 0"):
+    with pytest.raises(RecordError, match=r"byte 112: 40 bytes were expected, but the file ends after 0"):
         file[3]
 
 
@@ -377,7 +378,7 @@ def test_what_is_no_index_is_refused(images: Path, idx: Any) -> None:
 
 def test_a_record_that_is_no_image_names_its_place(path: Path) -> None:
     file = RecordFile(path, transform=Transform())
-    with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: 3 bytes that cannot be decoded"):
+    with pytest.raises(ImageError, match=r"four\.rec, record 1, byte 36: its 3 bytes cannot be decoded"):
         file[1]
 
 
@@ -453,7 +454,10 @@ def test_after_a_write_that_failed_the_writer_publishes_nothing(path: Path, tmp_
     assert failed == "3 [Errno 27] File too large"
     assert [line.split()[0] for line in later] == ["4", "5", "close", "close"]
     for line in later:
-        assert "record 3 could not be written (OSError(27, 'File too large')), so none was kept" in line
+        assert (
+            "record 3 could not be written (OSError(27, 'File too large')), so all records were discarded"
+            in line
+        )
     assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
     assert list(RecordFile(path)) == FOUR
 
@@ -565,13 +569,13 @@ def test_ctrl_c_between_the_two_names_waits_for_the_second(
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((b"", "cat"), TypeError, "a label is a number or a vector"),
-        ((b"", [[1]]), TypeError, "a label is a number or a vector"),
-        ((b"", 2**24 + 1), ValueError, "float32, which cannot tell 16777217"),
-        ((b"", 1e300), ValueError, "float32, which has no room for 1e[+]300"),
-        ((b"", [0, -1e39]), ValueError, "float32, which has no room for"),
-        (("text",), TypeError, "the data of a record is bytes, but it is a str"),
-        ((b"", 0, 1.5), TypeError, "the id of a record is an integer, but it is 1.5"),
+        ((b"", "cat"), TypeError, "a label must be a number or a vector"),
+        ((b"", [[1]]), TypeError, "a label must be a number or a vector"),
+        ((b"", 2**24 + 1), ValueError, "float32, which cannot represent 16777217"),
+        ((b"", 1e300), ValueError, "float32, which cannot hold 1e[+]300"),
+        ((b"", [0, -1e39]), ValueError, "float32, which cannot hold"),
+        (("text",), TypeError, "the data of a record must be bytes, but it is a str"),
+        ((b"", 0, 1.5), TypeError, "the id of a record must be an integer, but it is 1.5"),
         ((b"", 0, -1), ValueError, "0 to 2"),
         ((b"", 0, 2**64), ValueError, "0 to 2"),
     ],

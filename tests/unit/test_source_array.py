@@ -167,7 +167,7 @@ def test_a_key_outside_is_an_error_that_names_it_and_the_length(keys: Any) -> No
         dataset.__gather__(keys, np.empty)
     with pytest.raises(IndexError, match=f"key {wrong} .*3 rows"):
         dataset.__getitems__(keys)
-    with pytest.raises(IndexError, match=f"key {wrong} of a dataset with 3 rows"):
+    with pytest.raises(IndexError, match=f"key {wrong} is not in a dataset with 3 rows"):
         dataset[wrong]
 
 

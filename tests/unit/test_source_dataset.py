@@ -121,9 +121,9 @@ class TestConcatDataset:
 
     def test_a_key_outside_is_an_error_that_names_it(self) -> None:
         joined = ConcatDataset([[1], [2]])
-        with pytest.raises(IndexError, match="key 2 is outside of a ConcatDataset of 2"):
+        with pytest.raises(IndexError, match="key 2 is outside a ConcatDataset of 2"):
             joined[2]
-        with pytest.raises(ValueError, match="key -3 is outside of a ConcatDataset of 2"):
+        with pytest.raises(ValueError, match="key -3 is outside a ConcatDataset of 2"):
             joined[-3]
         with pytest.raises(IndexError, match="key 5"):
             joined.__getitems__([0, 5])
@@ -323,8 +323,8 @@ class TestStackDataset:
         [
             ((), {}, "at least one dataset"),
             (("a",), {"y": "b"}, r"1 by position and \['y'\] by name"),
-            (("ab", "abc"), {}, r"one length, but these have \[2, 3\]"),
-            ((), {"x": "ab", "y": "abc"}, r"one length, but these have \[2, 3\]"),
+            (("ab", "abc"), {}, r"equal length, but their lengths are \[2, 3\]"),
+            ((), {"x": "ab", "y": "abc"}, r"equal length, but their lengths are \[2, 3\]"),
         ],
     )
     def test_wrong_parts_are_refused(self, args: Any, kwargs: Any, message: str) -> None:

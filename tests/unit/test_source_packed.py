@@ -81,7 +81,7 @@ def test_iteration_crosses_blocks() -> None:
 
 @pytest.mark.parametrize("index", [3, -4, 10**20])
 def test_an_index_outside_is_an_error_that_names_it(index: int) -> None:
-    with pytest.raises(IndexError, match=f"index {index} is outside of a PackedList of 3"):
+    with pytest.raises(IndexError, match=f"index {index} is outside a PackedList of 3"):
         PackedList("abc")[index]
 
 

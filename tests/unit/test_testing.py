@@ -70,39 +70,39 @@ class Asks:
 @pytest.mark.parametrize(
     ("one", "other", "found"),
     [
-        ({"x": np.arange(4)}, {"x": np.array([0, 1, 5, 3])}, "['x']: at [2] there is 2 and not 5"),
+        ({"x": np.arange(4)}, {"x": np.array([0, 1, 5, 3])}, "['x']: at [2] there is 2, not 5"),
         (
             np.zeros((2, 3)),
             np.zeros((3, 2)),
-            ": it is float64 of shape (2, 3) and not float64 of shape (3, 2)",
+            ": it is float64 of shape (2, 3), not float64 of shape (3, 2)",
         ),
         (
             np.zeros(2, np.int8),
             np.zeros(2, np.int16),
-            ": it is int8 of shape (2,) and not int16 of shape (2,)",
+            ": it is int8 of shape (2,), not int16 of shape (2,)",
         ),
-        ([1, 2], [1, 3], "[1]: it is 2 and not 3"),
-        ([1, 2], [1], ": it has 2 elements and not 1"),
-        ([1], (1,), ": it is of type list and not tuple"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ": its keys are ['a', 'b'] and not ['b', 'a']"),
-        (Pair(1, "u"), Pair(1, "v"), "[1]: it is 'u' and not 'v'"),
-        (Record(1, "u"), Record(1, "v"), ".name: it is 'u' and not 'v'"),
-        (np.float32(1), np.float32(2), ": at [] there is 1.0 and not 2.0"),
-        (np.array([0.0]), np.array([-0.0]), ": at [0] there is 0.0 and not -0.0"),
-        (np.array(["a", 1], object), np.array(["a", 2], object), "[1]: it is 1 and not 2"),
-        ([Graph(x=np.arange(2))], [Graph(x=np.array([0, 5]))], "[0].x: at [1] there is 1 and not 5"),
-        (Graph(x=1), Graph(y=1), ": its attributes are ['itself', 'x'] and not ['itself', 'y']"),
-        (Slotted(np.arange(2)), Slotted(np.array([0, 5])), "[1]['x']: at [1] there is 1 and not 5"),
+        ([1, 2], [1, 3], "[1]: it is 2, not 3"),
+        ([1, 2], [1], ": it has 2 elements, not 1"),
+        ([1], (1,), ": it is of type list, not tuple"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ": its keys are ['a', 'b'], not ['b', 'a']"),
+        (Pair(1, "u"), Pair(1, "v"), "[1]: it is 'u', not 'v'"),
+        (Record(1, "u"), Record(1, "v"), ".name: it is 'u', not 'v'"),
+        (np.float32(1), np.float32(2), ": at [] there is 1.0, not 2.0"),
+        (np.array([0.0]), np.array([-0.0]), ": at [0] there is 0.0, not -0.0"),
+        (np.array(["a", 1], object), np.array(["a", 2], object), "[1]: it is 1, not 2"),
+        ([Graph(x=np.arange(2))], [Graph(x=np.array([0, 5]))], "[0].x: at [1] there is 1, not 5"),
+        (Graph(x=1), Graph(y=1), ": its attributes are ['itself', 'x'], not ['itself', 'y']"),
+        (Slotted(np.arange(2)), Slotted(np.array([0, 5])), "[1]['x']: at [1] there is 1, not 5"),
         (
             SimpleNamespace(x=np.arange(2)),
             SimpleNamespace(x=np.arange(3)),
-            ".x: it is int64 of shape (2,) and not",
+            ".x: it is int64 of shape (2,), not",
         ),
-        (Asks(np.arange(2)), Asks(np.array([0, 5])), ".x: at [1] there is 1 and not 5"),
+        (Asks(np.arange(2)), Asks(np.array([0, 5])), ".x: at [1] there is 1, not 5"),
         (
             Graph(f=lambda: 1),
             Graph(f=lambda: 1),
-            ".f: it cannot be compared: function has no __eq__ of use, and",
+            ".f: it cannot be compared: function has no useful __eq__, and",
         ),
     ],
 )
@@ -175,8 +175,8 @@ def test_a_sound_dataset_passes(amiss: str) -> None:
 def test_what_depends_on_the_process_is_found() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_same_everywhere(loaders("process"), [{"num_workers": 2}])
-    said = "With num_workers=2: batch 0 of epoch 0 is not as in the plain run (num_workers=0), in ['x']: at [0, 1]"
-    assert said in str(caught.value)
+    message = "batch 0 of epoch 0 differs from that in the plain run (num_workers=0), in ['x']: at [0, 1]"
+    assert f"With num_workers=2: {message}" in str(caught.value)
     assert "penstock.rng()" in str(caught.value)
 
 
@@ -189,7 +189,7 @@ def test_the_global_generators_are_found_with_threads_only() -> None:
 def test_a_seed_that_was_not_given_is_found() -> None:
     with pytest.raises(
         AssertionError,
-        match=r"In a second plain run \(num_workers=0\): loader\.seed is not as in the first: it is "
+        match=r"In a second plain run \(num_workers=0\): loader\.seed differs from that in the first: it is "
         r"(.|\n)*no seed= was given",
     ):
         assert_same_everywhere(loaders(seed=None), [{"num_workers": 0}])
@@ -227,7 +227,9 @@ def test_a_stream_that_is_too_long_or_too_short_is_found() -> None:
     with pytest.raises(AssertionError, match="ends before batch 3 of epoch 0"):
         assert_same_everywhere(make, [{"num_workers": 1}])
     amount = 1
-    with pytest.raises(AssertionError, match="batch 4 of epoch 0 came, which is not there in the plain run"):
+    with pytest.raises(
+        AssertionError, match="there is batch 4 of epoch 0, which does not exist in the plain run"
+    ):
         assert_same_everywhere(make, [{"num_workers": 1}])
 
 
@@ -278,12 +280,8 @@ def test_a_dataset_that_counts_its_calls_is_found() -> None:
     def make(**settings: Any) -> Any:
         return penstock.DataLoader(Counts(), batch_size=4, seed=0, **settings)
 
-    how = (
-        r"Stopped after batch 0 with num_workers=0, resumed with num_workers=0: batch 1 of epoch 0 is not as"
-    )
-    with pytest.raises(
-        AssertionError, match=how + r".*: at \[0\] there is 13 and not 5(.|\n)*load_state_dict"
-    ):
+    how = r"Stopped after batch 0 with num_workers=0, resumed with num_workers=0: batch 1 of epoch 0 differs from"
+    with pytest.raises(AssertionError, match=how + r".*: at \[0\] there is 13, not 5(.|\n)*load_state_dict"):
         assert_resumes_everywhere(make, [{"num_workers": 0}])
 
 
@@ -297,9 +295,12 @@ def test_a_dataset_that_keeps_its_count_in_its_state_passes_without_workers() ->
 @pytest.mark.parametrize(
     ("skip", "found"),
     [
-        (1, "Stopped after batch 0 .*: batch 1 of epoch 0 is not as"),
-        (2, "Stopped after batch 0 .*: the stream ends before batch 1"),
-        (-1, "Stopped before the first batch .*: the epoch goes on after batch 2, its last"),
+        (1, "Stopped after batch 0 .*: batch 1 of epoch 0 differs from that"),
+        (2, "Stopped after batch 0 .*: epoch 0 ends before batch 1"),
+        (
+            -1,
+            "Stopped before the first batch .*: the epoch continues after batch 2, which should be its last",
+        ),
     ],
 )
 def test_a_loader_that_resumes_at_the_wrong_place_is_found(skip: int, found: str) -> None:

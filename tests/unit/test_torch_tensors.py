@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,25 +20,15 @@ from hypothesis import strategies as st
 from test_layout import Box, slab, travel
 
 from penstock import DataLoader
-from penstock._memory import leaves
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
+from penstock._wire.pickling import dumps
 
 torch = pytest.importorskip("torch")
 tensors = pytest.importorskip("penstock.torch._tensors")
 
 QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)} - QUANTISED, key=str)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> Iterator[None]:
-    stores, reducers = dict(leaves.STORES), dict(leaves._REDUCERS)
-    tensors.register()
-    yield
-    for table, before in ((leaves.STORES, stores), (leaves._REDUCERS, reducers)):
-        table.clear()
-        table.update(before)
 
 
 def bits(tensor: Any) -> bytes:
@@ -172,8 +162,8 @@ def test_a_part_of_a_tensor_in_the_slab_that_has_gaps_is_copied() -> None:
     writer = Writer(root)
     tensor = tensors.blank((4, 4), torch.int64, writer.empty)
     tensor[...] = torch.arange(16).reshape(4, 4)
-    spec, places, rest = writer.place(tensor[:, 1])
-    assert Layout(spec, places).open(root, rest).tolist() == [1, 5, 9, 13]
+    spec, spots, rest = writer.place(tensor[:, 1])
+    assert Layout(spec, spots).open(root, rest).tolist() == [1, 5, 9, 13]
 
 
 def test_a_tensor_that_does_not_fit_makes_an_overflow() -> None:
@@ -268,8 +258,8 @@ def test_tensors_that_share_their_memory_do_so_afterwards(wrap: Any) -> None:
 
 def test_rows_of_one_tensor_are_leaves_like_others() -> None:
     rows = torch.arange(6).reshape(3, 2)
-    _, places, rest = Writer(slab()).place([rows[2], rows[0], rows[1]])
-    assert not rest and None not in places
+    _, spots, rest = Writer(slab()).place([rows[2], rows[0], rows[1]])
+    assert not rest and None not in spots
 
 
 def test_a_small_part_of_a_large_storage_takes_little() -> None:
@@ -295,9 +285,7 @@ def test_a_packed_sequence_travels_in_the_slab() -> None:
 
 def test_the_pickle_of_an_object_holds_none_of_its_tensors_bytes() -> None:
     buffers: list[pickle.PickleBuffer] = []
-    data = leaves.dump(
-        pickle.Pickler, Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers
-    )
+    data = dumps(Box([torch.zeros(9999), np.zeros(9999), torch.zeros(99, 99).T]), buffers)
     assert len(buffers) == 3
     assert len(data) < 1000
 
@@ -382,7 +370,6 @@ IN_A_QUEUE = """
 import numpy as np, torch, torch.multiprocessing as mp
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.lease import Leases
-from penstock.torch import _tensors as tensors
 
 def answer(questions, answers):
     answers.put((questions.get() + 1).tolist())
@@ -392,11 +379,10 @@ if __name__ == "__main__":
     questions, answers = context.SimpleQueue(), context.SimpleQueue()
     process = context.Process(target=answer, args=(questions, answers))
     process.start()  # first: what is lent at a fork does not come back
-    tensors.register()
     leases, root = Leases(), np.zeros(4096, np.uint8)
     leases.lend(7, root)
-    spec, places, rest = Writer(root).place([torch.arange(5)])
-    [tensor] = Layout(spec, places).open(root, rest)
+    spec, spots, rest = Writer(root).place([torch.arange(5)])
+    [tensor] = Layout(spec, spots).open(root, rest)
     questions.put(tensor)
     root[...] = 255  # the tensor has moved to memory that both processes have
     print(answers.get(), tensor.tolist())

@@ -21,7 +21,7 @@ from penstock._epoch.reports import broken_error, irreplaceable, lost_error, tim
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.run import Run
 from penstock._memory.lease import Leases
-from penstock._resume.marks import known
+from penstock._resume.marks import NOT_LOST, known, refusal
 from penstock._schedule.commands import (
     Break,
     Cool,
@@ -55,8 +55,9 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.scheduler import Scheduler
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Mended, Task, shorten
+from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.backends._base import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 
@@ -72,7 +73,7 @@ def _be_another_process() -> None:
 os.register_at_fork(after_in_child=_be_another_process)
 
 
-class Delivery(NamedTuple):
+class Handout(NamedTuple):
     """What `next` returns: a batch, or the error in its place, or the end of the run (no task). `worker` did it."""
 
     task: Task | None
@@ -113,7 +114,7 @@ class Engine:
         self._begun = False
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
-        self._answer: Delivery | None = None
+        self._answer: Handout | None = None
         self._turn = Turn()
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn) if not backend.leaves_nothing else (bool,)
@@ -161,7 +162,7 @@ class Engine:
             self._backend.flush()
             self._begun = True
 
-    def next(self, timeout: float | None) -> Delivery:
+    def next(self, timeout: float | None) -> Handout:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
         if not self.is_ours():
             raise RuntimeError(
@@ -178,7 +179,7 @@ class Engine:
             if turn.waiting or turn.ended_by:
                 self._let_go()
 
-    def _next(self, timeout: float | None) -> Delivery:
+    def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:
             raise self._turn.closed_error()
         try:  # not _closed_on_error, which costs 2 µs for every batch
@@ -445,19 +446,19 @@ class Engine:
         self._course.deliver(seq, outcome.steps if isinstance(outcome, Bundle) else [outcome])
         self._answer = self._unwrap()
 
-    def _unwrap(self) -> Delivery:
+    def _unwrap(self) -> Handout:
         """The next step of what the scheduler delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
         if isinstance(outcome, Failed):
-            return Delivery(task, error=outcome.error, worker=outcome.worker)
+            return Handout(task, error=outcome.error, worker=outcome.worker)
         try:
             data = self._backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Delivery(task, error=annotate(trouble, where), worker=outcome.worker)
-        return Delivery(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+            return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
+        return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
@@ -472,7 +473,11 @@ class Engine:
     def _break(self, command: Break) -> None:
         run, task = self._course.run, self._course.find(command.seq)
         assert run is not None and task is not None
-        run.error = broken_error(task, self._losses[command.worker], self._retries, command.unknown)
+        why = None
+        if command.unknown:
+            position = self._position if self._position is not None and self._position[0] == run.number else None
+            why = NOT_LOST if position is None else refusal(position[1])
+        run.error = broken_error(task, self._losses[command.worker], self._retries, why)
         self._course.forget_from(command.seq)
 
     def _fail(self, command: Fail) -> None:
@@ -482,7 +487,7 @@ class Engine:
     def _finish(self, command: Finish) -> None:
         assert self._course.run is not None
         error, self._course.run.error = self._course.run.error, None
-        self._answer = Delivery(None, error=error)
+        self._answer = Handout(None, error=error)
 
     def _cool(self, command: Cool) -> None:
         self._backend.cool(command.slab)

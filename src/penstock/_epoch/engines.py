@@ -15,8 +15,9 @@ from penstock._feed import Feed
 from penstock._options import Options
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
-from penstock._wire.task import MOST_STEPS, Job
+from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock.backends import make
 
 # Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.

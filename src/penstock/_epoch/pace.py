@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock._memory.pool import BUNDLE
+from penstock._memory.slabs import BUNDLE
 
 # As many steps to a task as take so long and so much memory: a task costs both sides some 50 µs beyond its steps,
 # and a change of processes. A caller who keeps one batch of a bundle keeps its slab: so the more slabs are lent, the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from penstock._epoch.engine import Delivery, Engine
+from penstock._epoch.engine import Engine, Handout
 from penstock._feed import Feed
 from penstock._feed.run import Run
 from penstock._wire.failure import annotate
@@ -48,7 +48,7 @@ class Reader:
         self._yielded = 0
         self.skipped: list[tuple[Any, Exception]] = []
 
-    def _next(self) -> Delivery:
+    def _next(self) -> Handout:
         while True:
             if self._engine is None:
                 raise StopIteration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from textwrap import indent
 
-from penstock._resume.marks import NOT_LOST
 from penstock._wire.task import Task, shorten
 from penstock.backends._base import Doing, Lost
 from penstock.errors import LoaderTimeout
@@ -72,12 +71,12 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
     return _caused(WorkerLostError(text), loss)
 
 
-def broken_error(task: Task, loss: Lost, retries: int, unknown: bool) -> WorkerLostError:
-    """The error for a stream that no worker can continue."""
+def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
+    """The error for a stream that no worker can continue. `unknown` says why its position is not known."""
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past it: the epoch ends here. {_tried(retries)}"
-    if unknown:
-        why = f"The stream's position died with it: the epoch ends here.\n  {NOT_LOST}"
+    if unknown is not None:
+        why = f"The stream's position died with it: the epoch ends here.\n  {unknown}"
     return _caused(
         WorkerLostError(
             f"{loss.who} died {when} step {task.step} of epoch {task.epoch}: it {loss.how}.\n"

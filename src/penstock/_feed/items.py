@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._feed.base import Begin, Feed, Plan
 from penstock._feed.drawing import Drawing, light_items
 from penstock._feed.run import Run
-from penstock._fill.collate import Empty
+from penstock._fill.out import Empty
 from penstock._resume.reading import Reading
 from penstock._wire.task import Task
 from penstock._work.samples import plain

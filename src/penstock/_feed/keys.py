@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from penstock._feed.base import Begin, Feed, Now, Plan, as_index
 from penstock._feed.drawing import Drawing, SamplerReading
 from penstock._feed.run import Run
-from penstock._fill.collate import Empty
+from penstock._fill.out import Empty
 from penstock._resume.reading import Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._kind import way
+from penstock.source._kind import method_of
 
 if TYPE_CHECKING:
     from penstock._work.runner import Runner
@@ -35,8 +35,8 @@ class KeyFetch:
     def look_up(self) -> None:
         self._dataset, batched = self._runner.job.dataset, self._runner.job.batched
         self._batched = batched
-        self._getitems: Callable[[Any], Any] | None = way(self._dataset, "__getitems__") if batched else None
-        self._gather: Callable[[Any, Any], Any] | None = way(self._dataset, "__gather__") if batched else None
+        self._getitems: Callable[[Any], Any] | None = method_of(self._dataset, "__getitems__") if batched else None
+        self._gather: Callable[[Any, Any], Any] | None = method_of(self._dataset, "__gather__") if batched else None
 
     def gather(self, task: Task, empty: Empty) -> object:
         if self._gather is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock._feed.base import Begin, Plan
 from penstock._feed.items import Stream
 from penstock._feed.run import Run
-from penstock._fill.collate import Empty
+from penstock._fill.out import Empty
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading
 from penstock._wire.task import Opening, Task

@@ -1,1 +1,1 @@
-"""Samples become one batch, written straight into its memory."""
+"""Samples into a slab: collate them, and convert their numbers while they are written."""

@@ -1,1 +1,1 @@
-"""Memory that batches live in: layout (pure), arena, pool, lease."""
+"""Memory that batches live in: layout (pure), slabs, leases, and the guests whose leaves slabs can hold."""

@@ -1,16 +1,13 @@
-"""The arena: all the memory that slabs are carved from.
+"""The arena: the memory that all slabs are part of.
 
-A crew of processes shares one file without a name (memfd). The file only ever grows, and is sparse:
-what nobody wrote to costs nothing. It is mapped in extents, each holding many small slabs or one
-large one, so the number of descriptors is one and the number of mappings stays small however many
-batches a caller keeps. The in-process backends use private memory, in the same extents.
+The processes of one loader share one file without a name (memfd). The file only grows, and is sparse: pages that were
+never written take no memory. It is mapped in extents, each of which holds many small slabs or one large one. So there
+is one descriptor, and few mappings, however many batches the caller keeps. The inline and thread backends use private
+memory, in the same extents.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +15,9 @@ from numpy.typing import NDArray
 
 from penstock._memory.mapping import Mapping
 
-PAGE = mmap.PAGESIZE
-
-# Address space only: an extent takes pages when they are written to.
-EXTENT = 64 << 20
-
 
 class Region(NamedTuple):
-    """A piece of the arena: `capacity` bytes at `start` in the extent that begins at `extent`."""
+    """Part of the arena: `capacity` bytes at `start` in the extent at offset `extent`, of `length` bytes."""
 
     extent: int
     length: int
@@ -34,38 +26,21 @@ class Region(NamedTuple):
 
 
 class Arena:
-    """Slabs are carved out of it by its owner, and mapped from it by every process that has `fd`."""
+    """Maps regions of one file, or of private memory where `fd` is None. Each process that uses it has its own."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self._end = 0
         self._maps: dict[int, Mapping] = {}
-        self._unused: dict[int, Iterator[Region]] = {}
-
-    def carve(self, capacity: int) -> Region:
-        """A region of at least `capacity` bytes that was never carved before."""
-        capacity = max(PAGE, -(-capacity // PAGE) * PAGE)
-        region = next(self._unused.get(capacity, iter(())), None)
-        if region is not None:
-            return region
-        extent, length = self._end, max(1, EXTENT // capacity) * capacity
-        self._end += length
-        if self.fd is not None:
-            os.ftruncate(self.fd, self._end)
-        # One after the other: there may be ten thousand, of which few are ever asked for.
-        regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
-        self._unused[capacity] = regions
-        return next(regions)
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """A fresh array over the whole region. Every view made from it keeps it alive."""
+        """A new array over the whole region. Every view of it keeps it alive."""
         mapping = self._maps.get(region.extent)
         if mapping is None:
             mapping = self._maps[region.extent] = Mapping(self.fd, region.length, region.extent)
         return np.frombuffer(mapping.buffer, np.uint8, region.capacity, region.start)
 
     def discard(self, region: Region) -> None:
-        """Gives the region's pages back to the system. It stays mapped, and reads as zeros."""
+        """Returns the region's pages to the system. The region stays mapped, and reads as zeros."""
         mapping = self._maps.get(region.extent)
         if mapping is not None:
             mapping.discard(region.start, region.capacity)

@@ -1,4 +1,4 @@
-"""The layout of a batch: which bytes of its slab are which array of which structure."""
+"""The layout of a batch: which array is where in its slab, and how the arrays are nested."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.leaves import STORES, Place
+from penstock._memory.guests import HANDLERS, Spot
 from penstock._memory.tree import LEAF, Spec, flatten, unflatten
 
-# A cache line: arrays of one batch never share one, and every dtype is aligned.
+# A cache line: no two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each leaf of a batch is: a place in the slab, or None for one that is pickled."""
+    """The structure of a batch, and for each leaf its spot in the slab, or None if the leaf is pickled."""
 
     spec: Spec
-    places: tuple[Place | None, ...]
+    spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """The batch, its arrays being views of `root`, its other leaves taken from `rest`."""
+        """The batch: its arrays are views of `root`, and its other leaves are taken from `rest`."""
         if not rest:
-            places: Any = self.places  # all of them are places, then
-            return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in places])
+            spots: Any = self.spots  # none of them is None
+            return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
         others = iter(rest)
         return unflatten(
             self.spec,
             [
-                next(others) if place is None else place[0](place[1], place[2], root, place[3])
-                for place in self.places
+                next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3])
+                for spot in self.spots
             ],
         )
 
 
 class Writer:
-    """Writes one batch into one slab: first an allocator for collate, then the batch's layout.
+    """Writes one batch into one slab: allocates memory for collate, and then finds the layout of the batch.
 
-    What does not fit is put in ordinary memory, and `overflow` says so.
+    An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
 
     __slots__ = ("_address", "_copied", "_kept", "_size", "_starts", "is_stray", "overflow", "root", "used")
@@ -57,7 +57,7 @@ class Writer:
         self.is_stray = is_stray
         self._size = root.nbytes
         self._address = 0
-        # By id, because arrays do not hash. _kept holds them so that no id is used again.
+        # By id, because arrays are not hashable. _kept holds the arrays, so that no id is used twice.
         self._starts: dict[int, int] = {}
         self._kept: list[object] = []
         self._copied: list[tuple[int, int]] = []
@@ -73,7 +73,7 @@ class Writer:
         return array
 
     def reserve(self, nbytes: int) -> int | None:
-        """Where the next `nbytes` bytes of the slab begin; None where they do not fit."""
+        """Allocates `nbytes` bytes and returns their start in the slab, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         self.used = start + nbytes
         if self.used > self._size:
@@ -82,22 +82,22 @@ class Writer:
         return start
 
     def find(self, address: int, nbytes: int) -> int | None:
-        """Where in the slab the bytes at this address are; None for memory outside of it."""
+        """The position in the slab of the bytes at this address; None for memory outside of the slab."""
         start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
 
     def copy(self, address: int, nbytes: int, owner: object) -> int:
-        """Where in the slab these bytes of `owner` were copied to; -1 where they do not fit."""
+        """Copies these bytes of `owner` and returns their start in the slab, or -1 if they do not fit."""
         start = self.reserve(nbytes)
         if start is None:
             return -1
         ctypes.memmove(self._base() + start, address, nbytes)
         self._copied.append((address, nbytes))
-        self._kept.append(owner)  # so that the address is nobody else's
+        self._kept.append(owner)  # so that nothing else is allocated at the address
         return start
 
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
-        """Start and length of each in the slab, where their bytes are afterwards. What overlaps stays so."""
+        """Copies buffers into the slab and returns start and length of each. Buffers that overlap still do."""
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
         spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
         held = [(0, 0)] * len(spans)
@@ -111,17 +111,17 @@ class Writer:
                 held[at] = start + address - low, size
         return tuple(held)
 
-    def place(self, tree: object) -> tuple[Spec, tuple[Place | None, ...], list[object]]:
-        """The tree's layout, its arrays being in the slab afterwards, and its other leaves.
+    def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
+        """Puts the arrays of the tree into the slab, and returns structure, spots and the other leaves.
 
-        Where one array is in the tree twice, or two share their memory, the tree is one leaf: a pickle
-        tells what is one and the same, and a layout does not.
+        If an array is in the tree twice, or two arrays share memory, the whole tree is one leaf: a pickle keeps
+        such identities, and a layout does not.
         """
         leaves, spec = flatten(tree)
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
             return LEAF, (None,), [tree]
         used = self.used
-        places: list[Place | None] = []
+        spots: list[Spot | None] = []
         rest: list[object] = []
         for leaf in leaves:
             if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
@@ -130,19 +130,19 @@ class Writer:
                     copy = self.empty(leaf.shape, leaf.dtype)
                     copy[...] = leaf
                     start = self._starts.get(id(copy), -1)
-                places.append((np.ndarray, leaf.shape, leaf.dtype, start))
+                spots.append((np.ndarray, leaf.shape, leaf.dtype, start))
                 continue
-            store = STORES.get(type(leaf))
-            place = None if store is None else store(leaf, self)
-            places.append(place)
-            if place is None:
+            handler = HANDLERS[type(leaf)]
+            spot = handler and handler.store and handler.store(leaf, self)
+            spots.append(spot)
+            if spot is None:
                 rest.append(leaf)
         if len(self._copied) > 1 and any(
             a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
         ):
             self.used = used
             return LEAF, (None,), [tree]
-        return spec, tuple(places), rest
+        return spec, tuple(spots), rest
 
     def _base(self) -> int:
         if not self._address:
@@ -156,13 +156,17 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """Whether an array, or a guest, is among them twice."""
-    ids = [id(leaf) for leaf in leaves if type(leaf) is np.ndarray or type(leaf) in STORES]
+    """True if a leaf that has a spot in the slab is there twice."""
+    ids = [
+        id(leaf)
+        for leaf in leaves
+        if type(leaf) is np.ndarray or ((handler := HANDLERS[type(leaf)]) and handler.store)
+    ]
     return len(set(ids)) < len(ids)
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces of memory (address, size, and a mark), in groups: those that overlap are together."""
+    """Groups pieces of memory (address, size, any number) that overlap."""
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

@@ -1,11 +1,11 @@
-"""The lease: a lent slab comes back when the last array that looks into it is gone.
+"""The lease: a lent slab comes back when the last array that uses its memory is gone.
 
-numpy keeps every view of an array pointing at the array that it was first made from: its root.
-torch and DLPack keep the numpy array. So a weak reference to the root fires exactly once, when
-nobody can look into the slab any more.
+In numpy every view refers to the array that owns the memory: here the root of the slab. torch and DLPack refer to
+the numpy array. So a weak reference to the root is called exactly once: when no object of this process can reach the
+slab any more.
 
-Nobody in this process, that is. A child that the program forks has the lent batches too, in the same memory,
-and may look at them for as long as it lives: so what is lent at a fork is never used again.
+A child process that the program forks has the lent batches too, in the same memory, and may read them for as long as
+it lives. Hence a slab that is lent when the program forks is never used again.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 def _end(lease: _Lease) -> None:
-    # Runs in whichever thread drops the last view, perhaps inside the garbage collector, at any
-    # instruction. deque.append is atomic under the GIL and takes no lock of ours.
+    # Runs in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
+    # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
     lease.returned.append(lease.slab)
 
 
 class Leases:
-    """The slabs that are lent now, and those that came back and were not yet taken note of."""
+    """The slabs that are lent, and those that came back since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[int] = deque()
-        if (
-            shared
-        ):  # memory that is not is copied by the system when a forked child, or its parent, writes to it
+        # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
+        if shared:
             _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
@@ -51,15 +50,15 @@ class Leases:
 
     @property
     def lent(self) -> int:
-        """How many."""
+        """How many slabs are lent."""
         return len(self._lent)
 
     def retire(self) -> None:
-        """What is lent now does not come back: nobody is told of it any more."""
+        """Forgets the slabs that are lent: they are never reported as returned."""
         self._lent.clear()
 
     def give_back(self, slab: int) -> None:
-        """For a slab that was delivered with nothing in it that anybody could look at."""
+        """Returns a slab that was delivered without any array in it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
@@ -77,7 +76,7 @@ class Leases:
 _all: weakref.WeakSet[Leases] = weakref.WeakSet()
 
 own_fork = threading.local()
-"""While `own_fork.now` is true, the fork is that of a worker, which looks at no batch."""
+"""While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""
 
 
 def _retire_all() -> None:

@@ -1,7 +1,7 @@
 """Mapped memory that keeps no file descriptor.
 
-`mmap.mmap` keeps a duplicate of the descriptor for as long as the memory is mapped (until Python
-3.13, where it can be told not to). A caller who keeps many large batches would run out of them.
+`mmap.mmap` keeps a duplicate of the descriptor while the memory is mapped (Python 3.13 has an option against that). A
+caller that keeps many large batches would run out of descriptors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapping:
-    """`length` bytes of a file from `offset` on, shared; or private memory where there is no file.
+    """`length` bytes of a file from `offset` on, shared; or private memory if `fd` is None.
 
-    `buffer` is unmapped when nothing refers to it any more: not this object, and no array over it.
+    `buffer` is unmapped when neither this object nor an array refers to it any more.
     """
 
     def __init__(self, fd: int | None, length: int, offset: int = 0) -> None:
@@ -47,10 +47,10 @@ class Mapping:
             )
         self._address, self._shared = address, fd is not None
         self.buffer: Any = (ctypes.c_ubyte * length).from_address(address)
-        # Not at the interpreter's exit: arrays may still look into it then, and the system unmaps it anyway.
+        # Not at the interpreter's exit: arrays may still use the memory then, and the system unmaps it anyway.
         weakref.finalize(self.buffer, _libc.munmap, address, length).atexit = False
 
     def discard(self, start: int, length: int) -> None:
-        """Gives pages back to the system; they read as zeros afterwards."""
+        """Returns pages to the system; they read as zeros afterwards."""
         advice = mmap.MADV_REMOVE if self._shared else mmap.MADV_DONTNEED
         _libc.madvise(self._address + start, length, advice)

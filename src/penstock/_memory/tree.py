@@ -1,11 +1,10 @@
-"""A nested structure is its leaves from left to right, and a Spec that says how they hang together.
+"""A nested structure as a list of its leaves, from left to right, and a Spec: how the leaves are nested.
 
-Containers are dict, list, tuple, namedtuple, dataclass instances, and the subclasses of Mapping, list
-and tuple whose constructor, given the items, makes the same object again (that is tried, not
-believed). Everything else is a leaf, and so is a container that could not be put together again: a
-leaf travels whole, so what arrives is what was sent.
+Containers are dict, list, tuple, namedtuple, dataclass instances, and subclasses of Mapping, list and tuple whose
+constructor, given the items, makes an equal object (this is tried for every instance). Everything else is a leaf, and
+so is a container that cannot be rebuilt from its items: a leaf is sent as a whole, so it arrives unchanged.
 
-Specs are kept in a table, so a structure seen before costs one look-up and `==` compares two pointers.
+Specs are kept in a table: a structure that was seen before costs one look-up, and `==` compares two pointers.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_DEPTH = 64
-"""Levels of containers in containers; more is taken for a structure that contains itself."""
+"""Levels of containers in containers. Deeper structures are assumed to contain themselves."""
 
-_TABLE_LIMIT = 4096  # structures or classes; a stream of ever new ones must not fill the memory
+_TABLE_LIMIT = 4096  # structures or classes: a stream of ever new ones must not fill the memory
 
 
 class Spec:
-    """The structure of a tree without its leaves: hashable, picklable, and made by `flatten`."""
+    """The structure of a tree without its leaves: hashable and picklable. Made by `flatten`."""
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
     kind: type | None
     """The class of the container; None for a leaf."""
     keys: Hashable
-    """What the form of `kind` needs beside the values: the keys, the names, or how many there are."""
+    """What is needed beside the values to rebuild the container: keys, names, or the number of values."""
     children: tuple[Spec | None, ...] | None
-    """One for each value, None for a leaf; None altogether where every value is a leaf."""
+    """The Spec of each value, None for a leaf; None instead of the tuple if every value is a leaf."""
     count: int
-    """How many leaves there are."""
+    """The number of leaves."""
     build: Callable[[Iterator[Any]], Any]
-    """Takes its leaves from an iterator and returns the tree."""
+    """Takes the leaves from an iterator and returns the tree."""
 
     def __init__(
         self, kind: type | None, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int
@@ -85,7 +84,7 @@ class Spec:
         below = self.children or (None,) * self.count
         values = ["*" if child is None else repr(child) for child in below]
         if type(self.keys) is tuple:
-            keys = self.keys[len(self.keys) - len(values) :]  # a defaultdict's begin with its factory
+            keys = self.keys[len(self.keys) - len(values) :]  # those of a defaultdict begin with its factory
             values = [f"{key!r}: {value}" for key, value in zip(keys, values, strict=True)]
         return f"{self.kind.__name__}({', '.join(values)})"
 
@@ -93,7 +92,7 @@ class Spec:
 def flatten(tree: object) -> tuple[list[object], Spec]:
     """The leaves of `tree` from left to right, and its structure.
 
-    A structure that contains itself, or is nested deeper than MAX_DEPTH, is a ValueError.
+    Raises ValueError for a structure that contains itself or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in _LEAVES:
         return [tree], LEAF
@@ -113,9 +112,9 @@ def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """`kind(values)` where that holds exactly these values and is of that class, else None."""
+    """`kind(values)` if that is of class `kind` and holds exactly these values, else None."""
     constructor: Callable[[Any], Any] = kind
-    with suppress(Exception):  # it is a stranger's: whatever it raises, it does not take these values
+    with suppress(Exception):  # a class of the user's: it may raise anything for values that it does not take
         made = constructor(values)
         same = len(made) == len(values) and type(made) is kind
         if isinstance(values, Mapping):
@@ -127,14 +126,14 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 def too_deep(trail: Sequence[object]) -> str:
-    """The message for containers nested too deep; `trail` is the way down, each inside the next."""
+    """The message for containers that are nested too deep; in `trail` each container is inside the next."""
     seen: dict[int, int] = {}
     for at, node in enumerate(trail):
         if id(node) in seen:
             way = " in ".join(type(inner).__name__ for inner in trail[seen[id(node)] : at + 1])
-            return f"a structure contains itself ({way}); batches and samples must be trees"
+            return f"a structure contains itself ({way}); samples and batches must not contain cycles"
         seen[id(node)] = at
-    return f"containers are nested deeper than {MAX_DEPTH} levels; keep such a thing in an object of your own"
+    return f"containers are nested deeper than {MAX_DEPTH} levels; wrap them in an object of your own class"
 
 
 class _TooDeep(Exception):
@@ -143,7 +142,7 @@ class _TooDeep(Exception):
 
 
 def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
-    """Appends the leaves of `node`; its Spec, or None where it is itself a leaf."""
+    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -186,7 +185,7 @@ _SPECS: dict[tuple[Any, ...], Spec] = {}
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """The one Spec of this structure. Two threads may make it twice: they are equal, only not identical."""
+    """The Spec of this structure, from the table. Two threads may make two, which are equal but not identical."""
     key = (kind, keys, children)
     spec = _SPECS.get(key)
     if spec is None or not _alike(spec.keys, keys):
@@ -197,7 +196,7 @@ def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, 
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether equal keys are of the same types as well: 1, 1.0 and True are equal, and different keys."""
+    """True if equal keys also have equal types: 1, 1.0 and True are equal, but are different keys."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))
@@ -208,7 +207,7 @@ def _builder(
 ) -> Callable[[Iterator[Any]], Any]:
     if children is None:
         if kind is dict:
-            # Not strict: the leaves go on after these.
+            # Not strict: the iterator also has the leaves that follow.
             return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
         if kind is list:
             return lambda leaves: list(islice(leaves, size))
@@ -230,7 +229,7 @@ def _builder(
 def _closer(kind: type) -> Callable[[type, Any, list[Any]], Any]:
     form = _FORMS.get(kind) or _form(kind)
     if form is None:
-        raise TypeError(f"{kind.__qualname__} is a container where it came from, but not in this process")
+        raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
     return form.close
 
 
@@ -238,15 +237,15 @@ def _closer(kind: type) -> Callable[[type, Any, list[Any]], Any]:
 
 
 class _Form(NamedTuple):
-    """How the containers of one class are taken apart and put together."""
+    """How the containers of one class are taken apart and rebuilt."""
 
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
-    """Keys and values; None where this one instance could not be made again from them."""
+    """Keys and values; None if this instance cannot be rebuilt from them."""
     close: Callable[[type, Any, list[Any]], Any]
 
 
 def _state(node: object) -> dict[str, Any]:
-    """The attributes of an instance itself, from its `__dict__` and its slots."""
+    """The attributes of an instance, from its `__dict__` and its slots."""
     state = object.__getstate__(node)
     if type(state) is tuple:
         return {**(state[0] or {}), **state[1]}
@@ -254,7 +253,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two attributes hold the same; False where only a stranger's `==` could tell."""
+    """True if two attributes are certainly equal; False where that would take a `==` of the user's class."""
     if one is other:
         return True
     kind = type(one)
@@ -272,7 +271,7 @@ def _faithful(made: object, node: object) -> bool:
 
 
 def _open_mapping(node: Mapping[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
-    with suppress(Exception):  # keys without a hash, values that cannot be read: such a one travels whole
+    with suppress(Exception):  # a mapping with unhashable keys, or values that cannot be read, is a leaf
         items = {key: node[key] for key in node}
         if len(items) == len(node) and _faithful(remake(type(node), items), node):
             return tuple(items), list(items.values())
@@ -299,18 +298,18 @@ def _open_named(node: tuple[Any, ...]) -> tuple[Hashable, Sequence[Any]] | None:
 
 def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
     state, fields = _state(node), type(node).__dataclass_fields__
-    names = [name for name in fields if name in state]  # a field without init may not have been set
+    names = [name for name in fields if name in state]  # a field with init=False may be unset
     names += [name for name in state if name not in fields]
     return tuple(names), [state[name] for name in names]
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """A namedtuple with these values; its own `__new__` is not called, as it may want other arguments."""
+    """A namedtuple with these values. Its `__new__` is not called: it may take other arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """A dataclass instance with these attributes, made without `__init__`; frozen and slotted ones too."""
+    """A dataclass instance with these attributes, made without `__init__`; it may be frozen or slotted."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -331,27 +330,27 @@ _FORMS: dict[type, _Form] = dict(_BUILT_IN)
 
 _PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 _LEAVES: set[type] = {*_PLAIN, np.ndarray, np.memmap}
-"""Classes known not to be containers. Classes are added as they are met."""
+"""Classes known not to be containers. More are added as they are met."""
 
 
 def is_namedtuple(kind: type) -> bool:
-    """Whether a class is what `collections.namedtuple` or `typing.NamedTuple` makes, or derives from one."""
+    """True for a class made by `collections.namedtuple` or `typing.NamedTuple`, and for its subclasses."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
 def is_dataclass(kind: type) -> bool:
-    """Whether instances of a class are dataclass instances that can be made without their `__init__`."""
+    """True for a dataclass whose instances can be made without `__init__`."""
     if not dataclasses.is_dataclass(kind) or issubclass(kind, Enum):
         return False
     try:
         object.__new__(kind)
-    except TypeError:  # it also derives from a built-in class, such as Exception
+    except TypeError:  # the class also derives from a built-in class, such as Exception
         return False
     return True
 
 
 def _form(kind: type) -> _Form | None:
-    """The form of a class met for the first time; None for a leaf."""
+    """The form of a class that is met for the first time; None for a leaf."""
     form: _Form | None = None
     if is_namedtuple(kind):
         form = _NAMED

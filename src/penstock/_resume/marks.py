@@ -6,12 +6,12 @@ StateError that says why, and is raised where a state is asked for.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock._resume.reading import Mark
+from penstock._wire.mark import decode, encode
 from penstock.errors import StateError
 
 T = TypeVar("T")
@@ -24,11 +24,7 @@ NOT_LOST = (
 
 
 def packed(mark: Mark | None) -> bytes | None:
-    if mark is None:
-        return None
-    from penstock._wire.reply import dumps  # late: cloudpickle takes 25 ms
-
-    return dumps(mark)
+    return None if mark is None else encode(mark)
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
@@ -36,7 +32,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
     try:
         return packed(take())
     except Exception as error:
-        return pickle.dumps(_refusal(owner, error))
+        return encode(_refusal(owner, error))
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
@@ -51,18 +47,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
     """The mark. A StateError says why there is none."""
     if not isinstance(mark, bytes):
         return mark
-    try:
-        found: Any = pickle.loads(mark)
-    except Exception as error:
-        raise StateError(
-            f"The loader has no state now: one that came from a worker cannot be read ({_short(error)})."
-        ) from error
-    if isinstance(found, StateError):
-        try:
-            raise found
-        finally:
-            del found  # its traceback holds this frame, which must not hold it in turn
-    made: Mark = found
+    made: Mark = decode(mark)
     return made
 
 
@@ -71,6 +56,15 @@ def known(mark: bytes | Mark | None) -> Mark | None:
     with suppress(StateError):
         return opened(mark)
     return None
+
+
+def refusal(mark: bytes) -> str:
+    """Why there is no mark in these bytes, for a message."""
+    try:
+        opened(mark)
+    except StateError as error:
+        return str(error)
+    return NOT_LOST
 
 
 def _refusal(owner: object, error: Exception) -> StateError:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import islice, repeat
 from typing import Any, NamedTuple, NoReturn
 
+from penstock._memory.guests import guest_in
 from penstock.errors import StateError
 
 
@@ -23,13 +24,15 @@ class Mark(NamedTuple):
 
 
 def has_state(thing: object) -> bool:
-    """Whether it has both `state_dict` and `load_state_dict`, and they say where it is.
+    """True if `state_dict` and `load_state_dict` save and restore a position in the data.
 
-    What a Module of torch's has by itself are its parameters.
+    Those that a model class brings along are about its parameters.
     """
     take = getattr(thing, "state_dict", None)
-    is_place = callable(take) and getattr(take, "__module__", None) != "torch.nn.modules.module"
-    return is_place and callable(getattr(thing, "load_state_dict", None))
+    if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
+        return False
+    guest = guest_in(getattr(take, "__module__", None))
+    return guest is None or not guest.is_parameters(take)
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:

@@ -11,109 +11,22 @@ tracking, because on the way back it writes the worker's attributes and methods 
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
-import sys
 import traceback
 import types
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._wire.pickling import by_tag, dumps, loads
+from penstock._wire.tags import tag_if_known
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
 _dict_of = vars(BaseException)["__dict__"].__get__  # past what a type may have put in its way
 _SHOWN = 200  # characters of a repr that a note may hold
 
-# Weak on both sides: a class made inside a function dies with the last thing that uses it.
-_tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
-_class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
-
-
-def tag(cls: type) -> bytes:
-    """The tag under which this process and its workers know `cls`."""
-    known = _tag_of.get(cls)
-    if known is None:
-        known = os.urandom(8)  # random, not counted: tags made in two processes never collide
-        adopt({known: cls})
-    return known
-
-
-def adopt(tags: Mapping[bytes, type]) -> None:
-    """Learn the tags that came with a shipment."""
-    for known, cls in tags.items():
-        _tag_of[cls] = known
-        _class_of[known] = cls
-
-
-def tag_exceptions() -> None:
-    """Tag every exception type that has no importable name: called just before a fork."""
-    for cls in _subclasses(BaseException):
-        if cls.__module__ == "__main__" or not _importable(cls):
-            with suppress(TypeError):  # a metaclass may leave its classes without a hash
-                tag(cls)
-
-
-def _subclasses(root: type) -> Iterator[type]:
-    seen: dict[int, type] = {}
-    todo = [root]
-    while todo:
-        cls: type
-        for cls in type.__subclasses__(todo.pop()):
-            if id(cls) not in seen:
-                seen[id(cls)] = cls
-                todo.append(cls)
-                yield cls
-
-
-def _importable(cls: type) -> bool:
-    found: object = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        # Not getattr: a module's own __getattr__ may import half a library.
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is cls
-
-
-def tagged(known: bytes) -> type:
-    """The class of this tag."""
-    return _class_of[known]
-
-
-def _reduce_class(obj: Any) -> Any:
-    if isinstance(obj, type):
-        known = _tag_of.get(obj)
-        if known is not None:
-            return tagged, (known,)
-    return NotImplemented
-
-
-class _PlainPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        return _reduce_class(obj)
-
-
-def _dumps(obj: object) -> bytes:
-    file = io.BytesIO()
-    try:
-        _PlainPickler(file, protocol=5).dump(obj)
-    except Exception:
-        import cloudpickle  # late: most exceptions do without, and it takes 25 ms to import
-
-        file = io.BytesIO()
-        pickler = cloudpickle.Pickler(file, protocol=5)
-        by_value = pickler.reducer_override
-
-        def reduce(part: Any) -> Any:
-            reduced = _reduce_class(part)
-            return by_value(part) if reduced is NotImplemented else reduced
-
-        pickler.reducer_override = reduce
-        pickler.dump(obj)
-    return file.getvalue()
+_by_tag = by_tag(tag_if_known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +49,12 @@ class Failure:
         except BaseException:  # its __reduce__ may do anything; SIGINT is ignored in a worker
             body = b""
         notes = (*_notes(exc), *dropped)
-        return pickle.dumps(cls(_type_name(exc), _str(exc), where, _text(exc), notes, body), protocol=5)
+        return dumps(cls(_type_name(exc), _str(exc), where, _text(exc), notes, body))
 
     def exception(self) -> BaseException:
         """The exception again, or a RuntimeError with its name and message."""
         try:
-            exc: BaseException = pickle.loads(self.body)
+            exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
                 raise TypeError(f"{self.name} came back as {type(exc)}")
         except Exception:  # a type that this process cannot build
@@ -155,7 +68,7 @@ class Failure:
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
     """The exception that `Failure.capture` was given, ready to be raised."""
-    failure: Failure = pickle.loads(data)
+    failure: Failure = loads(data)
     return failure.exception()
 
 
@@ -184,13 +97,13 @@ def _body(exc: BaseException, dropped: list[str]) -> bytes:
     plain = _round_trip(exc)
     if plain is not None and _alike(exc, plain[1]):
         return plain[0]
-    return _dumps(_Parts(exc, dropped))
+    return dumps(_Parts(exc, dropped), override=_by_tag)
 
 
 def _round_trip(obj: object) -> tuple[bytes, object] | None:
     try:
-        data = _dumps(obj)
-        return data, pickle.loads(data)
+        data = dumps(obj, override=_by_tag)
+        return data, loads(data)
     except BaseException:
         return None
 

@@ -1,8 +1,7 @@
-"""The reply: what a worker process sends to say that a step is done.
+"""The reply: what a worker process sends when a task is done, and how the parent reads it.
 
-A reply has a fixed size and goes down one pipe that all workers share: a write of so few bytes is
-atomic, also when the writer is killed. What it speaks of is in the slab, or, where that is too
-small, in a memfd of the worker's own making, handed over through a socket (a stray).
+A reply has a fixed size and goes through one pipe that all workers share: writing so few bytes is atomic, even if the
+writer is killed. The batch itself is in the slab, or in a stray where the slab is too small.
 """
 
 from __future__ import annotations
@@ -11,18 +10,21 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.leaves import Place, dump
-from penstock._memory.mapping import Mapping
 from penstock._memory.tree import Spec
+from penstock._wire.failure import annotate, restore
+from penstock._wire.outcome import Bundle, Ended, Failed, Filled
+from penstock._wire.pickling import dumps, loads
+from penstock._wire.stray import Strays, stray_writer
 from penstock._wire.task import Mended
 
 
@@ -33,26 +35,31 @@ class Verdict(IntEnum):
     BUNDLE = 3
 
 
-# A worker whose batches never look alike describes each one anew, and nobody remembers them.
+# A worker whose batches never look alike sends the layout of each, and neither side remembers it.
 _MOST_LAYOUTS = 64
-UNNUMBERED = -1
+_UNNUMBERED = -1
 
-# seq, worker, verdict; the size of the stray that holds it all, or 0 for the slab; where its piece of the slab
-# begins; rows; the number of the worker's layout; bytes used; nanoseconds that it took; where in the piece the
-# trailer begins, and its length. The trailer of a bundle holds a reply for each of its steps.
+# seq, worker, verdict; size of the stray that holds the batch, or 0 for the slab; where the batch's piece of the slab
+# begins; rows; number of the worker's layout; bytes used; nanoseconds taken; where in the piece the trailer begins,
+# and its length. The trailer of a bundle holds one reply for each of its steps.
 REPLY = struct.Struct("<11q")
-# seq, worker
-STRAY = struct.Struct("<2q")
+
+_NO_STEP = -1  # the seq of a reply that only wakes the parent
+WAKE = REPLY.pack(_NO_STEP, *[0] * 10)
 
 _UNPICKLABLE = (
-    "It is in a batch. Of that, a worker process sends arrays in shared memory, and pickles the rest. Let collate_fn "
-    "return what can be pickled, which locks, open files and generators cannot; or use num_workers=0, or "
-    'backend="thread" with penstock.DataLoader.'
+    "It is in a batch. A worker process sends the arrays of a batch in shared memory, and pickles everything else. "
+    "Let collate_fn return objects that can be pickled, which locks, open files and generators cannot; or use "
+    'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
 
 
 class Trailer(NamedTuple):
-    """What of a batch is not in its arrays: a new layout, the leaves that are pickled, what failed, a mark."""
+    """Everything of a batch that is not an array in the slab.
+
+    `layout` is None if the parent has it already. `rest` are the pickled leaves, and `buffers` the start and length
+    of each array inside them.
+    """
 
     layout: Layout | None
     rest: bytes | None
@@ -61,30 +68,14 @@ class Trailer(NamedTuple):
     mark: bytes | None
 
 
-def dumps(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """Pickles, by value what cannot be imported by name. The arrays in it go to `buffers`, where given."""
-    try:
-        if buffers is None:
-            return pickle.dumps(value, 5)
-        return dump(pickle.Pickler, value, buffers)
-    except Exception:  # pickle says "cannot" in many types: PicklingError, AttributeError, TypeError
-        import cloudpickle  # late: 10 ms before the first batch, for the few who need it
-
-        if buffers is None:
-            data: bytes = cloudpickle.dumps(value, 5)
-            return data
-        buffers.clear()
-        return dump(cloudpickle.Pickler, value, buffers)
-
-
 class Replier:
-    """A worker's end of the replies."""
+    """The worker's half: puts batches into slabs, and makes replies about them."""
 
     def __init__(self, worker: int, pipe: int, strays: socket.socket) -> None:
         self._worker = worker
         self._pipe = pipe
         self._strays = strays
-        self._numbers: dict[tuple[Spec, tuple[Place | None, ...]], int] = {}
+        self._numbers: dict[tuple[Spec, tuple[Spot | None, ...]], int] = {}
 
     def filled(
         self,
@@ -98,16 +89,17 @@ class Replier:
         mark: bytes | None,
     ) -> bytes:
         written = self._write_batch(tree, writer, mended, mark)
-        # Twice, where a layout that was known in the slab must be described in the stray.
+        # Repeated where the trailer for the slab had no layout, and the trailer for the stray needs one.
         while writer.overflow:
-            with self._stray(seq, writer) as writer:
+            # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
+            with stray_writer(self._strays, seq, self._worker, writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
         return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
 
     def failed(
         self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
     ) -> bytes:
-        return self._tell(seq, Verdict.FAILED, pickle.dumps((failure, mark)), writer, base, began)
+        return self._tell(seq, Verdict.FAILED, dumps((failure, mark)), writer, base, began)
 
     def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
         return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)
@@ -115,15 +107,15 @@ class Replier:
     def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
         written = _put(writer, told)
         if writer.overflow:
-            with self._stray(seq, writer) as writer:
+            with stray_writer(self._strays, seq, self._worker, writer.used) as writer:
                 written = _put(writer, told)
-        return self._reply(seq, verdict, 0, writer, base, began, UNNUMBERED, *written)
+        return self._reply(seq, verdict, 0, writer, base, began, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """A reply for all of these, which are put into the slab at `table`."""
+        """One reply for all of these, which are put into the slab at `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
-        return self._reply(seq, Verdict.BUNDLE, 0, writer, 0, began, UNNUMBERED, table, len(joined))
+        return self._reply(seq, Verdict.BUNDLE, 0, writer, 0, began, _UNNUMBERED, table, len(joined))
 
     def send(self, reply: bytes) -> None:
         os.write(self._pipe, reply)
@@ -149,10 +141,10 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Puts the batch where the writer writes: (the layout's number, trailer, its length)."""
+        """Writes the batch. Returns the number of its layout, where the trailer begins, and its length."""
         spec, places, rest = writer.place(tree)
-        number = self._numbers.get((spec, places), UNNUMBERED)
-        if not rest and number != UNNUMBERED and mended is None and mark is None:
+        number = self._numbers.get((spec, places), _UNNUMBERED)
+        if not rest and number != _UNNUMBERED and mended is None and mark is None:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         try:
@@ -161,30 +153,103 @@ class Replier:
             error.add_note(_UNPICKLABLE)
             raise
         at = writer.hold(buffers)
-        layout = Layout(spec, places) if number == UNNUMBERED else None
+        layout = Layout(spec, places) if number == _UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark)))
-        # Numbered only now: the parent learns the layout from this trailer, so it must be there.
+        # Numbered only now: the parent learns the layout from this trailer, so the trailer must have been written.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
         return number, *trailer
 
-    @contextmanager
-    def _stray(self, seq: int, small: Writer) -> Iterator[Writer]:
-        """A writer on a memfd that is large enough; what is written to it is handed over at the end, if it was."""
-        # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
-        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-        os.ftruncate(fd, small.used)
-        writer = Writer(np.frombuffer(Mapping(fd, small.used).buffer, np.uint8), is_stray=True)
-        yield writer
-        if not writer.overflow:
-            socket.send_fds(self._strays, [STRAY.pack(seq, self._worker)], [fd])
-        os.close(fd)
-
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes; says where they begin, and how many they are."""
+    """Writes bytes. Returns where they begin, and their length."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
     writer.root[start : start + len(data)] = np.frombuffer(data, np.uint8)
     return start, len(data)
+
+
+class Receiver:
+    """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
+
+    def __init__(self, strays: Strays, names: Mapping[int, str]) -> None:
+        self._strays = strays
+        self._names = names
+        # By worker and number. An exception stands for a layout that could not be unpickled.
+        self._layouts: dict[tuple[int, int], Layout | Exception] = {}
+
+    def read(
+        self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
+    ) -> list[Filled | Failed | Bundle | Ended]:
+        """The outcomes that replies tell of. `root_of(seq)` is called once for each, and gives the task's slab."""
+        return [
+            self._outcome(root_of(reply[0]), *reply)
+            for reply in REPLY.iter_unpack(data)
+            if reply[0] != _NO_STEP
+        ]
+
+    def _outcome(
+        self,
+        root: NDArray[np.uint8],
+        seq: int,
+        worker: int,
+        verdict: int,
+        stray: int,
+        base: int,
+        rows: int,
+        number: int,
+        nbytes: int,
+        took: int,
+        start: int,
+        length: int,
+    ) -> Filled | Failed | Bundle | Ended:
+        if stray:
+            root = self._strays.take(seq, worker, stray)
+        elif base:
+            root = root[base:]
+        if not length:
+            if verdict == Verdict.ENDED:
+                return Ended(seq, worker)
+            layout = self._layouts[worker, number]
+            if isinstance(layout, Exception):
+                return Failed(seq, worker, layout)
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
+        data = root[start : start + length].tobytes()
+        if verdict == Verdict.BUNDLE:
+            steps: list[Any] = [self._outcome(root, *reply) for reply in REPLY.iter_unpack(data)]
+            return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
+        if verdict == Verdict.ENDED:
+            return Ended(seq, worker, data)
+        if verdict == Verdict.FAILED:
+            failure, mark = loads(data)
+            return Failed(seq, worker, restore(failure), mark)
+        try:
+            trailer: Trailer = loads(data)
+        except Exception as error:  # of a user's class that is part of the batch's structure
+            # Remembered, because the worker does not send this layout again.
+            self._layouts[worker, number] = error
+            note = f"While a batch was received from {self._names[worker]}."
+            return Failed(seq, worker, annotate(error, note))
+        layout = trailer.layout or self._layouts[worker, number]
+        if isinstance(layout, Exception):
+            return Failed(seq, worker, layout)
+        if number != _UNNUMBERED:
+            self._layouts[worker, number] = layout
+        mended = trailer.mended
+        if mended is not None:
+            mended = mended._replace(errors=[(key, restore(error)) for key, error in mended.errors])
+        return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
+
+    def open(self, filled: Filled) -> object:
+        """The batch: its arrays are views of the slab."""
+        (layout, trailer), root = filled.held, filled.root
+        rest = ()
+        if trailer is not None and trailer.rest is not None:
+            views = [root[start : start + length] for start, length in trailer.buffers]
+            rest = loads(trailer.rest, buffers=views)
+        return layout.open(root, rest)
+
+    def forget(self, worker: int) -> None:
+        """The worker is gone, and sends no more replies."""
+        self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

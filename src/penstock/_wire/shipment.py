@@ -17,14 +17,15 @@ import mmap
 import os
 import pickle
 import struct
-import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock._wire.failure import adopt, tag
+from penstock._memory.guests import Shipping
+from penstock._wire.pickling import dump, loads
+from penstock._wire.tags import adopt, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<QQQ")  # length of the stream, start of the table, number of buffers
@@ -63,7 +64,7 @@ def unpack(fd: int) -> Any:
     length, table, count = _HEAD.unpack_from(view)
     entries = _ENTRY.iter_unpack(view[table : table + count * _ENTRY.size])
     buffers = [view[start : start + size] for start, size in entries]
-    payload, tags = pickle.loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
+    payload, tags = loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
     adopt(tags)
     return payload
 
@@ -113,7 +114,8 @@ class _Tags:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
-    import cloudpickle  # late: a worker that unpacks may need none of it, and it takes 25 ms to import
+    arrays = _ArrayReducer()
+    shipping = Shipping()
 
     def set_aside(buffer: pickle.PickleBuffer) -> bool:
         in_band = buffer.raw().nbytes < _IN_BAND
@@ -121,26 +123,18 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tag
             buffers.append(buffer)
         return in_band
 
-    pickler = cloudpickle.Pickler(file, protocol=5, buffer_callback=set_aside)
-    by_value = pickler.reducer_override
-    arrays = _ArrayReducer()
-    storages = _StorageReducer()
-
-    def reduce(part: Any) -> Any:
+    def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if isinstance(part, np.ndarray):
             return arrays(part)
-        if storages.knows(part):
-            return storages(part)
-        reduced = by_value(part)
+        reduce = shipping[type(part)]
+        if reduce is not None:
+            return reduce(part)
+        reduced = otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
             tags.classes[tag(part)] = part
         return reduced
 
-    pickler.reducer_override = reduce
-    try:
-        pickler.dump(obj)
-    finally:
-        del pickler.reducer_override  # a cycle that would keep the payload alive
+    dump(obj, file, override=override, aside=set_aside, by_value=True)
 
 
 # Arrays
@@ -257,42 +251,6 @@ def _view(
     if not writeable:
         array.flags.writeable = False
     return array
-
-
-# Tensors. torch is never imported here: where the parent has it, a worker imports it by unpickling.
-
-
-class _StorageReducer:
-    """How the memory of a torch tensor is pickled: out of band, once for all tensors that share it."""
-
-    def __init__(self) -> None:
-        torch = sys.modules.get("torch")
-        self._torch: Any = torch
-        self._type = getattr(getattr(torch, "storage", None), "TypedStorage", None)
-        self._first: dict[int, Any] = {}
-
-    def knows(self, obj: object) -> bool:
-        return self._type is not None and type(obj) is self._type
-
-    def __call__(self, storage: Any) -> Any:
-        memory = storage._untyped_storage
-        if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
-            return NotImplemented
-        first = self._first.setdefault(memory.data_ptr(), storage)
-        if first is not storage:
-            return _retyped, (self._type, first, storage.dtype)
-        torch = self._torch
-        array = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
-        return _storage, (self._type, torch.frombuffer, array, torch.uint8, storage.dtype)
-
-
-def _storage(kind: Any, frombuffer: Any, array: Any, uint8: Any, dtype: Any) -> Any:
-    memory = frombuffer(array, dtype=uint8).untyped_storage()
-    return kind(wrap_storage=memory, dtype=dtype, _internal=True)
-
-
-def _retyped(kind: Any, storage: Any, dtype: Any) -> Any:
-    return kind(wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True)
 
 
 # What cannot be sent: looked for only after the failure, by trying the parts one by one

@@ -1,30 +1,32 @@
-"""A task: one step of the plan, as it travels to whoever does it."""
+"""A task: one step of the plan, or several, on its way to a worker.
+
+The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
+reads the notice, and makes the task from both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import struct
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock._fill.cast import Cast
-from penstock._wire.updates import Log
-from penstock.plan._order import Order
+from penstock._wire.pickling import dumps, loads
 
-# How many steps may be done as one task.
+# The largest number of steps in one task.
 MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """One step of the plan, as it travels to the worker that does it; or several steps (a bundle).
+    """`seq` is unique in the life of an engine; `run` is unique in the life of a loader, one for each `iter()`.
 
-    `seq` is unique in the life of an engine, `run` in the life of a loader: each `iter()` is one run. The feed that
-    drew `keys` knows what they are. Steps that take a few microseconds travel several in one task: `steps` equal
+    The feed that drew `keys` knows what they are. Short steps travel several in one task (a bundle): `steps` equal
     shares of `keys`.
 
-    `mark` tells where the sampler or stream was when the step had been read, if it has a state. It stays with the
-    caller, or comes from the worker that reads.
+    `mark` is the position of the sampler or stream after this step, if it has a state. It stays in the calling
+    process, or comes from the worker that reads the stream.
     """
 
     seq: int
@@ -36,7 +38,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """Its steps as tasks of their own. Their seqs follow its own, which leaves room for them."""
+        """One task for each step. Their seqs follow `seq`, and no other task has them."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -58,11 +60,11 @@ class Opening(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """How a step was done although samples of it failed.
+    """A step that was done although some of its samples failed.
 
-    `keys` are of the rows that are there, `rows` where these would be if none had failed. `errors` tell what
-    failed, and how: a key and an exception each, which is in bytes while it travels. In a stream, a key is a
-    position.
+    `keys` are the keys of the rows in the batch, and `rows` the positions that these would have if no sample had
+    failed. `errors` has a key and an exception for each failure; the exception is bytes while it travels. In a
+    stream, a key is a position.
     """
 
     keys: list[Any]
@@ -70,31 +72,67 @@ class Mended(NamedTuple):
     errors: list[tuple[Any, Any]]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Job:
-    """What each worker of a crew has from the beginning: all that does not change from step to step."""
+class Notice(NamedTuple):
+    """A task as it stands on the board: everything but its keys."""
 
-    dataset: Any
-    fetch: Any  # the worker's half of the feed: called with the runner
-    collate_fn: Any
-    worker_init_fn: Callable[[int], object] | None
-    num_workers: int
-    seed: int
-    drop_last: bool
-    slots: int
-    shard: tuple[int, int] = (0, 1)  # which rank this crew works for, and of how many
-    batched: bool = True
-    batch_size: int = 1  # samples in each step of a stream but the last
-    on_error: str = "raise"
-    order: Order | None = None  # where a replacement is taken from; None: from the step itself
-    cast: Cast | None = None  # what becomes of the numbers in a batch
-    make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
-    assigned: bool = False  # tasks are for one worker each, and not for whoever is free
-    log: Log = field(default_factory=Log)
+    seq: int
+    run: int
+    epoch: int
+    step: int
+    keys: int  # length in bytes; negative if the keys are pickled
+    steps: int
+    updates: int  # the length of the log that a worker applies first
+    extent: int
+    length: int
+    start: int
+    capacity: int
+
+    def task(self, root: NDArray[np.uint8]) -> Task:
+        """In the worker: the task, with its keys read from the slab. Pickled keys may raise any exception."""
+        seq, run, epoch, step, size, steps, *_ = self
+        if size >= 0:
+            keys: Any = root[:size].view(np.int64)
+            keys.flags.writeable = False
+        else:
+            keys = loads(root[:-size].data)
+        return Task(seq, run, epoch, step, keys, steps)
+
+
+NOTICE = struct.Struct(f"<{len(Notice._fields)}q")
+
+_INT64 = np.dtype(np.int64)
+
+
+def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> NDArray[np.uint8] | bytes:
+    """In the parent: the keys of a task. An int64 array, or a list of ints, travels as an array, others are pickled.
+
+    `batched`: a list is the keys of a batch, and not one key. `main_is_there`: workers have the `__main__` of this
+    process, and can look up its classes.
+    """
+    if not batched:
+        pass
+    elif type(keys) is np.ndarray:
+        if keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
+            return keys.view(np.uint8)
+    elif type(keys) is list and set(map(type, keys)) == {int}:
+        with suppress(OverflowError):
+            return np.array(keys, np.int64).view(np.uint8)
+    data = dumps(keys)
+    return data if main_is_there or b"__main__" not in data else dumps(keys, by_value=True)
+
+
+def put_keys(keys: NDArray[np.uint8] | bytes, root: NDArray[np.uint8]) -> int:
+    """In the parent: writes what `encode_keys` returned to the slab. Returns `Notice.keys`."""
+    size = len(keys)
+    if isinstance(keys, bytes):
+        root[:size] = np.frombuffer(keys, np.uint8)
+        return -size
+    root[:size] = keys
+    return size
 
 
 def shorten(keys: Any) -> str:
-    """The keys of a step for a message: the first few, and how many there are."""
+    """The first few keys of a step and their number, for a message."""
     if not isinstance(keys, (list, np.ndarray)):
         return repr(keys)
     shown = ", ".join(repr(key) for key in (keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]))

@@ -1,22 +1,18 @@
-"""Changes of the dataset while workers have it: a log that every worker catches up with before a task.
+"""Updates: changes of the dataset while workers have copies of it.
 
-The log is a file without a name that all workers of a crew share. It only grows; its length before each task
-was posted is part of the task, so a worker knows how far to read.
+The parent appends each change to a log, an unnamed file that all workers of a crew share. The log only grows. Each
+task says how long the log was when the task was posted, and a worker applies all changes up to there first.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import struct
-import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
-from penstock._wire.failure import tag, tagged
+from penstock._wire.pickling import by_tag, dumps, loads
+from penstock._wire.tags import Known, tag
 
 _LENGTH = struct.Struct("<q")
 
@@ -24,7 +20,7 @@ Change = Callable[[Any], object]
 
 
 class Setting:
-    """The change that sets attributes of the dataset."""
+    """A change that sets attributes of the dataset."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._attributes = dict(attributes)
@@ -35,7 +31,7 @@ class Setting:
 
 
 class Restoring:
-    """The change that gives the dataset back a state of its own."""
+    """A change that loads a state into the dataset."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
@@ -44,54 +40,23 @@ class Restoring:
         dataset.load_state_dict(self._state)
 
 
-Known = weakref.WeakValueDictionary[int, type]
+def encode(change: Change, known: Known | None = None) -> bytes:
+    """The change as bytes. Classes in `known`, those of `__main__` that forked workers have, go by tag.
 
-
-def classes_of_main() -> Known:
-    """The classes of the program, by id: a worker that is forked from now on has them, and knows them by tag."""
-    found: Known = weakref.WeakValueDictionary()
-    todo: list[object] = [sys.modules["__main__"]]
-    while todo:
-        for value in tuple(vars(todo.pop()).values()):
-            ours = issubclass(type(value), type) and vars(value).get("__module__") == "__main__"
-            if ours and id(value) not in found:
-                with suppress(TypeError):  # a metaclass may leave its classes without a hash
-                    tag(value)
-                    found[id(value)] = value
-                    todo.append(value)
-    return found
-
-
-def packed(change: Change, known: Known | None = None) -> bytes:
-    """The change as bytes. Of classes without an importable name, those that are `known` go by tag.
-
-    All others go by value, and arrive as other classes: `is`, `==` and isinstance would say that they differ.
+    All other classes without an importable name go by value, and arrive as other classes.
     """
-    import cloudpickle  # late: 25 ms, for the few who need it
 
-    file = io.BytesIO()
-    pickler = cloudpickle.Pickler(file, protocol=5)
-    by_value = pickler.reducer_override
+    def find(cls: type) -> bytes | None:
+        return tag(cls) if known is not None and known.get(id(cls)) is cls else None
 
-    def reduce(part: Any) -> Any:
-        found = None if known is None else known.get(id(part))
-        if found is not None and found is part:
-            return tagged, (tag(found),)
-        return by_value(part)
-
-    pickler.reducer_override = reduce
-    try:
-        pickler.dump(change)
-    finally:
-        del pickler.reducer_override  # a cycle that would keep the change alive
-    return file.getvalue()
+    return dumps(change, override=by_tag(find), by_value=True)
 
 
 class Log:
-    """Where the changes are. `end` is how much of it this process has written, or applied to its dataset.
+    """A position in the log: `end` bytes were written by this process, or applied to its dataset.
 
-    A forked worker begins at its parent's end, with the dataset as it is there; any other at the end that was shipped
-    with its dataset.
+    A forked worker starts at the position of its parent, whose dataset it has. Any other worker starts at the
+    position that was shipped with its dataset.
     """
 
     __slots__ = ("end",)
@@ -100,19 +65,19 @@ class Log:
         self.end = 0
 
     def write(self, fd: int, change: bytes) -> None:
-        """Adds a change that `packed` has packed."""
+        """Appends a change that `encode` returned."""
         entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
         while done < len(entry):  # Linux writes, and reads, at most 2 GiB a call
             done += os.pwrite(fd, entry[done:], self.end + done)
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """What was written up to `end`, each change once."""
+        """Yields the changes between the position and `end`, and moves the position."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size
             self.end = start + length
-            change: Change = pickle.loads(_read(fd, start, length))
+            change: Change = loads(_read(fd, start, length))
             yield change
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from penstock._at_work import at_work, set_worker_info
-from penstock._fill.cast import Into
-from penstock._fill.collate import Empty, collate, convert
+from penstock._fill.collate import collate, convert
+from penstock._fill.out import Empty, Into
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
-from penstock._wire.task import Job, Mended, Task, shorten
+from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.samples import Fetch, Samples
 from penstock.errors import CastError
 from penstock.worker_info import WorkerInfo

@@ -1,62 +1,25 @@
-"""What a backend is to the engine.
-
-Outcomes are named tuples because one is made for every batch: a third of a frozen dataclass's cost.
-"""
+"""What a backend is to the engine."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock._wire.task import Mended, Task
+from penstock._wire.outcome import Bundle, Ended, Failed, Filled
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
 
-
-class Filled(NamedTuple):
-    """The step's batch is done, and took so long. `held` is what the backend needs to open it.
-
-    The root is what all its views of the slab keep alive. `mark`: see `Task`.
-    """
-
-    seq: int
-    worker: int
-    rows: int
-    nbytes: int
-    seconds: float
-    root: NDArray[np.uint8]
-    held: Any
-    mended: Mended | None = None
-    mark: bytes | None = None
-
-
-class Failed(NamedTuple):
-    """The step ended in an exception of the user's code."""
-
-    seq: int
-    worker: int
-    error: BaseException
-    mark: bytes | None = None
-
-
-class Bundle(NamedTuple):
-    """The steps of a task of several are done. All their batches are in its slab: views of `root`."""
-
-    seq: int
-    worker: int
-    nbytes: int
-    seconds: float
-    steps: list[Filled | Failed]
-    root: NDArray[np.uint8]
-
-
-class Ended(NamedTuple):
-    """The stream had nothing left for the step. `mark`: see `Run.end`."""
-
-    seq: int
-    worker: int
-    mark: bytes | None = None
+__all__ = [
+    "LONGEST_WAIT",
+    "Backend",
+    "Bundle",
+    "Doing",
+    "Ended",
+    "Failed",
+    "Filled",
+    "Left",
+    "Lost",
+    "Outcome",
+]
 
 
 class Lost(NamedTuple):

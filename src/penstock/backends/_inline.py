@@ -6,12 +6,12 @@ import time
 from collections import deque
 from typing import Any
 
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends._base import Doing, Ended, Failed, Filled, Outcome
@@ -27,7 +27,7 @@ class InlineBackend:
     clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job) -> None:
-        self._pool = Pool(Arena(None))
+        self._slabs = Slabs(None)
         self._runner = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
@@ -46,7 +46,7 @@ class InlineBackend:
         self._posted.append((task, slab))
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return b""
@@ -65,7 +65,7 @@ class InlineBackend:
         if not self._posted:
             return []
         task, slab = self._posted.popleft()
-        writer = Writer(self._pool.root(slab))
+        writer = Writer(self._slabs.root(slab))
         try:
             # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
             with self._runner.borrowed(task):
@@ -77,7 +77,7 @@ class InlineBackend:
         except BaseException as error:
             told = annotate(error, self._runner.where(task))
             return [Failed(task.seq, self._worker, told, self._runner.mark)]
-        self._pool.learn(writer.used)
+        self._slabs.learn(writer.used)
         return [
             Filled(
                 task.seq,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock._wire.task import Job
+from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 Make = Callable[[Job, Any], Backend]
@@ -26,7 +26,7 @@ def _thread(job: Job, context: Any) -> Backend:
 
 def _process(job: Job, context: Any) -> Backend:
     from penstock.backends._process.backend import ProcessBackend
-    from penstock.backends._process.launch import choose_method
+    from penstock.backends._process.methods import choose_method
 
     return ProcessBackend(job, choose_method(context), explicit=context is not None)
 

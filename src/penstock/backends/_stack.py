@@ -1,4 +1,4 @@
-"""What a worker that does not answer is at: its Python stack, also while it is in C code or holds the GIL."""
+"""The Python stack of a worker that does not answer, even if it is in C code or holds the GIL."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time
 import traceback
 from pathlib import Path
 
-# Of those that no program is likely to use. Python's handler for it writes the stack and does nothing else.
+# A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5
 
-# Seconds that a worker has to write it. One that is stopped, or in an uninterruptible read, does not.
+# Seconds that a worker has to write its stack. A stopped one, or one in an uninterruptible read, writes nothing.
 _PATIENCE = 0.5
 
 _MOST_FRAMES = 12
 
-# What is around the user's code, and where a worker is that waits for a task.
+# Frames of penstock around the user's code, and the innermost frame of a worker that waits for a task.
 _OURS = re.compile(r"penstock/(_work/|backends/_process/worker\.py|torch/_worker\.py)")
 _WAITING = re.compile(
     r'penstock/backends/(_process/worker\.py", line \d+ in main|_threads\.py", line \d+ in _work)$'
@@ -27,22 +27,22 @@ _WAITING = re.compile(
 
 
 def tell_when_asked(fd: int) -> None:
-    """From now on this process writes its stack to `fd` when `ask` asks for it."""
+    """Lets this process write its stack to `fd` when `ask` asks for it."""
     faulthandler.register(_SIGNAL, fd, all_threads=False)
 
 
 def ask(pid: int, pidfd: int, fd: int) -> str:
-    """The stack of a worker, the innermost call first; "" if it says nothing, or waits for a task."""
+    """The stack of a worker, innermost call first; "" if it does not answer, or waits for a task."""
     start = size = os.fstat(fd).st_size
     try:
         if not _tells(pid):
             return ""
         signal.pidfd_send_signal(pidfd, _SIGNAL)
-    except OSError:  # it is dead
+    except OSError:  # the worker is dead
         return ""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        time.sleep(0.01)  # nothing tells that it has written all: it has when there is no more than before
+        time.sleep(0.01)  # nothing signals the end of the stack: it is complete when the file stops growing
         before, size = size, os.fstat(fd).st_size
         if start < before == size:
             break
@@ -51,21 +51,21 @@ def ask(pid: int, pidfd: int, fd: int) -> str:
 
 
 def _tells(pid: int) -> bool:
-    """Whether the process has called `tell_when_asked`. One that has not yet would die of being asked."""
+    """True if the process has called `tell_when_asked`. Before that, the signal would kill it."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
 
 
 def of_thread(ident: int | None) -> str:
-    """The same of a thread of this process."""
+    """The stack of a thread of this process, in the same form."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
     return _shown([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])
 
 
 def _shown(calls: list[str]) -> str:
-    """Without what penstock does around the user's code."""
+    """The calls without the frames of penstock around the user's code."""
     if calls and _WAITING.search(calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if _OURS.search(call)), len(calls))

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.arena import Arena
 from penstock._memory.layout import Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
@@ -39,7 +39,7 @@ class ThreadBackend:
     clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job) -> None:
-        self._pool = Pool(Arena(None))
+        self._slabs = Slabs(None)
         self._job = job
         # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
@@ -68,11 +68,11 @@ class ThreadBackend:
         self._permits.put(True)  # for a thread that waits
 
     def post(self, task: Task, slab: int, seat: int) -> None:
-        self._posted.append((task, self._pool.root(slab)))
+        self._posted.append((task, self._slabs.root(slab)))
         self._permits.put(True)
 
     def cool(self, slab: int) -> None:
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
         return b""
@@ -107,7 +107,7 @@ class ThreadBackend:
         found = [outcome for outcome in outcomes if outcome is not None]
         for outcome in found:
             if isinstance(outcome, Filled):
-                self._pool.learn(outcome.nbytes)
+                self._slabs.learn(outcome.nbytes)
         return found
 
     def open(self, outcome: Filled) -> object:

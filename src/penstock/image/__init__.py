@@ -1,4 +1,4 @@
-"""Images as Caffe's data layers have them: decoded, cropped, mirrored, and written straight into the batch.
+"""Images as in Caffe's data layers: decoded, cropped, mirrored, and written straight into the batch.
 
 Needs `pip install ".[image]"`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
 """

@@ -1,4 +1,4 @@
-"""Which part of an image becomes the sample: arithmetic on sizes, without a pixel."""
+"""Which part of an image becomes the sample: arithmetic on sizes, without pixels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 Size = tuple[int, int]  # height, width
-TRIES = 10  # windows that are drawn before the middle of the image is taken; nearly always the first fits
+TRIES = 10  # windows drawn before the centre of the image is taken; nearly always the first fits
 
 
 class Box(NamedTuple):
-    """A part of an image."""
+    """A rectangle in an image."""
 
     top: int
     left: int
@@ -20,9 +20,9 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The `window` of the image is resized `to` a size, and the sample is what is `inside` of that.
+    """The `window` of the image is resized `to` a size, and the sample is the box `inside` the result.
 
-    `crop` is where the sample is in an image of the size `before` the crop, if there is one.
+    `crop` is the box of the sample in the resized image as it is `before` the crop: a mean image is cropped alike.
     """
 
     window: Box
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 def fitting(image: Size, shorter: int) -> Size:
-    """The size of an image when its shorter side has this length."""
+    """The size of an image once its shorter side is resized to this length."""
     height, width = image
     if height <= width:
         return shorter, max(1, round(width * shorter / height))
@@ -41,13 +41,13 @@ def fitting(image: Size, shorter: int) -> Size:
 
 
 def covering(image: Size, crop: Size) -> Size:
-    """The least size of an image, its proportions kept, that has room for the crop."""
+    """The smallest size with the proportions of the image that the crop fits into."""
     factor = max(crop[0] / image[0], crop[1] / image[1])
     return max(crop[0], round(image[0] * factor)), max(crop[1], round(image[1] * factor))
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """The crop that begins at this share, from 0 to below 1, of the places where it can begin."""
+    """The crop at these fractions, from 0 to below 1, of its possible positions."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -58,10 +58,9 @@ def centre_box(image: Size, crop: Size) -> Box:
 def random_box(
     image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]
 ) -> Box:
-    """A window with such a share of the area, and such a ratio of width to height, each uniform (the ratio: its
-    logarithm); from 2 + 2 * TRIES numbers between 0 and 1.
+    """A random window with such a share of the area and such a ratio of width to height.
 
-    Where none of the tries fits into the image it is the middle, as much of it as the ratio allows.
+    `drawn` are 2 + 2 * TRIES numbers between 0 and 1. The area and the logarithm of the ratio are uniform.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -71,13 +70,14 @@ def random_box(
         tall, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 0 < tall <= height and 0 < wide <= width:
             return crop_box(image, (tall, wide), drawn[0], drawn[1])
+    # No try fits into the image: take the centre, as much of it as the ratio allows.
     tall = min(height, max(1, round(width / ratio[0])))
     wide = min(width, max(1, round(height * ratio[1])))
     return centre_box(image, (tall, wide))
 
 
 def shrinking(window: Box, to: Size) -> int:
-    """How many times fewer pixels along each axis the decoder may give: there are still as many as wanted."""
+    """By how much the decoder may shrink each axis so that there are still enough pixels: 1, 2, 4 or 8."""
     for times in (8, 4, 2):
         if window.height // times >= to[0] and window.width // times >= to[1]:
             return times
@@ -85,11 +85,9 @@ def shrinking(window: Box, to: Size) -> int:
 
 
 def shrunk(window: Box, times: int) -> tuple[Box, tuple[float, float]]:
-    """The same window of an image that was decoded so many times smaller: a box of whole pixels, and how much of it
-    the window has, from its upper left corner on. What is beyond may be padding: no side need be a multiple.
-
-    A window that begins inside of a decoded pixel begins with it: it was drawn, and is as good there.
-    """
+    """The window in an image decoded `times` smaller: a box of whole pixels, and the size of the window in it."""
+    # The window begins at the upper left corner of the box; pixels beyond its size may be padding. A window that
+    # begins inside a decoded pixel is moved to the pixel's edge, which is as good: its position is random.
     top, left, height, width = window
     box = Box(top // times, left // times, -(-height // times), -(-width // times))
     return box, (height / times, width / times)

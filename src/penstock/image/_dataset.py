@@ -1,4 +1,4 @@
-"""What datasets of images have in common: each sample's final pixels are written straight into the batch."""
+"""`Images`, the base of datasets of images: final pixels are written straight into the batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from penstock._fill.cast import Into
-from penstock._fill.collate import Empty, collate
+from penstock._fill.collate import collate
+from penstock._fill.out import Empty, Into
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
@@ -18,22 +18,22 @@ class Images(Dataset[Any]):
     """Images with labels: a sample is `(image, label)`, or the image alone with `labels=False`.
 
     A subclass defines `__len__` and `_source(key)`: the encoded image (or its pixels, uint8 of shape (height,
-    width, 3 or 1)), its label, and a name for errors. A batch of images of one shape is written once, by the
-    last step of the transform.
+    width, 3 or 1)), its label, and a name for errors. If all images have one shape, the last step of
+    the transform writes them straight into the batch.
     """
 
     def __init__(self, transform: Transform | None = None, labels: bool = True) -> None:
         if transform is not None and not isinstance(transform, Transform):
             raise TypeError(
-                f"transform must be a penstock.image.Transform, but it is a {type(transform).__name__}. For "
-                "functions of your own derive a dataset, and define __getitem__."
+                f"transform must be a penstock.image.Transform, but it is a {type(transform).__name__}. To "
+                "use a function of your own, derive a dataset and define __getitem__."
             )
         self.transform = Transform() if transform is None else transform
         self.labels = labels
 
     def _source(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
         raise NotImplementedError(
-            f"{type(self).__name__} must define _source: the image, its label and its name."
+            f"{type(self).__name__} must define _source, which returns the image, its label and its name."
         )
 
     def __getitem__(self, key: Any) -> Any:
@@ -42,8 +42,8 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
-        if type(empty) is Into:  # what dtype= asks for is done to the whole batch, whose fields it knows
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
             empty = empty.empty
         transform = self.transform
         if transform.shape is None:
@@ -57,7 +57,7 @@ class Images(Dataset[Any]):
         return (images, _labels(labels, empty)) if self.labels else images
 
     def _stacked(self, keys: Any, empty: Empty) -> Any:
-        """The same for images whose shapes are not known beforehand, and must be found to be equal."""
+        """The batch of images whose shapes are not known before the transform; raises if they differ."""
         images, labels, names = [], [], []
         for key in each(keys):
             data, label, name = self._source(key)
@@ -69,7 +69,7 @@ class Images(Dataset[Any]):
         except CollateError as error:
             misfits = [f"{names[row]} is {images[row].shape}" for row in error.rows[:8]]
             raise CollateError(
-                f"images of one batch must have one shape: {names[0]} is {images[0].shape}, but "
+                f"images of one batch must have the same shape: {names[0]} is {images[0].shape}, but "
                 f"{', '.join(misfits)}. Give the transform a crop=, or a resize=(height, width)."
             ) from None
         return (stacked, _labels(labels, empty)) if self.labels else stacked
@@ -79,6 +79,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
     try:
         return collate(labels, empty)
     except CollateError as error:
-        named = CollateError(str(error).replace("sample", "sample[1]", 1))  # where they are in it
+        # Labels are the second part of a sample.
+        named = CollateError(str(error).replace("sample", "sample[1]", 1))
         named.rows = error.rows
         raise named from None

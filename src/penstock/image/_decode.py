@@ -1,7 +1,7 @@
-"""Encoded images become pixels: upright, in the colour that is wanted, and no larger than needed.
+"""Decodes images to pixels: upright, in the requested colour, and no larger than needed.
 
-An image is opened first, which tells its size, and decoded when it is known which of its pixels are wanted.
-Pixels are uint8, (height, width, 3) or, of a gray image, (height, width).
+An image is opened first, which gives its size, and decoded when it is known which of its pixels are needed.
+Pixels are uint8 of shape (height, width, 3) or, for a gray image, (height, width).
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Size = tuple[int, int]  # height, width
 
 
 class Picture(Protocol):
-    """An image that is still to be decoded; `height` and `width` are those of the upright image."""
+    """An image that is not decoded yet; `height` and `width` are those of the upright image."""
 
     height: int
     width: int
 
     def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
-        """At least the first `rows` of its rows, and how many times fewer pixels there are along each axis.
+        """At least the first `rows` rows, and the factor by which each axis is shrunk.
 
-        That is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding. `scratch(n)` lends n
-        bytes.
+        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
+        `scratch(n)` lends n bytes.
         """
         ...
 
 
 def open_image(data: Any, color: Color, name: str) -> Picture:
-    """An image from its file's bytes, or from its pixels: an array of uint8, RGB or gray."""
+    """An image from the bytes of its file, or from its pixels: a uint8 array, RGB or gray."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
         try:
             return Jpeg(data, color, name)
-        except ValueError:  # a kind of JPEG that simplejpeg does not know, or none
+        except ValueError:  # not a JPEG, or one that is left to Pillow
             pass
     return Decoded(_by_pillow(data, color, name))
 
@@ -60,7 +60,7 @@ def decode(data: bytes, color: Color = "rgb", name: str = "the image") -> Pixels
 
 
 class Decoded:
-    """Pixels that are there already."""
+    """An image that is already decoded."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -82,33 +82,33 @@ class Jpeg:
         self._orientation, self._frame = survey(data)
         precision, height, width, channels = _FRAME.unpack_from(data, self._frame)
         if precision != 8 or channels not in (1, 3) or not height or not width:
-            raise ValueError("only Pillow knows CMYK, which Adobe stores inverted; nobody knows the others")
+            raise ValueError("left to Pillow: CMYK, which Adobe stores inverted, and invalid headers")
         most = Image.MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
-            raise ValueError("Pillow refuses it too, and says why")
+            raise ValueError("left to Pillow, whose error explains the limit")
         self._size: Size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
         data: bytes | bytearray = self._data
         height, width = self._size
-        # Without its last bytes it was cut off. With them, Pillow and OpenCV take what can be decoded, and so do we.
-        whole = data[-2:] == b"\xff\xd9"
-        # The colours of a row need those of the row below, which may be twice as far away.
+        # Without the end marker the file was cut off. With it, damage is tolerated, as by Pillow and OpenCV.
+        complete = data[-2:] == b"\xff\xd9"
+        # The colours of a row depend on the next row of colours, which may be stored at half the height.
         enough = -(-(rows + 2 * shrink) // 16) * 16
-        if whole and self._orientation == 1 and enough < height:
-            # Rows that the header does not tell of are not decoded: what is left of each scan is skipped.
+        if complete and self._orientation == 1 and enough < height:
+            # With a smaller height in the header the decoder skips the rows below it.
             data, height = bytearray(data), enough
             data[self._frame + 1 : self._frame + 3] = height.to_bytes(2, "big")
         while self._orientation > 1 and (height % shrink or width % shrink):
-            shrink //= 2  # the padding might come first when it is turned
+            shrink //= 2  # turning the image could move the padding to the front
         channels = 1 if self._color == "gray" else 3
-        # Decoding a half, a quarter or an eighth takes less time than the whole; other parts take more.
+        # Decoding at 1/2, 1/4 or 1/8 takes less time than at full size; other factors take more.
         tall, wide = -(-height // shrink), -(-width // shrink)
         buffer = scratch(tall * wide * channels)
         try:
             decoded: Pixels = simplejpeg.decode_jpeg(
-                data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not whole
+                data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not complete
             )
         except ValueError:
             return _by_pillow(self._data, self._color, self._name), 1
@@ -117,7 +117,7 @@ class Jpeg:
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
-    """The upright image of one that is stored in one of EXIF's 8 orientations; a view."""
+    """A view of the pixels, turned upright from one of EXIF's 8 orientations."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -126,10 +126,7 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """EXIF's orientation of a JPEG, 1 to 8, and where its frame header is.
-
-    The orientation is 1, upright, where there is none that can be read. Without a frame header, a ValueError.
-    """
+    """EXIF's orientation of a JPEG, 1 to 8 (1 if it has none), and the position of its frame header."""
     at, orientation = 2, 1
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
@@ -140,7 +137,7 @@ def survey(data: bytes) -> tuple[int, int]:
         if marker == 0xDA or size < 2:  # the pixels begin
             break
         at += 2 + size
-    raise ValueError("there is no frame header, or one of a kind that nobody uses")
+    raise ValueError("no frame header of a kind that is in use")
 
 
 def _orientation_of_tiff(tiff: bytes) -> int:
@@ -165,14 +162,14 @@ def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
         raise
     except Exception as error:
         why = str(error).rstrip(".")
-        if isinstance(error, UnidentifiedImageError):  # whose text is the address of the bytes
-            why = "they begin like no format that Pillow reads"
-        raise ImageError(f"{name}: {len(data)} bytes that cannot be decoded as an image: {why}.") from error
+        if isinstance(error, UnidentifiedImageError):  # its text is only the address of a buffer
+            why = "they are not in a format that Pillow reads"
+        raise ImageError(f"{name}: its {len(data)} bytes cannot be decoded as an image: {why}.") from error
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Images only: among all that Pillow opens are programs for Ghostscript."""
+    """Image formats only: Pillow also opens PostScript, which Ghostscript would run as a program."""
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
     return tuple(name for name in wanted if name in Image.OPEN)
@@ -180,18 +177,18 @@ def _formats() -> tuple[str, ...]:
 
 def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: str) -> Pixels:
     mode = image.mode
-    # A PNG or PGM has at most 16 bits; Pillow's mode for some of them is that of 32.
+    # PNG and PGM have at most 16 bits; Pillow gives some of them the mode for 32 bits.
     if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
-        # The upper 8 bits, as of colour images with 16 bits. Pillow would cut everything above 255.
+        # Keep the upper 8 bits, as for colour images with 16 bits. Pillow would clip everything above 255.
         return _from_array((np.asarray(image) >> 8).astype(np.uint8), color, name)
     if mode in ("I", "F"):
         raise ImageError(
-            f"{name}: its pixels are {'32-bit integers' if mode == 'I' else 'floats'}, which have no meaning as 8 "
-            "bits. Convert the file, or decode it in a dataset of your own."
+            f"{name}: its pixels are {'32-bit integers' if mode == 'I' else 'floats'}, which have no defined "
+            "range. Convert the file, or decode it in a dataset of your own."
         )
     if "transparency" in image.info and mode in ("P", "PA"):
         image = image.convert("RGBA")
-    # Transparency is left out, as every other reader does it: the colours stay.
+    # Transparency is dropped and the colours stay, as in every other reader.
     pixels: Pixels = np.asarray(image.convert("L" if color == "gray" else "RGB"))
     return pixels[:, :, ::-1] if color == "bgr" else pixels
 

@@ -1,4 +1,4 @@
-"""`ImageFolder`: images in folders that are their classes, or named by a list."""
+"""`ImageFolder`: images in one folder for each class, or in a list."""
 
 from __future__ import annotations
 
@@ -14,36 +14,21 @@ from penstock.image._dataset import Images
 from penstock.image._transform import Transform
 from penstock.source._packed import PackedList
 
-SUFFIXES = frozenset(
-    {
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".png",
-        ".bmp",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".avif",
-    }
-)
-LOOKED_AT = 8  # of the files of a list, before any is wanted
+_COMMON = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
+SUFFIXES = frozenset(_COMMON | {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"})
+CHECKED = 8  # first files of a list, of which one must exist
 
 
 class ImageFolder(Images):
-    """The images under a folder; each folder in it is a class, and all that is below belongs to it.
+    """The images under a folder; each folder in it is a class, with all images below it.
 
-    Classes are numbered in the order of their names, which `classes` has; `targets` has every image's label, and
-    `paths` its path from `root`. With `labels=False` samples are images alone, wherever they are below the folder.
+    Classes are numbered in the order of their names. `classes` has the names, `targets` the label of each image, and
+    `paths` its path relative to `root`. With `labels=False` a sample is an image alone, anywhere below the folder.
 
-    `listing` names a text file in Caffe's format instead, a path and a label on each line: `cats/tom 1.jpg 0`; or in
-    MXNet's, a number, which is not used, one label or several and a path, with tabs between. Paths begin at the
-    folder; where `root` itself is such a file, at the folder that it is in. Labels are ints, or floats if one of them
-    is, or arrays of them. Images are opened when they are asked for: one that is missing is an error of its sample.
+    `listing` names a text file instead, in Caffe's format, a path and a label on each line (`cats/tom 1.jpg 0`), or
+    in MXNet's, a number that is not used, one or more labels and a path, separated by tabs. Paths are relative to the
+    folder or, if `root` itself is such a file, to the folder of that file. Labels are ints, floats if one of them is,
+    or arrays. Images are opened when they are fetched: a missing file is an error of its sample.
     """
 
     def __init__(
@@ -92,7 +77,7 @@ class ImageFolder(Images):
             self.classes = tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
         if not self.classes:
             raise FileNotFoundError(
-                f"ImageFolder: {self.root!r} has no folders, which would be the classes. For images without labels "
+                f"ImageFolder: {self.root!r} has no folders, one for each class. For images without labels "
                 "pass labels=False; for a list of paths and labels pass listing=."
             )
         paths: list[str] = []
@@ -109,13 +94,13 @@ class ImageFolder(Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """A wrong folder is noticed at once. A file that is missing is an error of its sample."""
-        first = [os.path.join(self.root, path) for path in self.paths[:LOOKED_AT]]
+        """Raises if `root` is the wrong folder: none of the first files is there."""
+        first = [os.path.join(self.root, path) for path in self.paths[:CHECKED]]
         if not any(map(os.path.isfile, first)):
             raise FileNotFoundError(
                 f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, and "
-                f"none of the first {len(first)}. Paths of a list begin at root, or at the list's own folder where "
-                "the list is given as root."
+                f"none of the first {len(first)} exists. Paths in a list are relative to root, or to the list's own "
+                "folder if the list is given as root."
             )
 
     def __repr__(self) -> str:
@@ -124,7 +109,7 @@ class ImageFolder(Images):
 
 
 def _images(root: str, folder: str) -> Iterator[str]:
-    """Paths from root of the images in a folder and below, in the order of their names."""
+    """The paths, relative to root, of all images below a folder, sorted by name."""
     with os.scandir(os.path.join(root, folder)) as entries:
         found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     for name, is_folder in found:
@@ -150,27 +135,27 @@ def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
         if label is None or not path:
             if labels:
                 raise ValueError(
-                    f"ImageFolder: line {number} of {listing!r} must be a path and a number, its label, with a space "
+                    f"ImageFolder: line {number} of {listing!r} must be a path and its label, a number, with a space "
                     f"between, but it is {line!r}. Without labels pass labels=False."
                 )
             path = line
         elif labels and targets and np.shape(label) != np.shape(targets[0]):
             raise ValueError(
-                f"ImageFolder: line {number} of {listing!r} has {np.size(label)} labels, and the first has "
-                f"{np.size(targets[0])}. All must have as many."
+                f"ImageFolder: line {number} of {listing!r} has {np.size(label)} labels, but the first has "
+                f"{np.size(targets[0])}. All lines must have the same number."
             )
         paths.append(path)
         targets.append(label)
     if not paths:
-        raise ValueError(f"ImageFolder: the list {listing!r} has no lines.")
+        raise ValueError(f"ImageFolder: the list {listing!r} is empty.")
     return paths, targets if labels else []
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """A path, and its label: a number, or several in a list; None where that is no label."""
+    """A path and its label, a number or a list of numbers; None if the line has no label."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
-    if len(found) >= 2 and None not in found:  # MXNet's, which begins with a number of its own
+    if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number
         return path, found[1] if len(found) == 2 else found[1:]
     *before, word = line.rsplit(maxsplit=1)
     return "".join(before), _number(word)

@@ -1,4 +1,4 @@
-"""`Transform`: from an encoded image to the numbers that a network sees, as Caffe's data transformer does it."""
+"""`Transform`: from an encoded image to the input of a network, as in Caffe's data transformer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.image._cut import (
     shrunk,
 )
 from penstock.image._decode import Color, Pixels, open_image
-from penstock.image._finish import Finish, decoder_scratch, text
+from penstock.image._normalize import Normalizer, decoder_scratch, size_text
 from penstock.random import rng
 
 _DTYPES = ("uint8", "float16", "float32", "float64")
@@ -39,17 +39,18 @@ class Transform:
     """Resize, crop, mirror, then `(pixel - mean) * scale / std`, in the layout and type of the batch.
 
     - `resize`: an int for the shorter side, or (height, width). `crop`: an int, or (height, width).
-    - In training (`train=True`) the crop is anywhere, and `mirror=True` mirrors half of the images; otherwise it
-      is the middle, and nothing is mirrored. What is drawn comes from `penstock.rng()`: it belongs to the sample.
-    - `area=(0.08, 1)`: in training a window with such a share of the image's area, and a `ratio` of width to height
-      between these two, is resized to `crop` (a random resized crop). `resize` is then for evaluation; without it,
-      the image is resized to what the crop needs.
-    - `mean`: a number, one for each channel, or an image in this layout: of the size before the crop (it is cropped
-      with the same window) or of the crop. `mean` and `std` are in pixel values, 0 to 255.
-    - dtype "uint8" gives the pixels themselves.
+    - In training (`train=True`) the position of the crop is random, and `mirror=True` mirrors half of the images;
+      otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
+      belong to the sample.
+    - `area=(0.08, 1)`: in training a random window is resized to `crop` (a random resized crop). Its share of the
+      image's area, and its `ratio` of width to height, are within these bounds. `resize` is then used only in
+      evaluation; without it, the image is resized so that the crop just fits.
+    - `mean`: a number, one for each channel, or an image in this layout, with the size before the crop (it is cropped
+      like the image) or the size of the crop. `mean` and `std` are in pixel values, 0 to 255.
+    - dtype "uint8" gives the pixels unchanged.
 
     For evaluation: `dataclasses.replace(transform, train=False)`. `shape` is the shape of every result, or None
-    where it depends on the image.
+    if it depends on the image.
 
     >>> transform = Transform(resize=256, crop=224, mean=(120, 110, 100), scale=0.5, train=False)
     >>> transform(np.full((300, 400, 3), 128, np.uint8))[:, 0, 0].tolist()
@@ -70,7 +71,7 @@ class Transform:
     std: float | Sequence[float] | None = field(default=None, kw_only=True)
     shape: tuple[int, ...] | None = field(init=False, repr=False)
     _crop: Size | None = field(init=False, repr=False)
-    _finish: Finish = field(init=False, repr=False)
+    _normalizer: Normalizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _one_of("color", self.color, ("rgb", "bgr", "gray"))
@@ -82,69 +83,69 @@ class Transform:
             whole = not isinstance(self.resize, Integral)
             if (crop[0] > resize[0] or crop[1] > resize[1]) if whole else min(crop) > resize[0]:
                 raise ValueError(
-                    f"crop={self.crop} is larger than resize={self.resize}, so no image has room for it."
+                    f"crop={self.crop} is larger than resize={self.resize}, so it fits into no image."
                 )
         if self.area is not None:
             if crop is None:
                 raise ValueError(
-                    "area= takes windows of many sizes, so it needs crop=, the size that all get."
+                    "area= draws windows of many sizes, so it needs crop=, the size to resize them to."
                 )
             _range("area", self.area, 1.0)
             _range("ratio", self.ratio, float("inf"))
-        finish = _finish(self)
-        mean = finish.mean_image
+        normalizer = _normalizer(self)
+        mean = normalizer.mean_image
         if mean is not None:
-            _check_mean_size(self, finish.shape, mean.shape, crop, resize)
+            _check_mean_size(self, normalizer.shape, mean.shape, crop, resize)
         known = crop or (None if isinstance(self.resize, Integral) else resize)
-        settled = {
-            "_crop": crop,
-            "_finish": finish,
-            "dtype": finish.dtype,
-            "shape": known and finish.shape(known),
-        }
-        for name, value in settled.items():
+        shape = known and normalizer.shape(known)
+        derived = {"_crop": crop, "_normalizer": normalizer, "dtype": normalizer.dtype, "shape": shape}
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     def __call__(
         self, image: bytes | NDArray[np.uint8], out: NDArray[Any] | None = None, *, name: str = "the image"
     ) -> NDArray[Any]:
-        """The numbers of an image: a file's bytes, or pixels (height, width, 3 or 1), RGB or gray.
+        """Transforms an image: the bytes of a file, or pixels of shape (height, width, 3 or 1), RGB or gray.
 
-        They are written into `out` where it is given. `name` names the image in errors.
+        The result is written into `out` if that is given. `name` is the image's name in errors.
         """
         if not isinstance(image, (bytes, np.ndarray, bytearray, memoryview)):
             raise TypeError(
                 f"{name}: a transform takes the bytes of a file or pixels, uint8 of shape (height, width, 3 or 1), "
-                f"but it is of type {type(image).__name__}. Of a file pass what is in it; of a PIL image, "
+                f"but it is of type {type(image).__name__}. For a file pass its bytes; for a PIL image, "
                 'numpy.asarray(image.convert("RGB")).'
             )
-        if _settled != os.getpid():
-            _settle()
+        if _limited_in != os.getpid():
+            _limit_threads()
         picture = open_image(image, self.color, name)
         size = picture.height, picture.width
         cut, mirror = self._cut(size, name)
         window, to, inside = cut.window, cut.to, cut.inside
-        mean = None if self._finish.mean_image is None else self._finish.mean_of(cut.before, cut.crop, name)
+        mean = (
+            None
+            if self._normalizer.mean_image is None
+            else self._normalizer.mean_of(cut.before, cut.crop, name)
+        )
         pixels, times = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
         box, extent = shrunk(window, times)
         pixels = _part(_resized(_part(pixels, box), extent, to), inside)
-        shape = self._finish.shape((inside.height, inside.width))
+        shape = self._normalizer.shape((inside.height, inside.width))
         if out is None:
-            out = np.empty(shape, self._finish.dtype)
-        elif out.shape != shape or out.dtype != self._finish.dtype or not out.flags.c_contiguous:
+            out = np.empty(shape, self._normalizer.dtype)
+        elif out.shape != shape or out.dtype != self._normalizer.dtype or not out.flags.c_contiguous:
             raise ValueError(
-                f"out must be contiguous {self._finish.dtype} of shape {shape}, but it is {out.dtype} of shape "
+                f"out must be contiguous {self._normalizer.dtype} of shape {shape}, but it is {out.dtype} of shape "
                 f"{out.shape} with strides {out.strides}."
             )
-        self._finish.write(pixels, mirror, mean, out)
+        self._normalizer.write(pixels, mirror, mean, out)
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """What to take of an image of this size, and whether to mirror it."""
+        """The cut for an image of this size, and whether to mirror it."""
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
-            # Always all of them: what one choice needs does not move the numbers of another.
+            # Always draw all numbers, so that one setting does not change the numbers of another.
             drawn = _draw(3 + (2 * TRIES if self.area else 0), name)
         mirror = train and self.mirror and drawn[0] < 0.5
         if self.area and train:
@@ -155,14 +156,14 @@ class Transform:
         if crop is None:
             box = Box(0, 0, *to)
         elif crop[0] > to[0] or crop[1] > to[1]:
-            resized = f", {text(to)} after resize={self.resize}" if to != image else ""
+            resized = f", {size_text(to)} after resize={self.resize}" if to != image else ""
             raise ImageError(
-                f"{name}: the image is {text(image)}{resized}, which has no room for the crop of {text(crop)}. "
-                f"Give resize={max(crop)} or more."
+                f"{name}: the image is {size_text(image)}{resized}, which is too small for the crop of "
+                f"{size_text(crop)}. Pass resize={max(crop)} or more."
             )
         else:
             box = crop_box(to, crop, drawn[1], drawn[2]) if train else centre_box(to, crop)
-        if to == image:  # nothing is resized, and nothing but the crop is needed
+        if to == image:  # not resized: only the pixels of the crop are needed
             return Cut(box, box[2:], Box(0, 0, *box[2:]), box, to), mirror
         return Cut(Box(0, 0, *image), to, box, box, to), mirror
 
@@ -176,24 +177,24 @@ class Transform:
                 return fitting(image, int(shorter))
 
 
-# The process that was last looked after.
-_settled = -1
+# The process in which `_limit_threads` was last called.
+_limited_in = -1
 
 
-def _settle() -> None:
-    """In a worker process OpenCV works in one thread: the others have their cores, and its threads did not fork."""
-    global _settled
+def _limit_threads() -> None:
+    """Makes OpenCV use one thread in a worker: the other cores are busy, and its threads do not survive a fork."""
+    global _limited_in
     if is_worker_process():
-        cv2.setNumThreads(0)  # not 1, which dies where the threads of the parent are missing
-    _settled = os.getpid()
+        cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
+    _limited_in = os.getpid()
 
 
 def _draw(count: int, name: str) -> list[float]:
     if at_work.source is None:
         raise RuntimeError(
-            f"{name}: a transform with train=True draws where to crop and whether to mirror for the sample that a "
-            "loader is at, and no loader is at one in this thread. Pass train=False, or read the samples by a "
-            "DataLoader of penstock (one of penstock.torch needs seed=)."
+            f"{name}: a transform with train=True draws random numbers for the sample that a loader is fetching, but "
+            "no loader is fetching one in this thread. Pass train=False, or read the samples with a DataLoader of "
+            "penstock (one of penstock.torch needs seed=)."
         )
     drawn: list[float] = rng().random(count).tolist()
     return drawn
@@ -204,10 +205,8 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """As much of the pixels as the extent says becomes at least the first so many: all, if it is all of them.
-
-    Bilinear, which takes 4 pixels for one: an axis that shrinks to less than half is averaged before.
-    """
+    """The pixels scaled so that `extent`, their upper left part, gets the size `to`."""
+    # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
     if down < 0.5 or right < 0.5:
@@ -224,11 +223,11 @@ def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float]
     if pixels.shape[:2] == extent:
         size = round(extent[0] * by[0]), round(extent[1] * by[1])
         return cv2.resize(pixels, size[::-1], interpolation=how)  # type: ignore[return-value]
-    # Told factors and no size, OpenCV keeps to them, and rounds the size.
+    # Given factors and no size, OpenCV uses exactly these factors, and rounds the size.
     return cv2.resize(pixels, None, fx=by[1], fy=by[0], interpolation=how)  # type: ignore[return-value]
 
 
-def _finish(transform: Transform) -> Finish:
+def _normalizer(transform: Transform) -> Normalizer:
     """Mean, scale and std as one table, or as an image and a factor."""
     try:
         dtype = np.dtype(transform.dtype)
@@ -238,7 +237,7 @@ def _finish(transform: Transform) -> Finish:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, but it is {transform.dtype!r}.")
     channels = 1 if transform.color == "gray" else 3
     planar = transform.layout == "CHW"
-    mean = _numbers("mean", 0.0 if transform.mean is None else transform.mean, channels, " or an image")
+    mean = _numbers("mean", 0.0 if transform.mean is None else transform.mean, channels, ", or an image")
     std = _numbers("std", 1.0 if transform.std is None else transform.std, channels)
     scale = transform.scale
     if not isinstance(scale, Real) or not np.isfinite(scale):
@@ -250,18 +249,19 @@ def _finish(transform: Transform) -> Finish:
         )
     changes = transform.mean is not None or transform.std is not None or scale != 1
     if changes and dtype == np.uint8:
-        raise ValueError("dtype='uint8' gives the pixels themselves: mean, scale and std need a float dtype.")
+        raise ValueError("dtype='uint8' gives the pixels unchanged: mean, scale and std need a float dtype.")
     factor = np.broadcast_to(scale / std, (channels,))
     if mean.ndim < 3:
         table = (np.arange(256) - np.broadcast_to(mean, (channels,))[:, None]) * factor[:, None]
-        return Finish(dtype, planar, channels, table.astype(dtype) if changes else None, None, factor)
+        return Normalizer(dtype, planar, channels, table.astype(dtype) if changes else None, None, factor)
     working = np.promote_types(dtype, np.float32)
     spread = factor[:, None, None] if planar and channels > 1 else factor
-    return Finish(dtype, planar, channels, None, mean.astype(working), spread.astype(working))
+    return Normalizer(dtype, planar, channels, None, mean.astype(working), spread.astype(working))
 
 
 def _numbers(name: str, given: Any, channels: int, images: str = "") -> NDArray[np.float64]:
-    wanted = f"{name} must be a number, {channels} of them{images}, but"
+    either = "," if images else " or"
+    wanted = f"{name} must be a number{either} one for each channel ({channels}){images}, but"
     try:
         value = np.asarray(given, np.float64)
     except (TypeError, ValueError):
@@ -271,14 +271,14 @@ def _numbers(name: str, given: Any, channels: int, images: str = "") -> NDArray[
     if value.shape not in ((), (channels,)) and not (images and value.ndim == 3):
         raise ValueError(f"{wanted} its shape is {value.shape}.")
     if not np.isfinite(value).all():
-        raise ValueError(f"{name} must be finite, but it has {value[~np.isfinite(value)][0]}.")
+        raise ValueError(f"{name} must be finite, but it contains {value[~np.isfinite(value)][0]}.")
     return value
 
 
 def _check_mean_size(
     transform: Transform, shape: Any, mean: tuple[int, ...], crop: Size | None, resize: Size | None
 ) -> None:
-    """A mean image that no image can fit is refused at once."""
+    """Raises if the mean image cannot fit any image."""
     whole = None if transform.resize is None or isinstance(transform.resize, Integral) else resize
     sizes = [crop] if transform.area else [whole, crop] if whole else []
     allowed = [shape(size) for size in sizes if size]
@@ -294,7 +294,7 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _sizes(name: str, value: Any) -> Size | None:
-    """A size that is given as one number or two."""
+    """The size that is given as one number or as a pair."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value

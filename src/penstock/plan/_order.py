@@ -1,6 +1,6 @@
 """An order is a function from (epoch, position) to a sample key.
 
-Any position of any epoch costs the same, and no list of n keys is ever made: only `Weighted` and `Selected`
+Any position of any epoch costs the same, and no list of n keys is ever built: only `Weighted` and `Selected`
 hold an array, which is the caller's own weights or keys.
 """
 
@@ -18,14 +18,14 @@ from penstock.plan._seeds import hashes, mix
 
 
 class Order(Protocol):
-    """Which key stands at each position of an epoch: a plain value, free of state, ready to be pickled."""
+    """The key at each position of an epoch. An order is an immutable value that can be pickled."""
 
     def size(self, epoch: int) -> int:
         """The number of positions in the epoch."""
         ...
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys at these positions, in a new array. A position outside of 0..size-1 is an IndexError."""
+        """The keys at these positions, in a new array. Raises IndexError for one outside 0..size-1."""
         ...
 
 
@@ -42,15 +42,15 @@ class Sequential:
         return self.n
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _inside(positions, self.n)
+        return _checked(positions, self.n)
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffled:
-    """Each of 0..n-1 once, in an order that belongs to (seed, epoch).
+    """Each of 0..n-1 once, in a random order that is a function of (seed, epoch).
 
-    With `count` the order has so many positions: fewer than n, or every key again, in another order, for
-    as long as it takes.
+    `count` sets the number of positions: below n, some keys are left out; above n, all keys are repeated, each
+    time in another order.
     """
 
     n: int
@@ -60,28 +60,28 @@ class Shuffled:
     def __post_init__(self) -> None:
         _check_sizes(n=self.n, count=self.count or 0)
         if self.count and not self.n:
-            raise ValueError(f"{self.count} keys cannot be drawn from none: n is 0.")
+            raise ValueError(f"cannot draw {self.count} keys from an empty range: n is 0.")
 
     def size(self, epoch: int) -> int:
         return self.n if self.count is None else self.count
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         size, key = self.size(epoch), mix(self.seed, epoch)
-        positions = _inside(positions, size)
+        positions = _checked(positions, size)
         if not positions.size:
             return positions
         if size <= self.n:
             return _permutation(self.n, key).at(positions)
-        turns, places = np.divmod(positions, self.n)
-        for turn in np.unique(turns).tolist():
-            of_turn = turns == turn
-            places[of_turn] = _permutation(self.n, mix(key, turn)).at(places[of_turn])
-        return places
+        repeats, keys = np.divmod(positions, self.n)
+        for repeat in np.unique(repeats).tolist():
+            mask = repeats == repeat
+            keys[mask] = _permutation(self.n, mix(key, repeat)).at(keys[mask])
+        return keys
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`count` times one of 0..n-1, each time any of them: with replacement."""
+    """`count` keys drawn uniformly from 0..n-1, with replacement."""
 
     n: int
     count: int
@@ -90,19 +90,19 @@ class Drawn:
     def __post_init__(self) -> None:
         _check_sizes(n=self.n, count=self.count)
         if self.count and not self.n:
-            raise ValueError(f"{self.count} keys cannot be drawn from none: n is 0.")
+            raise ValueError(f"cannot draw {self.count} keys from an empty range: n is 0.")
 
     def size(self, epoch: int) -> int:
         return self.count
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers = hashes(mix(self.seed, epoch), _inside(positions, self.count))
+        numbers = hashes(mix(self.seed, epoch), _checked(positions, self.count))
         return _scaled(numbers, self.n).view(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """`count` times a key, each time by weight: with replacement. Key i has the weight edges[i] - edges[i - 1].
+    """`count` keys drawn by weight, with replacement. Key i has the weight edges[i] - edges[i - 1].
 
     >>> set(Weighted.by([0, 1, 3], count=20, seed=1).at(0, np.arange(20)).tolist())
     {1, 2}
@@ -114,7 +114,7 @@ class Weighted:
 
     @classmethod
     def by(cls, weights: ArrayLike, count: int, seed: int) -> Weighted:
-        """For weights that are finite, not negative, and not all zero."""
+        """The order for weights that are finite, not negative, and not all zero."""
         return cls(np.cumsum(weights, dtype=np.float64), count, seed)
 
     def __post_init__(self) -> None:
@@ -125,17 +125,17 @@ class Weighted:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Weighted):
             return NotImplemented
-        alike = (self.count, self.seed) == (other.count, other.seed)
-        return alike and np.array_equal(self.edges, other.edges)
+        same = (self.count, self.seed) == (other.count, other.seed)
+        return same and np.array_equal(self.edges, other.edges)
 
     def size(self, epoch: int) -> int:
         return self.count
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers = hashes(mix(self.seed, epoch), _inside(positions, self.count))
+        numbers = hashes(mix(self.seed, epoch), _checked(positions, self.count))
         total = self.edges[-1]
         points = (numbers >> np.uint64(11)) * 2.0**-53 * total
-        # Where a weight is so small that the product rounds up to the last edge, the last key that has a weight.
+        # Tiny weights can make the product round up to the last edge: then take the last key that has a weight.
         last = np.searchsorted(self.edges, total)
         keys: NDArray[np.int64] = np.minimum(np.searchsorted(self.edges, points, side="right"), last)
         return keys
@@ -143,7 +143,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selected:
-    """The caller's own keys: where `order` has the number i, the key is keys[i].
+    """The caller's own keys, rearranged: where `order` gives the position i, the key is keys[i].
 
     >>> Selected(Sequential(2), np.array([30, 10])).at(0, np.arange(2)).tolist()
     [30, 10]
@@ -158,11 +158,11 @@ class Selected:
         if not isinstance(other, Selected):
             return NotImplemented
         ours, theirs = self.keys, other.keys
-        if isinstance(ours, range) or isinstance(theirs, range):  # else it would be made an array
-            alike = type(ours) is type(theirs) and ours == theirs
+        if isinstance(ours, range) or isinstance(theirs, range):  # array_equal would expand it
+            same = type(ours) is type(theirs) and ours == theirs
         else:
-            alike = np.array_equal(ours, theirs)
-        return self.order == other.order and bool(alike)
+            same = np.array_equal(ours, theirs)
+        return self.order == other.order and bool(same)
 
     def size(self, epoch: int) -> int:
         return self.order.size(epoch)
@@ -172,24 +172,24 @@ class Selected:
         return keys.start + at * keys.step if isinstance(keys, range) else keys[at]
 
 
-# Making one costs about as much as asking it for 64 keys. Two epochs and a second loader fit.
+# Building a permutation costs as much as computing 64 keys. Two epochs of several loaders fit.
 @lru_cache(maxsize=8)
 def _permutation(n: int, key: int) -> Permutation:
     return Permutation(n, key)
 
 
-def _inside(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """A copy of the positions, which all lie in an order of that size."""
+def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """A copy of the positions; raises IndexError if one is outside 0..size-1."""
     copy = np.array(positions, dtype=np.int64)
     if copy.size and (copy.min() < 0 or copy.max() >= size):
         raise IndexError(
-            f"positions {copy.min()} to {copy.max()} do not all lie in an order of {size} samples."
+            f"positions {copy.min()} to {copy.max()} are not all inside an order of {size} samples."
         )
     return copy
 
 
 def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """Numbers of 64 bits as 0..n-1, evenly: the upper half of the 128 bits of number * n, in 32-bit digits."""
+    """64-bit numbers mapped evenly to 0..n-1: the upper half of the 128-bit product number * n, in 32-bit digits."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
     high, rest = numbers >> shift, numbers & low

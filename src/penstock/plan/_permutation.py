@@ -1,12 +1,12 @@
-"""A shuffle that is a function: where each position of 0..n-1 goes, without a list of n numbers.
+"""A random permutation that is computed position by position, without a list of n numbers.
 
-The positions are written as pairs (row, column) of a rectangle just large enough to hold them, and each
-round turns one coordinate by an amount that hashes the other: a Feistel network over two moduli in
-place of two bit halves. Each round can be undone, so the whole is a bijection of the rectangle; the few
-cells past n are walked on until they fall inside, which keeps it a bijection of 0..n-1.
+A position is a cell (row, column) of a rectangle with at least n cells. Each round rotates one coordinate by
+a hash of the other: a Feistel network over two moduli instead of two halves of the bits. Each round is
+invertible, so all rounds together are a bijection of the rectangle. A cell past n goes through the rounds
+again until it falls below n (cycle walking), which makes the result a bijection of 0..n-1.
 
-Refused: bit halves. Their domain is a power of two, up to twice n, so half of the positions walk, and a
-small call pays a whole pass for each of the last few walkers. The rectangle has fewer than sqrt(n)
+Refused: halves of the bits. Their domain is a power of two, up to twice n, so half of the positions would
+walk, and a small call would pay a whole pass for each of the last few. The rectangle has fewer than sqrt(n)
 cells too many, and most often none or one.
 """
 
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from penstock.plan._seeds import FIRST, hashes, mix
 
-# Up to here the shuffle is a table sorted by hashes, at most 64 KB: every order is equally likely. The
-# rounds need sides of some 80 values to look random: with sides of 40, statistics over thousands of
-# epochs (differences of positions one row apart, successors) still see six rounds; with 90, not five.
+# Up to this n the permutation is a table sorted by hashes, at most 64 KB: every order is equally likely.
+# The rounds need sides of about 80 to look random: with sides of 40, statistics over thousands of epochs
+# (differences of positions one row apart, successors) still detect six rounds; with 90, not even five.
 _TABLE = 8192
 _ROUNDS = 6
 _LARGEST = 1 << 62
 
 
 def _scalar(value: int) -> NDArray[np.uint64]:
-    # An array without axes: ufuncs take it twice as fast as a Python or numpy scalar.
+    # A 0-d array: ufuncs take it twice as fast as a Python or numpy scalar.
     return np.array(value, dtype=np.uint64)
 
 
@@ -38,7 +38,7 @@ _FIRST = _scalar(FIRST)
 
 
 class Permutation:
-    """The permutation of 0..n-1 that belongs to a key: any position, in any order, at any time.
+    """The permutation of 0..n-1 that a key determines, computed at any positions, in any order.
 
     Memory does not grow with n, and time only with the number of positions asked for (about 30 ns each
     in blocks of thousands).
@@ -62,32 +62,32 @@ class Permutation:
             self._rounds = [(_scalar(mix(key, r, 0)), _scalar(mix(key, r, 1) | 1)) for r in range(_ROUNDS)]
 
     def at(self, positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Where the positions go. A position outside of 0..n-1 is an IndexError."""
-        cells = np.array(positions, dtype=np.int64).view(np.uint64)  # a copy: it becomes the answer
-        # A negative position is huge here, so one comparison sees both ends.
+        """The values at these positions. Raises IndexError for a position outside 0..n-1."""
+        cells = np.array(positions, dtype=np.int64).view(np.uint64)  # a copy: it becomes the result
+        # As uint64 a negative position is huge, so one comparison checks both bounds.
         if cells.size and (largest := int(cells.max())) >= self.n:
             wrong = largest if largest <= _LARGEST else largest - (1 << 64)
-            raise IndexError(f"position {wrong} is outside of a permutation of {self.n} elements.")
+            raise IndexError(f"position {wrong} is outside a permutation of {self.n} elements.")
         if self._table is not None:
             return self._table[cells.view(np.int64)]
-        self._turn(cells)
+        self._apply_rounds(cells)
         if not self._whole:
             outside = np.flatnonzero(cells >= self.n)
             while outside.size:
                 walkers = cells[outside]
-                self._turn(walkers)
+                self._apply_rounds(walkers)
                 cells[outside] = walkers
                 outside = outside[walkers >= self.n]
         return cells.view(np.int64)
 
-    def _turn(self, cells: NDArray[np.uint64]) -> None:
-        """All rounds, in place."""
+    def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
+        """Applies all rounds in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
         column = np.subtract(cells, spare)
         hashed = cells
-        turned, size, other, other_size = row, rows, column, columns
+        rotated, size, other, other_size = row, rows, column, columns
         for key, factor in self._rounds:
             # hashed = the upper 32 bits of two multiplications of (other ^ key)
             np.bitwise_xor(other, key, hashed)
@@ -99,23 +99,23 @@ class Permutation:
             # scaled to 0..size-1: a side is at most 2**32, so the product fits
             np.multiply(hashed, size, hashed)
             np.right_shift(hashed, _32, hashed)
-            # turned = (turned + hashed) % size: below zero wraps to something huge, so the smaller is right
-            np.add(turned, hashed, turned)
-            np.subtract(turned, size, spare)
-            np.minimum(turned, spare, out=turned)
-            turned, size, other, other_size = other, other_size, turned, size
+            # rotated = (rotated + hashed) % size: a negative difference wraps to a huge number, so take the minimum
+            np.add(rotated, hashed, rotated)
+            np.subtract(rotated, size, spare)
+            np.minimum(rotated, spare, out=rotated)
+            rotated, size, other, other_size = other, other_size, rotated, size
         np.multiply(row, columns, cells)
         np.add(cells, column, cells)
 
 
 def _table(n: int, key: int) -> NDArray[np.int64]:
-    # No two hashes are equal, so every sort, on every machine, gives the same order.
+    # All hashes differ, so every sort algorithm, on every machine, gives the same order.
     return np.argsort(hashes(key, np.arange(n))).astype(np.int64)
 
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Sides, near the square root, whose product is the least above n that was found: few cells walk."""
+    """Sides near sqrt(n) with the smallest product of at least n that was found, so that few cells walk."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)

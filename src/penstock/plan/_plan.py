@@ -1,6 +1,6 @@
-"""A plan says which keys each step of an epoch has. Two kinds: an order of ours, or a sampler of the user's.
+"""A plan: the keys of each step of an epoch, from an order of ours or from a user's sampler.
 
-A plan is a value: where the dataset may grow, make a new plan at the start of each epoch.
+A plan never changes: if the dataset may grow, make a new plan at the start of each epoch.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from penstock.errors import StateError
 from penstock.plan._order import Order
 from penstock.plan._samplers import batches, check_drop_last, positive
 
-# Keys computed at once: a numpy call costs as much as some 500 keys, so small steps share one.
+# Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
 _BLOCK = 4096
 
 
 class Plan(Protocol):
-    """The keys of every step, step by step."""
+    """The keys of each step of an epoch."""
 
     def after(self) -> Plan | None:
-        """The plan of the next epoch; None where it cannot be drawn twice and without side effects."""
+        """The plan of the next epoch, or None if it cannot be drawn ahead of time without side effects."""
         ...
 
     def steps(self, epoch: int) -> int | None:
-        """The number of steps in the epoch, or None where only the end will tell."""
+        """The number of steps in the epoch, or None if it is not known before the end."""
         ...
 
     def pad(self, epoch: int, step: int) -> int:
-        """How many keys at the end of the step are there only to fill it up."""
+        """The number of keys at the end of the step that only fill it up."""
         ...
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The keys of each step from `start` on: an array or a list; a single key without batching."""
+        """The keys of each step from `start` on: an array or a list, or a single key without batching."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OrderPlan:
-    """Steps cut out of an order: any step of any epoch at any time, at no cost for those before it.
+    """Steps cut from an order. Any step of any epoch can be computed without the steps before it.
 
-    The keys are an int64 array that cannot be written to; with `batch_size=None` each step is one int.
+    The keys are a read-only int64 array; with `batch_size=None` each step is one int.
 
     >>> from penstock.plan._order import Sequential
     >>> [keys.tolist() for keys in OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)]
     [[0, 1], [2, 3], [4]]
 
-    A step of all `world` ranks together is the next world * batch_size positions of the one order, and rank
-    r has the r-th block of them. So after any step a prefix of the order is consumed, and the rest of it can
-    be dealt, from the position `start` on, to another number of ranks or in other batches. (Steps are numbered
-    as if all before had been of the new shape, so that numbers go on where the shape stays.)
+    A step of all `world` ranks together is the next world * batch_size positions of the order, and rank r gets
+    the r-th block of them. So after any step a prefix of the order is consumed, and the rest, from position
+    `start` on, can be dealt to another number of ranks or in batches of another size. (Steps are numbered as if
+    all earlier ones had the new shape, so the numbers continue if the shape is the same.)
 
-    Where the order does not come out even, the last step of a rank is short or missing, or nobody has it
-    (`drop_last`), or everybody has it in full (`padded`), with keys from the order's beginning to fill it up; or
-    its keys are the first of the next epoch (`rollover`).
+    If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on
+    all ranks; `padded` completes it on all ranks with keys from the beginning of the order; `rollover` moves its
+    keys to the beginning of the next epoch.
 
     >>> plans = [OrderPlan(Sequential(5), 2, padded=True, rank=rank, world=2) for rank in (0, 1)]
     >>> [[keys.tolist() for keys in plan.draw(epoch=0)] for plan in plans]
@@ -67,8 +67,8 @@ class OrderPlan:
     >>> [plan.pad(epoch=0, step=1) for plan in plans]
     [1, 2]
 
-    With `rollover` the epochs are one order after the other, cut into steps: how many keys an epoch has from those
-    before it is a function of its number. Only an order of one size for ever can be cut so, and from its beginning.
+    With `rollover` the epochs are one long sequence that is cut into steps, so the number of keys that an epoch
+    inherits is a function of its number. This needs an order whose size never changes, and `start=0`.
 
     >>> plan = OrderPlan(Sequential(5), 2, rollover=True)
     >>> [[keys.tolist() for keys in plan.draw(epoch)] for epoch in range(2)]
@@ -89,20 +89,19 @@ class OrderPlan:
         _check_rank(self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
             raise ValueError(
-                "a last step is either padded or dropped or rolled over: of padded, drop_last and rollover more "
-                "than one is True."
+                "padded, drop_last and rollover are mutually exclusive, but more than one of them is True."
             )
         if self.rollover and self.start:
             raise ValueError(
-                f"with rollover an order is dealt from its beginning, but start is {self.start}: what an epoch has "
-                "from those before it depends on the shape of all their steps."
+                f"rollover needs start=0, but start is {self.start}: the keys that an epoch inherits depend on the "
+                "shape of all steps before it."
             )
         if self.start < 0:
-            raise ValueError(f"an order begins at position 0, but start is {self.start}.")
+            raise ValueError(f"start must be 0 or more, but it is {self.start}.")
 
     @property
     def first_step(self) -> int:
-        """The number of the first step that is dealt."""
+        """The number of the first step of this plan."""
         return -(-self.start // self._stride)
 
     def after(self) -> OrderPlan:
@@ -119,10 +118,10 @@ class OrderPlan:
         return self.first_step + -(-left // self._stride)
 
     def keys(self, epoch: int, step: int) -> NDArray[np.int64] | int:
-        """The keys of one step. A step that the epoch does not have is an IndexError."""
+        """The keys of one step. Raises IndexError if the epoch has no such step."""
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
-            raise IndexError(f"step {step} is outside of epoch {epoch}, which has {steps} steps.")
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {steps} steps.")
         block = self.block(epoch, step, step + 1)
         return int(block[0]) if self.batch_size is None else block
 
@@ -131,9 +130,9 @@ class OrderPlan:
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """How far the order is used up when every rank has done the steps before this one: the next `start`.
+        """How many positions are consumed once all ranks have done the steps before this one: the next `start`.
 
-        None with `rollover`, where the epoch goes on in this shape only.
+        None with `rollover`, where an epoch can be resumed only in the same shape.
         """
         if self.rollover:
             return None
@@ -144,7 +143,7 @@ class OrderPlan:
         return Draw(self, epoch, max(start, self.first_step))
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
-        """The keys of the steps from first to before last; only the epoch's last step may be short."""
+        """The keys of the steps from `first` to before `last`; only the last step of the epoch may be incomplete."""
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + np.arange(self._size)).ravel()
@@ -156,12 +155,12 @@ class OrderPlan:
         return block
 
     def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys at positions of which some, below 0, are counted from the end of the epochs before."""
-        back, places = np.divmod(positions, self.order.size(epoch))
-        for epochs in np.unique(back).tolist():
-            there = back == epochs
-            places[there] = self.order.at(epoch + epochs, places[there])
-        return places
+        """The keys at these positions; negative positions count from the end of the epochs before."""
+        offsets, keys = np.divmod(positions, self.order.size(epoch))
+        for offset in np.unique(offsets).tolist():
+            mask = offsets == offset
+            keys[mask] = self.order.at(epoch + offset, keys[mask])
+        return keys
 
     @property
     def _size(self) -> int:
@@ -169,21 +168,21 @@ class OrderPlan:
 
     @property
     def _stride(self) -> int:
-        """From one step of a rank to its next."""
+        """Positions from one step of a rank to its next."""
         return self._size * self.world
 
     def _carried(self, epoch: int) -> int:
-        """How many keys of the epochs before are left for this one."""
+        """The number of keys that this epoch inherits from the epochs before."""
         return epoch * self.order.size(epoch) % self._stride if self.rollover else 0
 
     def _position(self, step: int, epoch: int) -> int:
-        """Where in the order this rank's block of the step begins."""
+        """The position in the order where this rank's block of the step begins."""
         begin = self.start - self._carried(epoch)
         return begin + (step - self.first_step) * self._stride + self.rank * self._size
 
 
 class Draw:
-    """The steps of an epoch one after the other, or several at once."""
+    """An iterator over the steps of an epoch, which can also take several at once."""
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan = plan
@@ -204,7 +203,7 @@ class Draw:
         return keys if self._plan.batch_size is not None else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
-        """The keys of the next steps, of at most so many, and of how many: equally many keys for each."""
+        """The keys of at most `most` next steps, and how many steps they are; all have equally many keys."""
         at, size = self._at, self._size
         left = len(self._block) - at
         if not left:
@@ -213,7 +212,7 @@ class Draw:
             last = min(self._step + self._at_once, self._steps)
             self._block = self._plan.block(self._epoch, self._step, last)
             at, left = 0, len(self._block)
-        count = min(most, left // size) or 1  # a last step that is short comes alone
+        count = min(most, left // size) or 1  # an incomplete last step comes alone
         self._step += count
         self._at = min(at + count * size, at + left)
         return self._block[at : self._at], count
@@ -221,12 +220,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """Steps as a foreign sampler yields them; it is asked for no more keys than are drawn.
+    """Steps from a user's sampler, which is read no further than steps are drawn.
 
-    `batched` says that the sampler yields whole batches, which become lists. Otherwise its keys are
-    grouped by `batch_size`, or handed on one by one, as they are, where that is None. Each `draw` calls
-    `iter()` once, or goes on with a reading that is open; to start later it reads and drops the steps before.
-    Each rank reads the whole sampler, which must be the same on all of them, and has every world-th step.
+    With `batched` the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
+    `batch_size`, or passed on one by one if that is None. Each `draw` calls `iter()` once, or continues a reading
+    that is open; to start at a later step it reads and discards those before. Each rank reads the whole sampler,
+    which must be the same on all ranks, and takes every world-th step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -266,7 +265,7 @@ class SamplerPlan:
         return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
 
     def _read(self, reading: Reading) -> Iterator[Any]:
-        """The batches of all ranks."""
+        """The batches of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
             yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
@@ -275,34 +274,32 @@ class SamplerPlan:
 def rest(
     batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
 ) -> Iterator[Any]:
-    """The steps of a rank after the first `steps`, where `read` of the batches of all ranks were read before."""
-    behind = steps * world - read
-    if behind > 0:
-        batches = _after(batches, behind, world)
+    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read."""
+    unread = steps * world - read
+    if unread > 0:
+        batches = _skip(batches, unread, world)
     return deal(batches, rank, world, drop_last) if world > 1 else batches
 
 
-def _after(batches: Iterator[Any], behind: int, world: int) -> Iterator[Any]:
-    given = sum(1 for _ in islice(batches, behind))
-    check_reached(behind - given, behind, world)
+def _skip(batches: Iterator[Any], count: int, world: int) -> Iterator[Any]:
+    skipped = sum(1 for _ in islice(batches, count))
+    check_reached(count - skipped, count, world)
     yield from batches
 
 
-def check_reached(missing: int, behind: int, world: int) -> None:
-    """Raises a StateError where what is read has ended before the place that a state tells of.
-
-    A rank may have had a step more than another, so that up to world - 1 batches may be missing.
-    """
+def check_reached(missing: int, expected: int, world: int) -> None:
+    """Raises StateError if a sampler or a stream ended before the position of the resume state."""
+    # One rank may have had a step more than another, so up to world - 1 batches may be missing.
     if missing >= world:
         raise StateError(
-            f"The resume state is of {behind} batches, and now there were only {behind - missing}: what is read is "
-            "not what it was when the state was taken. Give the loader what it had then, or begin anew without the "
+            f"The resume state was taken after {expected} batches, but now there are only {expected - missing}: the "
+            "sampler or the stream has changed since. Give the loader the one that it had then, or start without the "
             "state."
         )
 
 
 def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:
-    """Every world-th step, for one rank; with `drop_last` only of rounds in which every rank gets one.
+    """Every world-th step, for one rank; with `drop_last` only from rounds in which every rank gets one.
 
     >>> [list(deal(iter("abcde"), rank, world=3, drop_last=False)) for rank in range(3)]
     [['a', 'd'], ['b', 'e'], ['c']]
@@ -313,8 +310,8 @@ def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterat
 
 
 def _full_rounds(steps: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
-    while len(one_each := tuple(islice(steps, world))) == world:
-        yield one_each[rank]
+    while len(of_all_ranks := tuple(islice(steps, world))) == world:
+        yield of_all_ranks[rank]
 
 
 def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:
@@ -333,4 +330,4 @@ def _check_rank(rank: int, world: int) -> None:
 
 def _check_start(start: int) -> None:
     if start < 0:
-        raise ValueError(f"a draw starts at step 0 or later, but start is {start}.")
+        raise ValueError(f"start must be 0 or more, but it is {start}.")

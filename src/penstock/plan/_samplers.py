@@ -1,10 +1,10 @@
-"""Samplers under the names that torch users know: iterables of keys, made anew by each `iter()`.
+"""Samplers under the names that torch users know: iterables of keys, which each `iter()` starts again.
 
 They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` does not need them: its
-order is a function (see `order.py`) and resumes at any step. A loader does the same for a sampler of these
-that has no generator of its own and means such an order (`order_of`): it is then drawn from the loader's seed.
+order is a function (see `_order.py`) and can be resumed at any step. A loader replaces a sampler of this
+module that has no generator of its own by the same kind of order (`order_of`), with the loader's seed.
 
-None of them builds a list of n keys: they compute blocks of `_BLOCK` keys while they are read.
+No sampler builds a list of n keys: each computes blocks of `_BLOCK` keys while it is read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _BLOCK = 4096
 
 
 class Sampler(Generic[T_co]):
-    """The base of all samplers: `__iter__` yields keys, or lists of keys for a batch sampler.
+    """The base class of samplers: `__iter__` yields keys, or lists of keys for a batch sampler.
 
-    Subclassing is a courtesy to readers: a loader takes any iterable. There is no default `__len__`;
-    without one, `len(loader)` is a TypeError.
+    Deriving from it is optional: a loader takes any iterable. There is no default `__len__`; without one,
+    `len(loader)` raises TypeError.
     """
 
     def __init__(self, data_source: object = None) -> None:
-        # Older torch programs hand the data source to super().__init__; nothing is done with it.
+        # Older torch programs pass the data source to super().__init__; it is not used.
         pass
 
     def __iter__(self) -> Iterator[T_co]:
@@ -44,7 +44,7 @@ class Sampler(Generic[T_co]):
 
 
 class SequentialSampler(Sampler[int]):
-    """0 to n-1, in order; n is read again by each `iter()`.
+    """The keys 0 to n-1 in order; each `iter()` reads n again.
 
     >>> list(SequentialSampler("abc"))
     [0, 1, 2]
@@ -61,12 +61,12 @@ class SequentialSampler(Sampler[int]):
 
 
 class RandomSampler(Sampler[int]):
-    """Keys in random order, another one for each `iter()`.
+    """Keys in random order, a new one for each `iter()`.
 
-    Without replacement every key comes once, and then every key again until `num_samples` are drawn;
-    with replacement each key is drawn from all. `num_samples` follows `len(data_source)` by default.
-    Each `iter()` takes a key from `generator`, or from numpy's global state where there is none. (In a
-    `DataLoader`, which has a seed, it is the seed that takes the place of a missing generator.)
+    Without replacement every key is drawn once before any is drawn again, until there are `num_samples`;
+    with replacement each draw is from all keys. `num_samples` is `len(data_source)` by default. Each `iter()`
+    draws a seed from `generator`, or from numpy's global state if there is none. (A `DataLoader` uses its own
+    seed in place of a missing generator.)
 
     >>> sorted(RandomSampler("abcd", generator=np.random.default_rng(0)))
     [0, 1, 2, 3]
@@ -88,8 +88,8 @@ class RandomSampler(Sampler[int]):
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
             raise ValueError(
-                "num_samples must be a positive integer, but it is 0: it follows len(data_source), "
-                "and the data source is empty. Check what filled it."
+                "num_samples must be a positive integer, but it is 0: by default it is len(data_source), "
+                "and the data source is empty. Check that the data was found."
             )
 
     @property
@@ -121,7 +121,7 @@ class RandomSampler(Sampler[int]):
 
 
 class SubsetRandomSampler(Sampler[T]):
-    """The given indices in random order, another one for each `iter()`.
+    """The given indices in random order, a new one for each `iter()`.
 
     >>> sorted(SubsetRandomSampler([3, 5, 8]))
     [3, 5, 8]
@@ -151,10 +151,10 @@ class SubsetRandomSampler(Sampler[T]):
 
 
 class WeightedRandomSampler(Sampler[int]):
-    """Keys drawn with a probability that is proportional to their weight.
+    """Keys drawn with a probability proportional to their weight.
 
-    Without replacement a drawn key is out, and the rest is drawn by the weights that are left. The
-    weights are read by each `iter()`, which costs O(n); they need not sum to one.
+    Without replacement a key is drawn at most once, and each next draw is among the remaining keys. Each
+    `iter()` reads the weights, which costs O(n); they need not sum to one.
 
     >>> set(WeightedRandomSampler([0, 1, 3], num_samples=20)) <= {1, 2}
     True
@@ -168,7 +168,7 @@ class WeightedRandomSampler(Sampler[int]):
         generator: np.random.Generator | None = None,
     ) -> None:
         if not isinstance(replacement, bool):
-            # A ValueError here and a TypeError in RandomSampler: torch's types, which programs catch.
+            # ValueError here and TypeError in RandomSampler, as in torch: programs catch them by type.
             raise ValueError(f"replacement must be True or False, but it is {replacement!r}.")
         check_generator(generator)
         self.weights: NDArray[np.float64] = np.asarray(weights, dtype=np.float64)
@@ -205,33 +205,33 @@ class WeightedRandomSampler(Sampler[int]):
 
     def _with_replacement(self, generator: np.random.Generator) -> Iterator[int]:
         edges = np.cumsum(self.weights)
-        # With weights near the smallest float the product rounds up to the last edge, which is nobody's.
+        # With weights near the smallest float the product can round up to the last edge, which has no key.
         last = np.flatnonzero(self.weights)[-1]
         for block in _blocks(self.num_samples):
             keys = np.searchsorted(edges, generator.random(block.size) * edges[-1], side="right")
             yield from np.minimum(keys, last).tolist()
 
     def _without_replacement(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        # Waiting times with rates equal to the weights: the first to ring is drawn by weight, and so is
-        # the next of those that are left.
-        able = np.flatnonzero(self.weights)
-        waiting = generator.standard_exponential(able.size) / self.weights[able]
+        # Exponential waiting times with the weights as rates: the shortest is a draw by weight, and so is
+        # the next among the remaining keys.
+        keys = np.flatnonzero(self.weights)
+        waiting = generator.standard_exponential(keys.size) / self.weights[keys]
         first: NDArray[np.int64] = np.argpartition(waiting, self.num_samples - 1)[: self.num_samples]
-        return able[first[np.argsort(waiting[first])]]
+        return keys[first[np.argsort(waiting[first])]]
 
     def __len__(self) -> int:
         return self.num_samples
 
 
 class BatchSampler(Sampler[list[T]]):
-    """Lists of `batch_size` keys from any iterable of keys, read no further than asked.
+    """Lists of `batch_size` keys from any iterable of keys, which is read only as far as needed.
 
     >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
     [[0, 1], [2, 3], [4]]
     """
 
     def __init__(self, sampler: Iterable[T], batch_size: int, drop_last: bool) -> None:
-        # No isinstance check on the sampler: what has only __getitem__ can be iterated too.
+        # No isinstance check on the sampler: an object with only __getitem__ can be iterated too.
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = check_drop_last(drop_last)
         self.sampler = sampler
@@ -240,16 +240,17 @@ class BatchSampler(Sampler[list[T]]):
         return group(iter(self.sampler), self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        # A TypeError where the sampler has no length, as for any object without one.
+        # Raises TypeError if the sampler has no length, as len() does.
         return batches(len(self.sampler), self.batch_size, self.drop_last)  # type: ignore[arg-type]
 
 
 class DistributedSampler(Sampler[int]):
-    """The share of one rank: every `num_replicas`-th key of an order that all ranks agree on.
+    """The keys of one rank: every `num_replicas`-th key of an order that is the same on all ranks.
 
-    Ranks get equally many keys: where they do not come out even, the head of the order is repeated, or
-    with `drop_last` its tail is left out. The order belongs to (seed, epoch), so call `set_epoch` before
-    each epoch. `num_replicas` and `rank` default to the variables WORLD_SIZE and RANK that launchers set.
+    All ranks get the same number of keys: if the keys do not divide evenly, the first ones are repeated, or
+    with `drop_last` the last ones are left out. The order is a function of (seed, epoch), so call `set_epoch`
+    before each epoch. `num_replicas` and `rank` default to the environment variables WORLD_SIZE and RANK,
+    which launchers set.
 
     >>> [list(DistributedSampler(range(5), num_replicas=2, rank=r, shuffle=False)) for r in (0, 1)]
     [[0, 2, 4], [1, 3, 0]]
@@ -282,16 +283,16 @@ class DistributedSampler(Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """Keys for each rank."""
+        """The number of keys of each rank."""
         return batches(len(self.dataset), self.num_replicas, self.drop_last)
 
     @property
     def total_size(self) -> int:
-        """Keys for all ranks together, the repeated ones included."""
+        """The number of keys of all ranks together, repeated keys included."""
         return self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """The order of the next `iter()`."""
+        """Sets the epoch, and with it the order, of the next `iter()`."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -308,11 +309,8 @@ class DistributedSampler(Sampler[int]):
 
 
 def order_of(sampler: object, seed: int) -> Order | None:
-    """The order that a sampler of ours means, for a seed; None where only iterating tells what comes.
-
-    Subclasses may do anything, and a generator is the caller's own randomness: neither is an order. Indices and
-    weights are copied as they are now.
-    """
+    """The order that stands for one of our samplers, with this seed; None if the sampler must be iterated."""
+    # A subclass may yield anything, and a generator is the caller's own randomness: both must be iterated.
     if type(sampler) is SequentialSampler:
         return Sequential(len(sampler))
     if getattr(sampler, "generator", None) is not None:
@@ -334,12 +332,12 @@ def order_of(sampler: object, seed: int) -> Order | None:
 
 
 def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
-    """A copy of the indices, where all of them are integers from 0 on; else None."""
+    """A copy of the indices if all of them are integers of 0 or more, else None."""
     if isinstance(indices, range):
         ends = (indices[0], indices[-1]) if indices else (0,)
         return indices if min(ends) >= 0 and max(ends) < 1 << 62 else None
     try:
-        found = np.asarray(indices)  # a list of numpy's integers, or a tensor, too
+        found = np.asarray(indices)  # a list of numpy integers, or a tensor, too
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             return None
         keys = found.astype(np.int64)
@@ -349,7 +347,7 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 
 def positive(name: str, value: object) -> int:
-    """The value as an int above zero, or a ValueError that names the setting."""
+    """The value as a positive int; raises ValueError with the name otherwise."""
     number = 0
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
@@ -359,19 +357,19 @@ def positive(name: str, value: object) -> int:
 
 
 def check_drop_last(value: object) -> bool:
-    """The value, or a ValueError where it is not a bool: a misplaced batch size would pass for True."""
+    """The value; raises ValueError if it is not a bool, because a misplaced batch size would count as True."""
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value
 
 
 def batches(n: int, size: int, drop_last: bool) -> int:
-    """How many groups of `size` there are in n, a short last one counted unless it is dropped."""
+    """The number of batches of `size` in n samples; an incomplete last one counts unless it is dropped."""
     return n // size if drop_last else -(-n // size)
 
 
 def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Lists of `size` keys; a short last one only without `drop_last`."""
+    """Lists of `size` keys; an incomplete last one only without `drop_last`."""
     while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
         yield batch
 

@@ -1,7 +1,7 @@
-"""Seeds are integers made from integers: pure 64-bit mixing, the same on every machine.
+"""Seeds: integers mixed from integers by 64-bit arithmetic, the same on every machine.
 
-Whatever is random in penstock asks here for a number that belongs to (seed, epoch, step, ...), so that
-it does not matter who computes it, or how often.
+All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...), so it does
+not matter which process computes it, or how often.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mix(*parts: SupportsInt) -> int:
         word = part if type(part) is int else int(part)
         if word >> 64:
             word = _fold(word)
-        # Each line is a bijection of the state, so two lists that differ in one part never meet.
+        # Each line is a bijection of the state, so two lists that differ in one part never collide.
         state = (state ^ word) * FIRST & MASK
         state ^= state >> 32
     state = state * SECOND & MASK
@@ -40,7 +40,7 @@ def mix(*parts: SupportsInt) -> int:
 
 
 def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """One 64-bit integer for each number from 0 on, as the key has it: different numbers never meet."""
+    """A 64-bit hash under the key of each number, 0 or more; different numbers never collide."""
     state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(mix(key))
     state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
     state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)
@@ -48,7 +48,7 @@ def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _fold(number: int) -> int:
-    """A number outside of 0..2**64-1 as 64 bits, its sign included."""
+    """A 64-bit hash of an integer outside 0..2**64-1, its sign included."""
     words = [1 if number < 0 else 0]
     number = abs(number)
     while number:
@@ -58,14 +58,14 @@ def _fold(number: int) -> int:
 
 
 def draw_key(generator: np.random.Generator | None) -> int:
-    """A new key from the generator, which it advances; from numpy's global state where there is none."""
+    """A new key drawn from the generator, or from numpy's global state if that is None."""
     if generator is None:
         return int(np.random.randint(0, 1 << 63, dtype=np.uint64))
     return int(generator.integers(0, 1 << 63, dtype=np.uint64))
 
 
 def check_generator(generator: object) -> None:
-    """Anything but None and a numpy Generator is a TypeError that says where the others belong."""
+    """Raises TypeError for anything but None and a numpy Generator."""
     if generator is None or isinstance(generator, np.random.Generator):
         return
     kind = type(generator)

@@ -1,4 +1,4 @@
-"""Caffe's LMDB of Datum."""
+"""`CaffeLMDB`: reads Caffe's LMDB of Datum."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from numpy.typing import NDArray
 from penstock.errors import RecordError
 from penstock.records._datum import Datum, DatumError, parse
 from penstock.records._lmdbfile import LMDBFile
-from penstock.records._samples import Path, Picture, Samples, position
+from penstock.records._samples import FilePath, Samples, StoredImage, position
 from penstock.source._packed import PackedList
 
 if TYPE_CHECKING:
     from penstock.image import Transform
 
-Color = Literal["bgr", "rgb"]
+Channels = Literal["bgr", "rgb"]
 
 
 class CaffeLMDB(Samples):
-    """Caffe's LMDB of Datum, in the order of the keys: `(array, label)`, with the axes (channels, height, width).
+    """Caffe's LMDB of Datum, in key order: samples `(array, label)` with the axes (channels, height, width).
 
-    Raw data is uint8 and `float_data` float32. Encoded images are decoded (which needs the extra "image"), gray ones
-    to one channel. Three channels of uint8 are in Caffe's order, BGR; `color="rgb"` turns them around.
+    Raw data is uint8, and `float_data` is float32. Encoded images are decoded (which needs the extra "image"), gray
+    ones to one channel. Three channels of uint8 are in Caffe's order, BGR; `color="rgb"` reverses them.
 
-    With a `transform` of `penstock.image` a sample is `(image, label)` as the transform makes it, in its order of
-    channels: say `Transform(color="bgr")` for a network that Caffe trained. `labels=False` leaves the labels out.
+    With a `transform` of `penstock.image` a sample is `(image, label)`, in the transform's own order of channels: use
+    `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the labels out.
 
-    It needs no LMDB library. Any number of threads and processes may read at once, while nobody writes. `path` is the
-    folder, or the file in it; `keys` has the keys. LMDB has no checksums, so a wrong byte inside of a value may not
-    be noticed; all other damage is a `RecordError`.
+    No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
+    `path` is the folder, or the file in it; `keys` has the keys. LMDB has no checksums, so a wrong byte inside a
+    value may not be noticed; all other damage raises `RecordError`.
     """
 
     def __init__(
-        self, path: Path, transform: Transform | None = None, labels: bool = True, color: Color = "bgr"
+        self, path: FilePath, transform: Transform | None = None, labels: bool = True, color: Channels = "bgr"
     ) -> None:
         if color not in ("bgr", "rgb"):
             raise ValueError(f"color must be 'bgr' or 'rgb', but it is {color!r}.")
         if transform is not None and color != "bgr":
             raise ValueError(
-                f"color={color!r} is for arrays. With a transform its own color counts: {transform.color!r}."
+                f"color={color!r} applies only without a transform, which has its own: {transform.color!r}."
             )
         self.path = os.fspath(path)
-        stored = Stored(self.path, color, labels)
+        stored = StoredDatums(self.path, color, labels)
         self.keys: PackedList[bytes] = stored.file.keys
         super().__init__(stored, transform, labels)
 
@@ -53,10 +53,10 @@ class CaffeLMDB(Samples):
         return f"{type(self).__name__}({self.path!r}, {len(self)} samples)"
 
 
-class Stored:
-    """The Datums of a file."""
+class StoredDatums:
+    """The Datums of an LMDB file, by position."""
 
-    def __init__(self, path: str, color: Color, labels: bool) -> None:
+    def __init__(self, path: str, color: Channels, labels: bool) -> None:
         self.file = LMDBFile(os.path.join(path, "data.mdb") if os.path.isdir(path) else path)
         self._color, self._labels = color, labels
 
@@ -68,10 +68,10 @@ class Stored:
         array: NDArray[Any] = _decoded(bytes(datum.data), name) if datum.encoded else datum.array()
         if self._color == "rgb" and array.dtype == np.uint8 and len(array) == 3:
             array = array[::-1]
-        array = array.copy()  # its own, and not a view of the bytes that were read
+        array = array.copy()  # not a view of the bytes that were read
         return (array, datum.label) if self._labels else array
 
-    def picture(self, at: int) -> Picture:
+    def image(self, at: int) -> StoredImage:
         datum, name = self._datum(at)
         if datum.encoded:
             return bytes(datum.data), datum.label, name
@@ -80,18 +80,18 @@ class Stored:
 
     def _datum(self, at: int) -> tuple[Datum, str]:
         at = position(at, len(self), self.file.path)
-        name = f"{self.file.path}, key {self.file.keys[at]!r}, byte {self.file.place(at):,}"
+        name = f"{self.file.path}, key {self.file.keys[at]!r}, byte {self.file.offset(at):,}"
         try:
             return parse(self.file.value(at)), name
         except DatumError as error:
             raise RecordError(
-                f"{name}: this is not a Datum of Caffe's: {error}. The file is damaged, or of another kind."
+                f"{name}: this is not a Caffe Datum: {error}. The file is damaged, or has another format."
             ) from None
 
 
 def _decoded(data: bytes, name: str) -> NDArray[np.uint8]:
-    """Channels first, BGR; of a gray image one channel, as Caffe decodes it."""
-    from penstock.image._decode import decode  # late: libraries that raw data does without
+    """The pixels with channels first, in BGR; one channel for a gray image, as Caffe decodes it."""
+    from penstock.image._decode import decode  # late: raw data does not need its libraries
 
     gray = _is_gray(data)
     pixels = decode(data, "gray" if gray else "bgr", name)
@@ -105,4 +105,4 @@ def _is_gray(data: bytes) -> bool:
         with Image.open(io.BytesIO(data)) as image:
             return Image.getmodebase(image.mode) == "L"
     except Exception:
-        return False  # whoever decodes it says what is wrong with it
+        return False  # decoding it raises the error

@@ -1,4 +1,4 @@
-"""Writes Caffe's LMDB of Datum, by the library `lmdb`."""
+"""Writes Caffe's LMDB of Datum, with the library `lmdb`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from penstock.records._datum import dump
 
-_MAP = 1 << 40  # bytes of addresses, not of memory: as Caffe has it
-_AT_ONCE = 1000  # items in a transaction, as Caffe has it
+_MAP = 1 << 40  # bytes of address space, not of memory; as in Caffe
+_PER_TRANSACTION = 1000  # items, as in Caffe
 
 
 def write_caffe_lmdb(
     path: str | os.PathLike[str], items: Iterable[tuple[NDArray[Any] | bytes, SupportsIndex]]
 ) -> int:
-    """Writes Caffe's LMDB and returns how many items it has. Needs `pip install ".[lmdb]"`.
+    """Writes Caffe's LMDB and returns the number of items. Needs `pip install ".[lmdb]"`.
 
     An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. Keys are the
-    numbers of the items, with zeros before them. The folder, which must not be there, gets its name at the end.
+    numbers of the items, padded with zeros. The folder must not exist; it gets its name when all items are written.
     """
     try:
         import lmdb
@@ -34,7 +34,7 @@ def write_caffe_lmdb(
         ) from error
     final = os.fspath(path)
     if os.path.lexists(final):
-        raise FileExistsError(f"{final} is there already: write_caffe_lmdb makes a folder, and changes none.")
+        raise FileExistsError(f"{final} already exists, and write_caffe_lmdb writes only to a new folder.")
     part = f"{final}.{secrets.token_hex(4)}.part"
     try:
         with lmdb.open(part, map_size=_MAP, lock=False, sync=False) as environment:
@@ -42,7 +42,7 @@ def write_caffe_lmdb(
             count = 0
             for count, item in enumerate(items, 1):
                 transaction.put(b"%010d" % (count - 1), dump(*_checked(count - 1, item)), append=True)
-                if count % _AT_ONCE == 0:
+                if count % _PER_TRANSACTION == 0:
                     transaction.commit()
                     transaction = environment.begin(write=True)
             transaction.commit()
@@ -58,10 +58,10 @@ def _checked(number: int, item: Any) -> tuple[NDArray[Any] | bytes, int]:
         content, label = item
     except (TypeError, ValueError):
         raise TypeError(
-            f"item {number} must be a pair of an array, or bytes, and its label, but it is a {type(item).__name__}."
+            f"item {number} must be a pair (array or bytes, label), but it is a {type(item).__name__}."
         ) from None
     _check_content(number, content)
-    wrong = f"item {number}: a label of Caffe's is an integer of 32 bits, but it is {label!r}."
+    wrong = f"item {number}: a label must be a 32-bit integer in Caffe, but it is {label!r}."
     try:
         label = as_int(label)
     except TypeError:

@@ -1,8 +1,8 @@
-"""Caffe's Datum: an array, or an encoded image, and its label, as a protobuf message.
+"""Caffe's Datum: an array or an encoded image, and its label, as a protobuf message.
 
-A message is a row of fields. Each begins with a number that says which field and of which form: an integer, 7 bits
-in a byte; 8 or 4 bytes; or a length and as many bytes. Datum has seven fields, so no library is needed; what
-others have added to it (NVCaffe's record_id) is passed over.
+A message is a sequence of fields. Each begins with a tag: the number of the field and its wire type, which is an
+integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length and as many bytes. Datum has seven fields, so no library
+is needed; fields that others have added (NVCaffe's record_id) are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_FLOATS = np.empty(0, np.float32)
 
 
 class Datum(NamedTuple):
-    """What a Datum says, before anything is decoded."""
+    """The fields of a Datum, before an image is decoded."""
 
     shape: tuple[int, int, int]  # channels, height, width
     data: memoryview
@@ -28,38 +28,38 @@ class Datum(NamedTuple):
     encoded: bool
 
     def array(self) -> NDArray[np.uint8] | NDArray[np.float32]:
-        """Channels first. Not for an encoded one."""
+        """The array, channels first. Only for a Datum that is not encoded."""
         values = np.frombuffer(self.data, np.uint8) if len(self.data) else self.floats
         return values.reshape(self.shape)
 
 
 class DatumError(ValueError):
-    """Bytes that are no Datum."""
+    """The bytes are not a valid Datum."""
 
 
 def parse(message: memoryview) -> Datum:
-    """Raises DatumError for what is no Datum, or one that contradicts itself."""
+    """The Datum of a message; raises DatumError if it is invalid or contradicts itself."""
     numbers: dict[int, int] = {}
     data: memoryview | None = None
     floats: list[NDArray[np.float32]] = []
     at, end = 0, len(message)
     while at < end:
         tag, at = integer(message, at)
-        field, form = tag >> 3, tag & 7
-        if field in _NUMBERS and form == VARINT and field not in numbers:
+        field, wire_type = tag >> 3, tag & 7
+        if field in _NUMBERS and wire_type == VARINT and field not in numbers:
             numbers[field], at = integer(message, at)
-        elif field == _DATA and form == BYTES and data is None:
+        elif field == _DATA and wire_type == BYTES and data is None:
             data, at = block(message, at)
-        elif field == _FLOATS and form == BYTES:
+        elif field == _FLOATS and wire_type == BYTES:
             packed, at = block(message, at)
             floats.append(floats_of(packed))
-        elif field == _FLOATS and form == FOUR:
-            run, at = _run_of_floats(message, at)
-            floats.append(run)
+        elif field == _FLOATS and wire_type == FOUR:
+            values, at = _tagged_floats(message, at)
+            floats.append(values)
         elif field > _ENCODED:
-            at = _after(message, at, form)
+            at = _skip(message, at, wire_type)
         else:
-            raise DatumError(f"field {field} of form {form} is none of Datum's, or its second of that kind")
+            raise DatumError(f"field {field} of wire type {wire_type} is not part of a Datum, or comes twice")
     return _datum(numbers, data or memoryview(b""), np.concatenate(floats) if floats else _NO_FLOATS)
 
 
@@ -67,11 +67,11 @@ def _datum(numbers: dict[int, int], data: memoryview, floats: NDArray[np.float32
     shape = numbers.get(_CHANNELS, 0), numbers.get(_HEIGHT, 0), numbers.get(_WIDTH, 0)
     encoded = bool(numbers.get(_ENCODED))
     if len(floats) and (encoded or len(data)):
-        raise DatumError(f"it has {len(data):,} bytes of data and {len(floats):,} floats")
+        raise DatumError(f"it has both {len(data):,} bytes of data and {len(floats):,} floats")
     if not len(data) and not len(floats):
         raise DatumError("it is empty")
     if not encoded and (max(shape) >= 1 << 31 or shape[0] * shape[1] * shape[2] != len(data) + len(floats)):
-        raise DatumError(f"{len(data) + len(floats):,} values do not make an array of shape {shape}")
+        raise DatumError(f"{len(data) + len(floats):,} values do not form an array of shape {shape}")
     label = numbers.get(_LABEL, 0)
     return Datum(shape, data, floats, label - (label >> 63 << 64), encoded)
 
@@ -85,50 +85,50 @@ def integer(message: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & (1 << 64) - 1, at + shift // 7 + 1
-    raise DatumError(f"an integer at byte {at:,} has no end")
+    raise DatumError(f"an integer at byte {at:,} does not end")
 
 
 def block(message: memoryview, at: int) -> tuple[memoryview, int]:
     size, at = integer(message, at)
     if size > len(message) - at:
-        raise DatumError(f"{size:,} bytes at byte {at:,} go on after its end, at {len(message):,}")
+        raise DatumError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")
     return message[at : at + size], at + size
 
 
-def _after(message: memoryview, at: int, form: int) -> int:
-    """Where a field that is none of ours ends."""
-    if form in (EIGHT, FOUR):
-        at += 8 if form == EIGHT else 4
-    elif form == VARINT:
+def _skip(message: memoryview, at: int, wire_type: int) -> int:
+    """The position after a field that is not part of a Datum."""
+    if wire_type in (EIGHT, FOUR):
+        at += 8 if wire_type == EIGHT else 4
+    elif wire_type == VARINT:
         _, at = integer(message, at)
-    elif form == BYTES:
+    elif wire_type == BYTES:
         _, at = block(message, at)
     else:
-        raise DatumError(f"a field at byte {at:,} has form {form}, which there is not")
+        raise DatumError(f"a field at byte {at:,} has the unknown wire type {wire_type}")
     if at > len(message):
-        raise DatumError(f"a field goes on after its end, at {len(message):,}")
+        raise DatumError(f"a field reaches beyond the end, at byte {len(message):,}")
     return at
 
 
 def floats_of(packed: memoryview) -> NDArray[np.float32]:
     if len(packed) % 4:
-        raise DatumError(f"{len(packed):,} bytes are not a number of float32")
+        raise DatumError(f"{len(packed):,} bytes are not a whole number of float32")
     return np.frombuffer(packed, "<f4").astype(np.float32, copy=False)
 
 
-def _run_of_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], int]:
-    """The floats from here on that stand one by one, each behind its tag. The first tag is read already."""
+def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], int]:
+    """The floats from here on that each have a tag of their own; the first tag is already read."""
     rows = np.frombuffer(message[at - 1 :], np.uint8)
     rows = rows[: len(rows) // 5 * 5].reshape(-1, 5)
     others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | FOUR)
     count = int(others[0]) if len(others) else len(rows)
     if count == 0:
-        raise DatumError(f"a float at byte {at:,} goes on after the end")
+        raise DatumError(f"a float at byte {at:,} reaches beyond the end")
     return floats_of(memoryview(rows[:count, 1:].tobytes())), at - 1 + 5 * count
 
 
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
-    """The Datum of an array, channels first, or of the bytes of an encoded image; as Caffe writes it."""
+    """The message for an array, channels first, or for an encoded image, as Caffe writes it."""
     if isinstance(content, bytes):
         return b"".join((_dump_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [

@@ -1,11 +1,11 @@
-"""RecordIO, the way in which MXNet puts records behind each other in a file.
+"""RecordIO: MXNet's format for a file of records.
 
     a part:    the mark | flag (3 bits) and length (29 bits) | content | zeros up to a multiple of 4
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
-All of it in little endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
-is left out. So the mark stands where a part begins and nowhere else (no valid flag and length look like it), and
-whoever looks for the marks in a record notices any length that is wrong by more than a few zeros at the end.
+Numbers are little-endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
+is left out. So the mark is only where a part begins (no valid flag and length look like it), and a search for the
+marks in a record detects any length that is wrong by more than a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _F
 
 
 def framed(content: bytes) -> list[bytes]:
-    """What to write for a record of this content, piece by piece."""
+    """The pieces to write for a record with this content."""
     pieces: list[bytes] = []
     begin = 0
     for at in _marks(content):
@@ -43,47 +43,45 @@ def framed(content: bytes) -> list[bytes]:
 
 
 def record(file: RawFile, start: int, stop: int) -> memoryview:
-    """The content of the record that has exactly these bytes of the file."""
+    """The content of the record that is exactly the bytes from start to stop."""
     raw = file.read(start, stop - start)
     begins = _marks(raw)
     if not begins or begins[0] != 0:
-        file.damaged(start, "a record should begin here, and there is none")
+        file.damaged(start, "a record should begin here, but none does")
     between = [_MIDDLE] * (len(begins) - 2)
     flags = [_ALONE] if len(begins) == 1 else [_FIRST, *between, _LAST]
     parts: list[memoryview | bytes] = []
     for expected, begin, end in zip(flags, begins, [*begins[1:], len(raw)], strict=True):
         if end < begin + 8:
-            file.damaged(start + begin, "the head of a part is cut off")
+            file.damaged(start + begin, "the header of a part is cut off")
         _, word = _HEAD.unpack_from(raw, begin)
         flag, length = word >> 29, word & LONGEST
         stop = begin + 8 + length
-        # Only the last part may end before the next multiple of 4, and zeros fill it up.
+        # Only the last part may end before a multiple of 4; zeros fill the rest.
         fits = (
             end == stop
             if expected in (_FIRST, _MIDDLE)
             else stop <= end < stop + 4 and not any(raw[stop:end])
         )
         if flag != expected or not fits:
-            file.damaged(start + begin, f"a part of {length:,} bytes with flag {flag} does not fit its place")
+            file.damaged(start + begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
         parts += _MARK, memoryview(raw)[begin + 8 : stop]
     return memoryview(parts[1] if len(parts) == 2 else b"".join(parts[1:]))
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """As much of a record's content as these, its first bytes, have; None where it has several parts."""
+    """The content in the first bytes of a record; None if the record has several parts."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
-    """How these places, in order, cannot be those of all records; empty where they can.
-
-    Only what damage to a single record does not explain: that is an error of the record, when it is read.
-    """
+    """Why the records of the file cannot begin at exactly these bytes, in order; empty if they can."""
+    # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
-        return f"it has a record at byte {odd[0]:,}, and records begin at multiples of 4"
+        return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
     if file.size % 4:
-        return f"the file ends at byte {file.size:,}, and records end at multiples of 4"
+        return f"the file ends at byte {file.size:,}, but records end at multiples of 4"
     read = file.read
     heads = np.frombuffer(file.read_each(starts.tolist(), 8), _WORD).reshape(-1, 2)
     marked, flags = heads[:, 0] == _MARK_WORD, heads[:, 1] >> 29
@@ -103,7 +101,7 @@ def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
 
 
 def _end(file: RawFile, at: int) -> int:
-    """Where the record that begins here ends, if it is whole; otherwise any place where no record begins."""
+    """The end of the record that begins here; if it is damaged, a byte where no record begins."""
     flag = _LAST
     while at <= file.size - 8:
         mark, word = _HEAD.unpack(file.read(at, 8))
@@ -117,7 +115,7 @@ def _end(file: RawFile, at: int) -> int:
 
 
 def records(file: RawFile) -> Iterator[tuple[int, int]]:
-    """Where each record begins and ends, found by going from head to head."""
+    """The start and stop of each record, found by following the headers."""
     read, unpack, size = file.read, _HEAD.unpack, file.size
     begin = at = 0
     flag = _LAST
@@ -125,14 +123,16 @@ def records(file: RawFile) -> Iterator[tuple[int, int]]:
         mark, word = unpack(read(at, 8))
         before, flag = flag, word >> 29
         if mark != MARK or flag not in _MAY_FOLLOW[before]:
-            file.damaged(at, "a part of a record should begin here, and there is none")
+            file.damaged(at, "a part of a record should begin here, but none does")
         if before in _ENDS:
             begin = at
         at += 8 + _padded(word & LONGEST)
         if flag in _ENDS and at <= size:
             yield begin, at
     if at > size or flag not in _ENDS:
-        file.damaged(begin, f"the record that begins here goes on after the end of the file, at {size:,}")
+        file.damaged(
+            begin, f"the record that begins here reaches beyond the end of the file, at byte {size:,}"
+        )
 
 
 def _marks(content: bytes) -> list[int]:

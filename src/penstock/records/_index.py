@@ -20,7 +20,7 @@ _MOST = (1 << 64) - 1
 
 
 def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Where the records of a file begin, in the order of the file, and their keys."""
+    """The first byte of each record, in the order of the file, and the records' keys."""
     text = Path(path).read_bytes()
     if text and not text.endswith(b"\n"):
         text += b"\n"
@@ -28,7 +28,7 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
     if whole is None or whole.end() != len(text):
         _refuse(path, text.split(b"\n"), text.count(b"\n", 0, whole.end() if whole else 0))
     table = np.fromstring(text, np.uint64, sep=" ").reshape(-1, 2)
-    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # larger ones have become it, too
+    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # larger numbers are read as this one
     lines = text.split(b"\n") if largest else []
     for row in largest:
         if int(lines[row].split()[0]) > _MOST:
@@ -37,8 +37,8 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
     keys, starts = table[order, 0], table[order, 1].astype(np.int64)
     if wrong := _wrong(starts, file):
         raise RecordError(
-            f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged, or of another version. "
-            "Pass idx=False to find the records without it; save_idx() writes it anew."
+            f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged or out of date. "
+            "Pass idx=False to find the records without it; save_idx() writes a new index."
         )
     file.hint = f" Or {path} is not its index: pass idx=False to find the records without it."
     return starts, keys
@@ -46,21 +46,21 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
 
 def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
     raise RecordError(
-        f"{path}, line {row + 1}: {lines[row][:60]!r} should be a key, below 2**64, and the byte at which its record "
-        "begins, two integers with a tab between them."
+        f"{path}, line {row + 1}: {lines[row][:60]!r} should be a key below 2**64 and the first byte of its record, "
+        "two integers with a tab between them."
     )
 
 
 def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
-    """What tells that the index is of another file, or lacks lines: both move the numbers of records."""
+    """Why this is not the index of the file, or lacks records; empty if it is complete."""
     if len(starts) == 0:
-        return f"it has no line, and the file {file.size:,} bytes" if file.size else ""
+        return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:
-        return f"its first record begins at byte {starts[0]:,}, and the file's at 0"
+        return f"its first record begins at byte {starts[0]:,}, but that of the file at 0"
     if (np.diff(starts) < 8).any():
         return f"a record at byte {starts[np.diff(starts, append=file.size) < 8][0]:,} leaves no room for the next"
     if starts[-1] >= file.size:
-        return f"it has a record at byte {starts[-1]:,}, and the file ends at {file.size:,}"
+        return f"it has a record at byte {starts[-1]:,}, but the file ends at {file.size:,}"
     try:
         framing.record(file, int(starts[-1]), file.size)
     except RecordError:

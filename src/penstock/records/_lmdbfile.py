@@ -1,16 +1,16 @@
 """Reads the keys and values of an LMDB file, in the order of the keys.
 
-A reader of our own, because the library maps the file into memory and trusts what it finds there: a damaged page, or
-an end that was cut off, ends the process. Its environments must not cross a fork either. Here every number is checked
-before it is used, and the file is read by position.
+Refused: the library `lmdb`. It maps the file into memory and trusts the contents: a damaged page or a file that was
+cut off crashes the process. Its environments must not cross a fork either. Here every number is checked before it is
+used, and the file is read by position.
 
-    pages 0 and 1  what there is, as of the last two transactions: the newer one counts
+    pages 0 and 1  the state after the last two transactions: the newer one counts
     branch page    keys, and the pages below them
-    leaf page      keys and values; of a large value only the page at which it begins
-    overflow page  a large value, which goes on over the pages behind it
+    leaf page      keys and values; for a large value only the page where it begins
+    overflow page  a large value, which continues on the pages after it
 
-A page begins with its number, its kind, and where each of its nodes is, in the order of their keys. The nodes fill
-the end of the page without a gap. LMDB has no checksums, so damage inside of a value is not noticed here.
+A page begins with its number, its kind, and the offsets of its nodes, in the order of their keys. The nodes fill
+the end of the page without a gap. LMDB has no checksums, so damage inside a value is not noticed here.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from penstock.source._packed import PackedList
 
 _MARK, _VERSION = 0xBEEFC0DE, 1
 _DATABASE = "IHHQQQQQ"  # page size, flags, depth, pages of each kind (3), entries, root
-_META = struct.Struct(
-    f"<16xIIQQ{_DATABASE}{_DATABASE}QQ"
-)  # of the free pages, of the user; last page, transaction
-_PAGE = struct.Struct("<QHHHH")  # number, unused, kind, where the places of nodes end, where nodes begin
+# mark, version; free pages, the user's database; last page, transaction
+_META = struct.Struct(f"<16xIIQQ{_DATABASE}{_DATABASE}QQ")
+_PAGE = struct.Struct("<QHHHH")  # number, unused, kind, end of the node offsets, start of the nodes
 _NODE = struct.Struct("<HHHH")  # size of the value (4 bytes), flags, size of the key
 _KINDS = 0x6F
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
 _LARGE, _NO_VALUE = 1, 6
-_DEEPEST = 32  # what LMDB itself can go down
+_DEEPEST = 32  # the limit of LMDB itself
 
 
 class LMDBFile:
-    """The keys of an LMDB file, and by position their values."""
+    """The keys of an LMDB file, and their values by position."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -47,13 +46,13 @@ class LMDBFile:
         flags, depth, entries, root = self._newest()
         if flags or (entries and not 1 <= depth <= _DEEPEST):
             self._file.damaged(
-                0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe makes"
+                0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe writes"
             )
         self._entries = entries
         starts, sizes = array("q"), array("q")
         self.keys: PackedList[bytes] = PackedList(self._walk(root, depth, starts, sizes))
         if len(self.keys) != entries:
-            self._file.damaged(0, f"{entries:,} entries were expected, and there are {len(self.keys):,}")
+            self._file.damaged(0, f"{entries:,} entries were expected, but there are {len(self.keys):,}")
         self._starts: NDArray[np.int64] = np.array(starts, np.int64)
         self._sizes: NDArray[np.int64] = np.array(sizes, np.int64)
         self._check_values()
@@ -63,7 +62,7 @@ class LMDBFile:
 
     def value(self, at: int) -> memoryview:
         start, size = int(self._starts[at]), int(self._sizes[at])
-        # Behind the head of a page a leaf has the places of its nodes, and never a value.
+        # Right after a page header only overflow pages have a value; a leaf has the offsets of its nodes there.
         if start % self._page != _PAGE.size:
             return memoryview(self._file.read(start, size))
         page = memoryview(self._file.read(start - _PAGE.size, _PAGE.size + size))
@@ -73,33 +72,31 @@ class LMDBFile:
             or kind & _KINDS != _OVERFLOW
             or (high << 16 | low) * self._page < len(page)
         ):
-            self._file.damaged(start, f"the value of key {self.keys[at]!r} should begin here, and does not")
+            self._file.damaged(start, f"the value of key {self.keys[at]!r} should begin here, but does not")
         return page[_PAGE.size :]
 
     def _check_values(self) -> None:
-        """Values are in the file, and no two share a byte."""
+        """Checks that all values are inside the file, and that no two overlap."""
         order = self._starts.argsort()
         begins, ends = self._starts[order], (self._starts + self._sizes)[order]
         wrong = np.flatnonzero(ends > np.append(begins[1:], self._file.size))
         if len(wrong):
             key, end = self.keys[int(order[wrong[0]])], int(ends[wrong[0]])
-            self._file.damaged(
-                end, f"the value of key {key!r} reaches to here, into another or out of the file"
-            )
+            self._file.damaged(end, f"the value of key {key!r} ends here, inside another or outside the file")
 
-    def place(self, at: int) -> int:
+    def offset(self, at: int) -> int:
         """The byte at which a value begins."""
         return int(self._starts[at])
 
     def _newest(self) -> tuple[int, int, int, int]:
-        """Flags, depth, number of entries and root page, as of the last transaction."""
+        """Flags, depth, number of entries and root page after the last transaction."""
         first = self._meta(0)
         self._page = first[4]
         if self._page not in (1 << n for n in range(9, 16)):
-            self._file.damaged(0, f"an LMDB file with pages of {self._page:,} bytes cannot be")
+            self._file.damaged(0, f"LMDB has no pages of {self._page:,} bytes")
         second = self._meta(self._page)
         ages = first[-1], second[-1]
-        # Transactions take the two pages in turn, so that the one before the last can still be read.
+        # Transactions write the two pages in turn, so that the last but one can still be read.
         if ages != (0, 0) and (ages[0] % 2 != 0 or ages[1] % 2 != 1 or abs(ages[0] - ages[1]) != 1):
             self._file.damaged(
                 0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}"
@@ -115,18 +112,18 @@ class LMDBFile:
         return found
 
     def _walk(self, root: int, depth: int, starts: array[int], sizes: array[int]) -> Iterator[bytes]:
-        """The keys, in order; where their values begin and how long they are is appended."""
+        """Yields the keys in order; appends the start and the size of their values."""
         if self._entries == 0:
             return
-        newest: bytes | None = None
+        last: bytes | None = None
         for number, raw, positions in self._leaves(root, depth):
             for at in positions:
                 low, high, flags, width = _NODE.unpack_from(raw, at)
                 begin = at + _NODE.size + width
                 key = raw[at + _NODE.size : begin]
-                if flags & _NO_VALUE or (newest is not None and key <= newest) or len(sizes) == self._entries:
+                if flags & _NO_VALUE or (last is not None and key <= last) or len(sizes) == self._entries:
                     self._file.damaged(number * self._page + at, f"key {key!r} should not be here")
-                newest = key
+                last = key
                 if flags & _LARGE:
                     starts.append(
                         self._page_start(int.from_bytes(raw[begin : begin + 8], "little")) + _PAGE.size
@@ -146,7 +143,7 @@ class LMDBFile:
             yield from self._leaves(higher << 32 | high << 16 | low, depth - 1)
 
     def _nodes(self, number: int, expected: int) -> tuple[bytes, tuple[int, ...]]:
-        """A page, and where its nodes are in it: whole, side by side, up to its end."""
+        """A page and the offsets of its nodes, which must fill the end of the page without a gap."""
         start = self._page_start(number)
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)
@@ -158,7 +155,7 @@ class LMDBFile:
             or low % 2
             or not low <= high <= self._page
         ):
-            self._file.damaged(start, f"page {number:,} should be one of kind {expected}, and is not")
+            self._file.damaged(start, f"page {number:,} should be of kind {expected}, but is not")
         positions: tuple[int, ...] = struct.unpack_from(f"<{count}H", raw, _PAGE.size)
         end = high
         for at in [*sorted(positions), self._page]:
@@ -172,5 +169,5 @@ class LMDBFile:
 
     def _page_start(self, number: int) -> int:
         if not 1 < number < self._file.size // self._page:
-            self._file.damaged(self._file.size, f"page {number:,} should be in the file, and is not")
+            self._file.damaged(self._file.size, f"page {number:,} should be in the file, but is not")
         return number * self._page

@@ -1,4 +1,4 @@
-"""`penstock pack`: a folder of images becomes one `.rec` file."""
+"""`penstock pack`: packs a folder of images into one `.rec` file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from penstock.source._dataset import Dataset
 import simplejpeg  # after penstock.image, whose error says how to install it
 
 BATCH = 16
-QUALITY = 95  # as MXNet's own tool has it
-SHOWN = 20  # of the files that were skipped
+QUALITY = 95  # as in MXNet's own tool
+SHOWN = 20  # skipped files that are listed
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack, say what came of it, and return the exit code."""
+    """Pack the images, print a summary, and return the exit code."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check(options)
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         skipped, size, seconds = _pack(images, options)
     except (OSError, ValueError) as error:
         errors.print(f"penstock pack: {error}")
-        if hasattr(error, "__notes__"):  # the loader's: it came from a sample
+        if hasattr(error, "__notes__"):  # the loader added them: the error came from a sample
             errors.print("Nothing was written. --skip-bad leaves such files out.")
         return 1
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -59,25 +59,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What is wrong is said before an hour of work."""
+    """Check the options, so that a mistake is reported before an hour of work."""
     if not options.out.endswith(".rec"):
         raise ValueError(f"the name of the file to write must end in .rec, but it is {options.out}.")
     if options.quality is not None and options.resize is None:
-        raise ValueError(
-            "--quality is that of resized images. Without --resize files are packed as they are."
-        )
+        raise ValueError("--quality applies to resized images. Without --resize files are packed unchanged.")
     folder = os.path.dirname(options.out)
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder} to write to.")
     for path in (options.out, idx_path(options.out)):
         if os.path.isdir(path):
-            raise IsADirectoryError(f"{path} is a folder, and not a file to write.")
-    there = [path for path in (options.out, idx_path(options.out)) if os.path.lexists(path)]
-    if there and not options.force:
-        raise FileExistsError(f"{' and '.join(there)} would be replaced. Pass --force if they should be.")
+            raise IsADirectoryError(f"{path} is a folder, not a file to write.")
+    existing = [path for path in (options.out, idx_path(options.out)) if os.path.lexists(path)]
+    if existing and not options.force:
+        raise FileExistsError(f"{' and '.join(existing)} would be replaced. Pass --force to replace them.")
 
 
-# What ImageFolder advises, for those who have a command line.
+# How the advice in ImageFolder's messages reads on the command line.
 ADVICE = (
     ("ImageFolder: ", ""),
     ("For images without labels pass labels=False; for", "For"),
@@ -90,14 +88,14 @@ def _images(options: argparse.Namespace) -> ImageFolder:
     try:
         return ImageFolder(options.folder, listing=options.list)
     except (OSError, ValueError) as error:
-        said = str(error)
-        for ours, theirs in ADVICE:
-            said = said.replace(ours, theirs)
-        raise ValueError(said) from error
+        message = str(error)
+        for in_python, in_shell in ADVICE:
+            message = message.replace(in_python, in_shell)
+        raise ValueError(message) from error
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Write the file; what was skipped, the size of the file, and the time it took."""
+    """Write the file; return the skipped samples, the size of the file, and the seconds that it took."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(
@@ -110,7 +108,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
     )
     with RecordWriter(options.out) as writer, loader:
         batches = loader.batches()
-        # The workers start before the bar, which has a thread: a process with threads is not forked.
+        # The workers start before the bar, which has a thread: with threads, penstock does not fork.
         batch = next(batches, None)
         with _bar() as bar:
             task = bar.add_task("packing", total=len(images))
@@ -120,7 +118,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
                 for data, label, key in zip(encoded, labels.tolist(), batch.index.tolist(), strict=True):
                     try:
                         writer.write(data, label, key)
-                    except ValueError as error:  # no room for it in the format
+                    except ValueError as error:  # too large for the format
                         raise ValueError(
                             f"{os.path.join(images.root, images.paths[key])}: {error}"
                         ) from error
@@ -134,7 +132,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images of a folder as they are to be stored, with their labels. One that cannot be decoded is an error."""
+    """The images of a folder in the form to be stored, with labels; raises for one that cannot be decoded."""
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
         self._images, self._resize, self._quality = images, resize, quality
@@ -147,7 +145,7 @@ class Encoded(Dataset[Any]):
         data, label, name = self._images._source(key)
         picture = open_image(data, "rgb", name)
         if self._resize is None or min(picture.height, picture.width) <= self._resize:
-            # As it is. Decoding it, as small as possible, is the only way to know that it is whole.
+            # Stored unchanged. Decoding it, as small as possible, is the only way to know that it is complete.
             picture.pixels(picture.height, 8, lambda size: np.empty(size, np.uint8))
             return data, label
         pixels = self._shrink(data, name=name)

@@ -1,4 +1,4 @@
-"""The bytes of a file by position, for every thread and process that asks."""
+"""Reads a file by position, from any number of threads and processes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, NoReturn
 
 from penstock.errors import RecordError
 
-_AHEAD = 1000  # places that the system is told of before they are read
+_AHEAD = 1000  # reads that the kernel is told of in advance
 
 
 class RawFile:
     """A file that is read by position and must not change.
 
-    Read with `pread`, which knows no current position: threads share one descriptor, forked workers inherit
-    it, and a copy that was pickled opens its own. Refused: a memory map. Where its file is cut off while it
-    is in use, a look behind the end kills the process.
+    It is read with `pread`, which has no current position: threads share one descriptor, forked workers inherit
+    it, and a pickled copy opens its own. Refused: a memory map. If the file is cut off while it is mapped,
+    reading beyond the end kills the process.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.hint = ""  # at what else damage may come from
+        self.hint = ""  # another possible cause, appended to the message about damage
         self._open()
         self.size, self._time = self._stat()
 
@@ -35,7 +35,7 @@ class RawFile:
         return found.st_size, found.st_mtime_ns
 
     def read(self, start: int, size: int) -> bytes:
-        """Exactly these bytes."""
+        """Exactly `size` bytes from `start` on."""
         try:
             found = os.pread(self._fd, size, start)
         except OSError as error:
@@ -44,16 +44,16 @@ class RawFile:
             ) from error
         if len(found) != size:
             self.damaged(
-                start, f"{size:,} bytes were expected, and the file ends after {len(found):,} of them"
+                start, f"{size:,} bytes were expected, but the file ends after {len(found):,} of them"
             )
         return found
 
     def read_each(self, starts: list[int], size: int) -> bytearray:
-        """So many bytes from each of these places, behind each other."""
+        """`size` bytes from each start, concatenated."""
         found = bytearray()
         for first in range(0, len(starts), _AHEAD):
             some = starts[first : first + _AHEAD]
-            for start in some:  # a disk reads many at once in less time than one after the other
+            for start in some:  # a disk serves many requests at once in less time than one by one
                 os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_WILLNEED)
             for start in some:
                 found += self.read(start, size)
@@ -61,8 +61,8 @@ class RawFile:
 
     def damaged(self, offset: int, what: str) -> NoReturn:
         raise RecordError(
-            f"{self.path}, byte {offset:,}: {what}. The file is damaged, or of another kind than its name says: "
-            f"it has to be copied or made again.{self.hint}"
+            f"{self.path}, byte {offset:,}: {what}. The file is damaged, or has another format than its name "
+            f"says: copy it or write it again.{self.hint}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class RawFile:
         self._open()
         if self._stat() != (self.size, self._time):
             raise RecordError(
-                f"{self.path} has changed since it was first opened, when it had {self.size:,} bytes: where its "
-                "records begin is not known any more. Open it again when nothing writes to it."
+                f"{self.path} has changed since it was first opened, when it had {self.size:,} bytes, so the "
+                "positions of its records are not valid. Open it again when no program writes to it."
             )
 
     def __del__(self) -> None:

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from penstock.records import _framing as framing
 from penstock.records._index import read_index, write_index
 from penstock.records._raw import RawFile
-from penstock.records._samples import Path, Picture, Samples, check_transform, position
+from penstock.records._samples import FilePath, Samples, StoredImage, check_transform, position
 from penstock.source._dataset import IterableDataset
 
 if TYPE_CHECKING:
     from penstock.image import Transform
 
-HEAD = struct.Struct("<IfQQ")  # how many labels follow; the label where none do; the id; its upper half
+HEAD = struct.Struct("<IfQQ")  # number of labels that follow; the label if none do; the id; its upper half
 
 
 class Record(NamedTuple):
-    """What a `.rec` file stores. `label` is a float, or a float32 array where it has several."""
+    """A record of a `.rec` file. `label` is a float, or a float32 array if there are several labels."""
 
     id: int
     label: float | NDArray[np.float32]
@@ -34,57 +34,55 @@ class Record(NamedTuple):
 
 
 class RecordFile(Samples):
-    """The records of MXNet's `.rec` file, in the order of the file: a `Record(id, label, data)` each.
+    """The records of MXNet's `.rec` file, in the order of the file; each is a `Record(id, label, data)`.
 
     With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
 
-    The index is the `.idx` beside the file, or what `idx` names. Where there is none, or with `idx=False`, they are
-    found by going from one head to the next. Either looks at each head: about 2 s for a million, if the system has
-    the file in memory.
-    `save_idx()` writes the index for the next time. Any number of threads and processes may read at once.
+    The index is the `.idx` beside the file, or the file that `idx` names. Without one, or with `idx=False`, the
+    records are found by following their headers. Both read each header: about 2 s for a million records if the file
+    is in the page cache. `save_idx()` writes the index for the next time. Any number of threads and processes may
+    read at once.
 
-    RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage is a
+    RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage raises
     `RecordError`, at the latest when the record is read.
     """
 
     def __init__(
         self,
-        path: Path,
-        idx: Path | Literal[False] | None = None,
+        path: FilePath,
+        idx: FilePath | Literal[False] | None = None,
         transform: Transform | None = None,
         labels: bool = True,
     ) -> None:
         _check_labels(transform, labels)
         if idx is not None and idx is not False and not isinstance(idx, (str, os.PathLike)):
             raise TypeError(
-                f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. For images "
-                "pass transform=, by its name."
+                f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. To get "
+                "images, pass transform= by name."
             )
         self.path = os.fspath(path)
-        self._stored: Stored = Stored(self.path, idx)
+        self._stored: StoredRecords = StoredRecords(self.path, idx)
         super().__init__(self._stored, transform, labels)
 
     def by_id(self, id: int) -> Any:
-        """The sample with this key in the index or, where there is no index, with this id in its head."""
+        """The sample with this key in the index or, without an index, with this id in its header."""
         hits = self._stored.positions(as_id(id))
         if not hits:
             raise KeyError(f"no record of {self.path} has the id {id}.")
         if len(hits) > 1:
-            raise KeyError(
-                f"id {id} is that of {len(hits)} records of {self.path}, {hits[:5]}, and not of one."
-            )
+            raise KeyError(f"id {id} is not unique in {self.path}: {len(hits)} records have it, {hits[:5]}.")
         return self[hits[0]]
 
     @property
     def ids(self) -> NDArray[np.uint64]:
-        """The ids that `by_id` knows, in the order of the file. Without an index they are read from the records."""
+        """The ids that `by_id` takes, in the order of the file. Without an index they are read from the records."""
         return self._stored.ids
 
-    def save_idx(self, path: Path | None = None) -> None:
-        """Writes the index, beside the file or to `path`."""
+    def save_idx(self, path: FilePath | None = None) -> None:
+        """Writes the index to `path`, or beside the file by default."""
         index = idx_path(self.path) if path is None else os.fspath(path)
         if os.path.exists(index) and os.path.samefile(index, self.path):
-            raise ValueError(f"{index} has the records themselves. Give the index another name.")
+            raise ValueError(f"{index} is the file of the records. Give the index another name.")
         write_index(index, self._stored.starts, self.ids)
 
     def __repr__(self) -> str:
@@ -92,13 +90,13 @@ class RecordFile(Samples):
 
 
 class RecordStream(IterableDataset[Any]):
-    """The samples of a `.rec` file as a stream, for a `DataLoader`: no index is needed, and none made first.
+    """The samples of a `.rec` file as a stream, for a `DataLoader`, without building an index first.
 
-    For a huge file without an index that is read in its order. The stream's one reader goes from head to head, and
-    the workers read and transform. (Outside of a loader iterate over a `RecordFile`.)
+    Choose it for a huge file without an index that is read in file order. One reader follows the headers, and the
+    workers read and transform the records. (Without a loader iterate over a `RecordFile`.)
     """
 
-    def __init__(self, path: Path, transform: Transform | None = None, labels: bool = True) -> None:
+    def __init__(self, path: FilePath, transform: Transform | None = None, labels: bool = True) -> None:
         _check_labels(transform, labels)
         check_transform(transform, labels)
         self.path = os.fspath(path)
@@ -110,7 +108,7 @@ class RecordStream(IterableDataset[Any]):
         return framing.records(self._file)
 
     def load(self, extent: tuple[int, int]) -> Any:
-        """The sample that has these bytes of the file."""
+        """The sample at these bytes (start, stop) of the file."""
         record = read_record(self._file, *extent)
         if self.transform is None:
             return record
@@ -118,10 +116,10 @@ class RecordStream(IterableDataset[Any]):
         return (image, record.label) if self.labels else image
 
 
-class Stored:
-    """Where the records of a file are."""
+class StoredRecords:
+    """The records of a `.rec` file, by position."""
 
-    def __init__(self, path: str, idx: Path | Literal[False] | None) -> None:
+    def __init__(self, path: str, idx: FilePath | Literal[False] | None) -> None:
         self._file = RawFile(path)
         self._keys: NDArray[np.uint64] | None = None
         if idx is None and os.path.exists(idx_path(path)):
@@ -138,7 +136,7 @@ class Stored:
     def sample(self, at: int) -> Record:
         return read_record(self._file, *self._extent(at))
 
-    def picture(self, at: int) -> Picture:
+    def image(self, at: int) -> StoredImage:
         start, stop = self._extent(at)
         record = read_record(self._file, start, stop)
         return record.data, record.label, f"{self._file.path}, record {at}, byte {start:,}"
@@ -156,7 +154,7 @@ class Stored:
         )
 
     def positions(self, id: int) -> list[int]:
-        """Which records have this id."""
+        """The positions of the records with this id."""
         if not 0 <= id < 1 << 64:
             return []
         ends = [np.searchsorted(self.ids, np.uint64(id), side, self._by_id) for side in ("left", "right")]
@@ -177,13 +175,15 @@ def read_record(file: RawFile, start: int, stop: int) -> Record:
     content = framing.record(file, start, stop)
     if len(content) < HEAD.size:
         file.damaged(
-            start, f"a record of {len(content)} bytes is too short for the {HEAD.size} with its id and label"
+            start,
+            f"a record of {len(content)} bytes is too short for the header of {HEAD.size} with its id and label",
         )
     count, label, id_, _ = HEAD.unpack_from(content)
     begin = HEAD.size + 4 * count
     if begin > len(content):
         file.damaged(
-            start, f"a record of {len(content):,} bytes cannot have the {count:,} labels that it names"
+            start,
+            f"a record of {len(content):,} bytes cannot hold the {count:,} labels that its header names",
         )
     if count:
         label = np.frombuffer(content, "<f4", count, HEAD.size).astype(np.float32)
@@ -198,7 +198,7 @@ def as_id(id: SupportsIndex) -> int:
     try:
         return as_int(id)
     except TypeError:
-        raise TypeError(f"the id of a record is an integer, but it is {id!r}.") from None
+        raise TypeError(f"the id of a record must be an integer, but it is {id!r}.") from None
 
 
 def _id(file: RawFile, start: int, stop: int) -> int:
@@ -212,5 +212,5 @@ def _id(file: RawFile, start: int, stop: int) -> int:
 def _check_labels(transform: Transform | None, labels: bool) -> None:
     if transform is None and not labels:
         raise ValueError(
-            "labels=False leaves the label out beside an image: without a transform a sample is a Record."
+            "labels=False needs a transform: without one a sample is a Record, which always has its label."
         )

@@ -1,4 +1,4 @@
-"""What the files of records have in common: a transform turns what they store into images."""
+"""The base of datasets that read one file: a transform turns the stored data into images."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from penstock.source._dataset import Dataset
 if TYPE_CHECKING:
     from penstock.image import Images, Transform
 
-Path = str | os.PathLike[str]
-Picture = tuple[bytes | NDArray[Any], Any, str]
+FilePath = str | os.PathLike[str]
+StoredImage = tuple[bytes | NDArray[Any], Any, str]
 
 
 class Stored(Protocol):
-    """The samples of a file by position, negative ones from the end; an IndexError outside."""
+    """The samples of a file by position; negative positions count from the end."""
 
     def __len__(self) -> int: ...
     def sample(self, at: int) -> Any: ...
-    def picture(self, at: int) -> Picture:
-        """The image, encoded or as pixels in RGB, its label, and its name for errors."""
+    def image(self, at: int) -> StoredImage:
+        """The image, encoded or as RGB pixels, its label, and its name for errors."""
         ...
 
 
 class Samples(Dataset[Any]):
-    """The samples of a file: as they are stored, or with a transform `(image, label)`, as ImageFolder has them."""
+    """The samples of a file: as stored or, with a transform, `(image, label)` as in ImageFolder."""
 
     def __init__(self, stored: Stored, transform: Transform | None, labels: bool) -> None:
         self._stored = stored
@@ -48,28 +48,28 @@ class Samples(Dataset[Any]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """As of Images; there is none without a transform."""
+        """The method of `Images`; missing without a transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return lambda keys, empty: self._images().__gather__(keys, empty)
 
     def _images(self) -> Images:
-        # Late: it needs libraries that those do without who read what is stored. And made anew each time, so that
-        # `loader.update(transform=...)` counts.
-        from penstock.records._pictures import Pictures
+        # Imported late: reading the stored data does not need its libraries. Made for each call, so that
+        # `loader.update(transform=...)` has an effect.
+        from penstock.records._images import StoredImages
 
-        return Pictures(self._stored, self.transform, self.labels)
+        return StoredImages(self._stored, self.transform, self.labels)
 
 
 def position(at: SupportsIndex, n: int, path: str) -> int:
     found = as_int(at)
     if not -n <= found < n:
-        raise IndexError(f"sample {found} of {path}, which has {n:,}.")
+        raise IndexError(f"sample {found} is not in {path}, which has {n:,} samples.")
     return found % n
 
 
 def check_transform(transform: Transform | None, labels: bool) -> None:
     if transform is not None:
-        from penstock.image import Images  # late: as above
+        from penstock.image import Images  # late: see _images()
 
         Images(transform, labels)

@@ -1,29 +1,28 @@
-"""Arrays as a dataset: the rows of a step are gathered from their column straight into the batch."""
+"""Arrays as a dataset: the rows of a step are copied from each column straight into the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._fill.cast import Into
+from penstock._fill.out import Empty, Into
 from penstock.source._dataset import Dataset
 
 Array = NDArray[Any]
-Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
 
 class ArrayDataset(Dataset[Any]):
-    """Columns of one length; sample i has row i of each.
+    """Columns of equal length; sample i has row i of each.
 
-    One array by position gives rows, several give tuples of rows, arrays by name give dicts. Memory-maps
-    are read in place, nothing is copied; choose it whenever the data is, or can be mapped as, arrays: a
-    batch then costs one `take` for each column, about as much as `array[keys]`.
+    One array by position gives rows, several give tuples of rows, arrays by name give dicts. Memory maps are
+    read in place, without a copy. Choose it whenever the data is in arrays, or can be memory-mapped as arrays:
+    a batch then costs one `take` for each column, about as much as `array[keys]`.
 
     Numbers, dates and structured rows become arrays; a column of strings (one axis, dtype U, S or
-    StringDType) becomes a list of str or bytes. Object dtype is refused: its elements have no layout.
+    StringDType) becomes a list of str or bytes. Object dtype raises TypeError: its elements have no layout.
 
     >>> data = ArrayDataset(x=np.arange(6).reshape(3, 2), name=np.array(["a", "b", "c"]))
     >>> data[1]
@@ -46,7 +45,7 @@ class ArrayDataset(Dataset[Any]):
         self.columns: tuple[Array, ...] = tuple(map(_column, labels, arrays or named.values()))
         lengths = {label: len(column) for label, column in zip(labels, self.columns, strict=True)}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"ArrayDataset needs columns of one length, but their lengths are {lengths}.")
+            raise ValueError(f"ArrayDataset needs columns of equal length, but their lengths are {lengths}.")
         self._views = _views(self.columns)
 
     def __len__(self) -> int:
@@ -56,7 +55,7 @@ class ArrayDataset(Dataset[Any]):
         try:
             return self._sample([_item(view, index) for view in self._views])
         except (IndexError, OverflowError) as error:
-            raise IndexError(f"key {index} of a dataset with {len(self)} rows: {error}.") from None
+            raise IndexError(f"key {index} is not in a dataset with {len(self)} rows: {error}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         checked = self._checked(keys).tolist()
@@ -64,7 +63,7 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` gives its memory."""
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
         checked = self._checked(keys)
         if type(empty) is Into:
             columns = zip(self._views, self._into(empty), strict=True)
@@ -72,7 +71,7 @@ class ArrayDataset(Dataset[Any]):
         return self._sample([_gathered(view, checked, empty) for view in self._views])
 
     def _into(self, batch: Into) -> Sequence[Into]:
-        """The batch's memory, for each column."""
+        """The part of the batch's memory for each column."""
         if self.names is not None:
             return batch.below(self.names)
         return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))
@@ -83,7 +82,7 @@ class ArrayDataset(Dataset[Any]):
         return parts[0] if len(self.columns) == 1 else tuple(parts)
 
     def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """The keys as int64, counted from the front; a key that no row has is an IndexError."""
+        """The keys as int64 of 0 or more; raises IndexError for a key that has no row."""
         found = np.asarray(keys)
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             raise TypeError(
@@ -91,13 +90,15 @@ class ArrayDataset(Dataset[Any]):
             )
         checked = found.astype(np.int64, copy=False)
         n = len(self)
-        # A negative key is huge without its sign, so one comparison sees both ends.
+        # As uint64 a negative key is huge, so one comparison checks both bounds.
         if checked.size and checked.view(np.uint64).max() >= n:
-            wrapped = (checked < 0) & (found > 0)  # beyond int64
+            wrapped = (checked < 0) & (found > 0)  # beyond the range of int64
             outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
             if outside.size:
                 row = outside[0]
-                raise IndexError(f"key {found[row]} (row {row} of the step) of a dataset with {n} rows.")
+                raise IndexError(
+                    f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows."
+                )
             checked = np.where(checked < 0, checked + n, checked)
         return checked
 
@@ -120,16 +121,16 @@ def _column(label: object, array: Any) -> Array:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"column {label} is a masked array, and its mask would be lost. Fill it (.filled(value)), or "
-            "pass the mask as a column of its own."
+            "pass the mask as another column."
         )
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
     if column.ndim == 0:
         raise TypeError(f"column {label} must have rows, but it is a single {column.dtype} value.")
     if column.dtype.hasobject and column.dtype.kind != "T":
         raise TypeError(
-            f"column {label} has dtype {column.dtype}: Python objects have no layout that a batch could take "
-            "over. Convert it to numbers or strings, or put a list or a PackedList beside the other columns "
-            "with StackDataset."
+            f"column {label} has dtype {column.dtype}, and Python objects cannot be copied into a batch. "
+            "Convert it to numbers or strings, or put a list or a PackedList beside the other columns with "
+            "StackDataset."
         )
     if column.dtype.kind == "T" and column.ndim > 1:
         raise TypeError(
@@ -140,7 +141,7 @@ def _column(label: object, array: Any) -> Array:
 
 
 def _views(columns: Sequence[Array]) -> list[Array]:
-    # Indexing a memmap makes a memmap, at five times the cost of a plain view of the same memory.
+    # Indexing a memmap returns a memmap, at five times the cost of a plain view of the same memory.
     return [np.asarray(column) for column in columns]
 
 
@@ -158,11 +159,11 @@ def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
         return column[keys].tolist()
     dtype = column.dtype
     if column.ndim == 1 and dtype.kind != "V":
-        # As collated: the elements are scalars, which are always of the machine's byte order.
+        # As collate does it: the elements are scalars, which always have the machine's byte order.
         dtype = dtype.newbyteorder("=")
     out = empty((len(keys), *column.shape[1:]), dtype)
     if column.flags.c_contiguous and column.flags.aligned and dtype == column.dtype:
-        # The keys are checked, so clipping changes none. Refused: mode="raise", which fills a buffer first.
+        # The keys are checked, so clipping changes none. Refused: mode="raise", which copies by way of a buffer.
         column.take(keys, 0, out, "clip")
     else:
         # take would make a contiguous copy of the whole column first.

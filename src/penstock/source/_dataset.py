@@ -1,7 +1,7 @@
-"""What the samples are: map-style datasets, streams, and the ways to put them together.
+"""Map-style datasets, streams, and ways to combine them.
 
-A dataset need not derive from anything here: whatever has `__getitem__` and `__len__` is one, and may be
-a part of the others (a list, an array, a Hugging Face dataset).
+A dataset need not derive from a class of this module: any object with `__getitem__` and `__len__` is one, and
+can be combined with others (a list, an array, a Hugging Face dataset).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from penstock._at_work import among
 from penstock.plan._permutation import Permutation
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
-from penstock.source._kind import is_stream, way
+from penstock.source._kind import is_stream, method_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-# The ways to the samples of a batch, the most direct first. Each must give what the ones after it give.
-_WAYS = ("__gather__", "__getitems__", "__getitem__")
+# The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
+_METHODS = ("__gather__", "__getitems__", "__getitem__")
 
 
-def _home(cls: type, name: str) -> int:
-    """How far up the bases of a class the name is defined; the last of them, `object`, where it is not."""
+def _depth(cls: type, name: str) -> int:
+    """The index in the MRO of the class that defines the name; that of `object` if none does."""
     found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
     return next(found, len(cls.__mro__) - 1)
 
 
 class Keyed(Protocol[T_co]):
-    """Anything that may be a part of a dataset: it has a sample for each key (and most often a length)."""
+    """Anything that can be part of a dataset: it has a sample for each key, and usually a length."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
 
 class Dataset(Generic[T_co]):
-    """Samples by key: `__getitem__(key)` gives one.
+    """Samples by key: `__getitem__(key)` returns one.
 
     - `__len__` is needed by the built-in orders and by `len(loader)`; there is no default, so that `len()`
-      fails where it is missing.
-    - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch, which pays where
-      many at once are cheaper than one by one (a database, a remote store, a compressed block).
-    - `a + b` is the two, one after the other.
+      fails if it is missing.
+    - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch. Define it if fetching
+      many at once is cheaper than one by one (a database, a remote store, a compressed block).
+    - `a + b` concatenates two datasets.
 
     >>> class Squares(Dataset[int]):
     ...     def __getitem__(self, key: int) -> int:
@@ -62,36 +62,36 @@ class Dataset(Generic[T_co]):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass that redefines a way to samples gives up our shortcuts around it.
+        """Removes the batch methods of ours that would bypass a method which the subclass redefines.
 
-        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would be silently
-        passed by. A shortcut of the user's own stays.
+        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would silently not be
+        called. Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
-        homes = [_home(cls, name) for name in _WAYS]
-        for at, home in enumerate(homes):
-            if cls.__mro__[home].__module__.startswith("penstock.") and min(homes[at:]) < home:
-                setattr(cls, _WAYS[at], None)
+        depths = [_depth(cls, name) for name in _METHODS]
+        for at, depth in enumerate(depths):
+            if cls.__mro__[depth].__module__.startswith("penstock.") and min(depths[at:]) < depth:
+                setattr(cls, _METHODS[at], None)
 
     def __getitem__(self, index: Any) -> T_co:
-        raise NotImplementedError(f"{type(self).__name__} must define __getitem__: the sample of a key.")
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__, which returns a sample.")
 
     def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
         return ConcatDataset([self, other])
 
 
 class IterableDataset(Dataset[T_co]):
-    """A stream of samples: `__iter__` gives them in order, anew for each epoch.
+    """A stream of samples: `__iter__` yields them in order and is called again for each epoch.
 
-    A stream is read by one reader, whatever the number of workers, so nothing comes twice. Where samples
-    are costly to make, let `__iter__` yield light items (a path, an offset) and define `load(item)`: the
-    workers apply it in parallel, and the order stays.
+    A stream has one reader, whatever the number of workers, so no sample comes twice. If samples are costly
+    to make, let `__iter__` yield light items (a path, an offset) and define `load(item)`: the workers call it
+    in parallel, and the order stays the same.
 
-    `a + b` is the two streams, one after the other.
+    `a + b` chains two streams.
     """
 
     def __iter__(self) -> Iterator[T_co]:
-        raise NotImplementedError(f"{type(self).__name__} must define __iter__: the samples in order.")
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields the samples.")
 
     def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
         return ChainDataset([self, other])
@@ -113,7 +113,7 @@ class ConcatDataset(Dataset[T_co]):
             if is_stream(dataset):
                 raise TypeError(
                     f"ConcatDataset needs datasets with keys, but dataset {position} is a stream "
-                    f"({type(dataset).__name__}). Join streams with ChainDataset."
+                    f"({type(dataset).__name__}). Use ChainDataset to join streams."
                 )
         self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
@@ -140,12 +140,12 @@ class ConcatDataset(Dataset[T_co]):
         return samples
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Which dataset, and which key in it."""
+        """The number of the dataset, and the key in it."""
         n = self.cumulative_sizes[-1]
         if not -n <= index < n:
-            # torch's types: a ValueError below, and above the IndexError that ends a plain iteration.
+            # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
             error = ValueError if index < 0 else IndexError
-            raise error(f"key {index} is outside of a ConcatDataset of {n} samples.")
+            raise error(f"key {index} is outside a ConcatDataset of {n} samples.")
         if index < 0:
             index += n
         part = bisect.bisect_right(self.cumulative_sizes, index)
@@ -153,17 +153,17 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class Link(NamedTuple):
-    """An item of a ChainDataset that is still to be loaded, and which of its streams it comes from."""
+    """An item of a ChainDataset that is not loaded yet, with the number of the stream it comes from."""
 
     stream: int
     item: Any
 
 
 class ChainDataset(IterableDataset[T_co]):
-    """Several streams, one after the other, each opened when the one before it has ended.
+    """Several streams, one after the other, each opened when the previous one has ended.
 
-    Where one of them defines `load`, so does the chain, and yields a `Link` for each item: workers load
-    it with the stream it came from.
+    If one of them defines `load`, so does the chain: it yields a `Link` for each item, and the workers load the
+    item with the stream that it came from.
 
     >>> list(ChainDataset(["ab", range(2)]))
     ['a', 'b', 0, 1]
@@ -175,7 +175,7 @@ class ChainDataset(IterableDataset[T_co]):
             if not hasattr(dataset, "__iter__"):
                 raise TypeError(
                     f"ChainDataset needs streams (IterableDataset, or anything with __iter__), but dataset "
-                    f"{position} is a {type(dataset).__name__}. Join datasets with keys with ConcatDataset."
+                    f"{position} is a {type(dataset).__name__}. Use ConcatDataset to join datasets with keys."
                 )
 
     def __iter__(self) -> Iterator[T_co]:
@@ -218,30 +218,30 @@ class Subset(Dataset[T_co]):
 
     def __getitem__(self, index: Any) -> T_co:
         if isinstance(index, list):
-            return self.dataset[self._outer(index)]
+            return self.dataset[self._underlying(index)]
         key = self.indices[index]
         return self.dataset[key.item() if isinstance(key, np.integer) else key]
 
     def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
-        return fetch(self.dataset, self._outer(keys))
+        return fetch(self.dataset, self._underlying(keys))
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """As of the dataset (see `ArrayDataset.__gather__`); there is none where the dataset has none."""
-        gather = way(self.dataset, "__gather__")
+        """The dataset's `__gather__` (see `ArrayDataset`) for this subset; missing if the dataset has none."""
+        gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
-        return lambda keys, empty: gather(self._outer(keys), empty)
+        return lambda keys, empty: gather(self._underlying(keys), empty)
 
-    def _outer(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
-        """The keys of the whole dataset."""
+    def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
+        """The keys in the underlying dataset."""
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
         return [self.indices[key] for key in keys]
 
 
 class StackDataset(Dataset[Any]):
-    """Several datasets side by side: a sample is a tuple of theirs, or a dict where they have names.
+    """Several datasets side by side: a sample is a tuple of their samples, or a dict if they have names.
 
     >>> StackDataset(image="ab", label=[0, 1])[1]
     {'image': 'b', 'label': 1}
@@ -258,7 +258,7 @@ class StackDataset(Dataset[Any]):
         self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
         sizes = _lengths(self._parts())
         if len(set(sizes)) > 1:
-            raise ValueError(f"StackDataset needs datasets of one length, but these have {sizes}.")
+            raise ValueError(f"StackDataset needs datasets of equal length, but their lengths are {sizes}.")
         self._length = sizes[0]
 
     def __len__(self) -> int:
@@ -283,9 +283,9 @@ class StackDataset(Dataset[Any]):
 def random_split(
     dataset: Keyed[T], lengths: Sequence[float], generator: np.random.Generator | None = None
 ) -> list[Subset[T]]:
-    """Cuts a dataset into parts of the given lengths, each sample in one part, drawn at random.
+    """Splits a dataset at random into parts of the given lengths; each sample is in exactly one part.
 
-    Fractions are floats that sum to 1; what rounding leaves over goes to the first parts, one each.
+    Lengths may be fractions, floats that sum to 1. Samples left over by rounding go to the first parts, one each.
 
     >>> [len(part) for part in random_split(range(10), [0.75, 0.25])]
     [8, 2]
@@ -329,8 +329,8 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """The samples of these keys, in their order: many at once where the dataset can."""
-    getitems = way(dataset, "__getitems__")
+    """The samples of these keys, in the same order; fetched all at once if the dataset can."""
+    getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
@@ -343,7 +343,7 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:
-    """A TypeError where one has none, as `len` raises it."""
+    """The length of each dataset; raises TypeError, as `len` does, if one has none."""
     return [len(dataset) for dataset in cast("Sequence[Sized]", datasets)]
 
 

@@ -1,4 +1,4 @@
-"""Which kind of source an object is."""
+"""Tells streams from datasets with keys, and finds a dataset's batch methods."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from typing import Any
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether it is read from its beginning to its end, rather than by keys.
-
-    By the name of the class, so that torch's and Hugging Face's IterableDataset are streams too
-    without being imported. (torch's has a `__getitem__`, which only raises.)
-    """
+    """True if the dataset is iterated rather than read by keys."""
+    # By the name of the class, so that torch's and Hugging Face's IterableDataset need not be imported to be
+    # streams too. (torch's has a `__getitem__`, which only raises.)
     return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
 
 
-def way(dataset: object, name: str) -> Any:
-    """Its method of this name, `__getitems__` or `__gather__`, or None.
-
-    Only one that its class has, as of Python's own names with underscores: a wrapper that hands on whatever it lacks
-    to the dataset inside of it would be passed by, and that dataset's samples taken for its own.
-    """
+def method_of(dataset: object, name: str) -> Any:
+    """The dataset's method `__getitems__` or `__gather__`, or None if its class has none."""
+    # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
+    # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None

@@ -1,7 +1,7 @@
-"""A list without Python objects: millions of paths in two arrays, which workers share.
+"""`PackedList`: millions of paths in two arrays, which workers share.
 
-A list of str in a forked worker is copied page by page, because reading a str writes its reference
-count. Two numpy arrays have two reference counts.
+A forked worker that reads a list of str copies it page by page, because reading a str writes its reference
+count. Two numpy arrays have only two reference counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
-Kind = Literal["str", "bytes", "pickle"]
+ItemKind = Literal["str", "bytes", "pickle"]
 
 _BLOCK = 1024
 
@@ -27,7 +27,7 @@ class PackedList(Sequence[T], Generic[T]):
 
     Choose it for the long lists of a dataset (paths, captions, records): workers share one copy, and it
     is sent to them as two buffers. A read makes a new object, in under 1 µs for str and bytes; other
-    items, and lists that mix types, are pickled one by one. It takes any iterable, read once.
+    items, and lists that mix types, are pickled one by one. It takes any iterable, and reads it once.
 
     >>> paths = PackedList(f"images/{i:06}.png" for i in range(1000))
     >>> paths[-1], len(paths[10:20]), paths
@@ -38,7 +38,7 @@ class PackedList(Sequence[T], Generic[T]):
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
-    kind: Kind
+    kind: ItemKind
 
     def __init__(self, items: Iterable[T]) -> None:
         if isinstance(items, np.ndarray) and items.dtype.kind in "US":
@@ -46,10 +46,10 @@ class PackedList(Sequence[T], Generic[T]):
         data, offsets, kind = _pack(items)
         self._set(np.frombuffer(data, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64), kind)
 
-    def _set(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: Kind) -> None:
+    def _set(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> None:
         data.flags.writeable = offsets.flags.writeable = False
         self.data, self.offsets, self.kind = data, offsets, kind
-        # A memoryview gives Python ints and slices at half of numpy's price.
+        # A memoryview gives Python ints and slices in half of numpy's time.
         self._bytes, self._edges = data.data, offsets.data
         self._decode: Callable[[Any], Any] = _DECODE[kind]
 
@@ -68,7 +68,7 @@ class PackedList(Sequence[T], Generic[T]):
         if at < 0:
             at += n
         if not 0 <= at < n:
-            raise IndexError(f"index {index} is outside of a PackedList of {n} items.")
+            raise IndexError(f"index {index} is outside a PackedList of {n} items.")
         item: T = self._decode(self._bytes[edges[at] : edges[at + 1]])
         return item
 
@@ -90,10 +90,10 @@ class PackedList(Sequence[T], Generic[T]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # as a list has none
+    __hash__ = None  # type: ignore[assignment]  # unhashable, as a list is
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A slice looks into the whole data: send its part only. Protocol 5 sends arrays as buffers.
+        # The data of a slice is that of the whole list: send only its part. Protocol 5 sends arrays as buffers.
         first, last = self._edges[0], self._edges[-1]
         return _restore, (self.data[first:last], self.offsets - first if first else self.offsets, self.kind)
 
@@ -108,29 +108,29 @@ class PackedList(Sequence[T], Generic[T]):
         return f"PackedList({len(self)} {kind}, {size:.1f} {unit})"
 
 
-def _restore(data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: Kind) -> PackedList[Any]:
-    made: PackedList[Any] = PackedList.__new__(PackedList)
-    made._set(data.view(), offsets.view(), kind)
-    return made
+def _restore(data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> PackedList[Any]:
+    restored: PackedList[Any] = PackedList.__new__(PackedList)
+    restored._set(data.view(), offsets.view(), kind)
+    return restored
 
 
 def _text(data: memoryview) -> str:
-    # surrogatepass keeps every str, file names that are not UTF-8 (os.fsdecode) among them.
+    # surrogatepass keeps every str, also file names that are not UTF-8 (os.fsdecode).
     return str(data, "utf-8", "surrogatepass")
 
 
-_DECODE: dict[Kind, Callable[[Any], Any]] = {"str": _text, "bytes": bytes, "pickle": pickle.loads}
+_DECODE: dict[ItemKind, Callable[[Any], Any]] = {"str": _text, "bytes": bytes, "pickle": pickle.loads}
 
 
-def _pack(items: Iterable[Any]) -> tuple[bytearray, array[int], Kind]:
-    """All items behind each other, with n + 1 offsets; one kind for all, chosen by the first that differs."""
+def _pack(items: Iterable[Any]) -> tuple[bytearray, array[int], ItemKind]:
+    """All items concatenated, with n + 1 offsets; all are pickled if two of them differ in kind."""
     data, offsets = bytearray(), array("q", [0])
-    kind: Kind | None = None
+    kind: ItemKind | None = None
     for item in items:
-        own: Kind = "str" if type(item) is str else "bytes" if type(item) is bytes else "pickle"
+        item_kind: ItemKind = "str" if type(item) is str else "bytes" if type(item) is bytes else "pickle"
         if kind is None:
-            kind = own
-        elif kind not in (own, "pickle"):
+            kind = item_kind
+        elif kind not in (item_kind, "pickle"):
             data, offsets = _repacked(data, offsets, kind)
             kind = "pickle"
         if kind == "str":
@@ -143,8 +143,8 @@ def _pack(items: Iterable[Any]) -> tuple[bytearray, array[int], Kind]:
     return data, offsets, kind or "str"
 
 
-def _repacked(data: bytearray, offsets: array[int], kind: Kind) -> tuple[bytearray, array[int]]:
-    """What was packed as str or bytes, pickled: a later item is of another type."""
+def _repacked(data: bytearray, offsets: array[int], kind: ItemKind) -> tuple[bytearray, array[int]]:
+    """Pickles the items packed as str or bytes so far, because a later item has another type."""
     repacked, edges = bytearray(), array("q", [0])
     with memoryview(data) as view:
         for at in range(len(offsets) - 1):
@@ -159,5 +159,5 @@ def _pickled(item: object, at: int) -> bytes:
     except Exception as error:
         raise TypeError(
             f"item {at} of a PackedList, a {type(item).__qualname__}, cannot be pickled: {error}. "
-            "A PackedList holds str, bytes, or what pickle can store; keep this part of it elsewhere."
+            "A PackedList holds str, bytes and objects that can be pickled; store this one elsewhere."
         ) from error

@@ -1,4 +1,4 @@
-"""For the tests of your own datasets: is the stream the same everywhere, and after a stop; what if a sample fails?"""
+"""For tests of your own datasets: checks of batches and of resuming, and datasets that fail on purpose."""
 
 from penstock.testing._faults import Dying, Raising, Stalling
 from penstock.testing._resumed import assert_resumes_everywhere

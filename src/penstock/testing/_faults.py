@@ -1,4 +1,4 @@
-"""Datasets that stall, raise or die at given keys, around any dataset with keys."""
+"""Datasets that raise, stall or die at given keys, around any dataset with keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.source._dataset import Dataset, Keyed
 
 
 class _Around(Dataset[Any]):
-    """Another dataset, with something that happens before a sample of some keys is fetched."""
+    """A dataset around another, which calls `befall` before it fetches the sample of one of the keys."""
 
     def __init__(self, dataset: Keyed[Any], keys: Collection[Any]) -> None:
         self.dataset = dataset
@@ -34,7 +34,7 @@ class _Around(Dataset[Any]):
 
 
 class Raising(_Around):
-    """Raises at these keys: an `error` of this type, with the key in its text.
+    """Raises an `error` of this type at these keys, with the key in its message.
 
     >>> Raising("abc", {1})[1]
     Traceback (most recent call last):
@@ -52,7 +52,7 @@ class Raising(_Around):
 
 
 class Stalling(_Around):
-    """Takes so many seconds longer at these keys: for timeouts, and for what comes out of order."""
+    """Takes `seconds` longer at these keys: to test timeouts, and batches that are done out of order."""
 
     def __init__(self, dataset: Keyed[Any], keys: Collection[Any], seconds: float) -> None:
         super().__init__(dataset, keys)
@@ -63,11 +63,11 @@ class Stalling(_Around):
 
 
 class Dying(_Around):
-    """Kills the process at these keys, each `lives` times in all, if it is a worker process.
+    """Kills the worker process that fetches one of these keys, `lives` times for each key.
 
-    Inline, in a thread, or in whichever process made the dataset, it does nothing. Deaths are written to
-    `file`, a line with the key for each, so that all processes know of them: with at most `lives=2` (and
-    `retries=2`) the loader does the step again, and nobody can tell by its batches.
+    It does nothing in the process that made the dataset, so nothing inline and with threads. Each death is
+    written to `file`, as a line with the key, so that all processes know of it. With at most `lives=2` (and
+    `retries=2`) the loader retries the step, and its batches are the same as without deaths.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Dying(_Around):
         if os.getpid() == self._home:
             return
         with open(self.file, "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel lets go of it when this process dies
+            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases the lock when this process dies
             if self.deaths.count(repr(key)) < self.lives:
                 file.write(f"{key!r}\n")
                 file.flush()
-                with suppress(OSError):  # SIGKILL is nobody's to handle; SIGINT is ignored by workers
+                with suppress(OSError):  # SIGKILL cannot have a handler; workers ignore SIGINT
                     signal.signal(self.by, signal.SIG_DFL)
                 os.kill(os.getpid(), self.by)
-                signal.pause()  # the signal may take a moment
+                signal.pause()  # until the signal arrives

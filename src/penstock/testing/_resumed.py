@@ -1,4 +1,4 @@
-"""Asserts that a loader that was stopped goes on as if it had not been, wherever it is stopped and resumed."""
+"""Asserts that a loader resumes with the same batches, wherever it is stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from penstock.testing._same import difference, in_sentence, in_words, made, taken
+from penstock.testing._same import default_settings, difference, in_sentence, in_words, opened
 
 
 def assert_resumes_everywhere(
@@ -16,28 +16,28 @@ def assert_resumes_everywhere(
     *,
     steps: int | None = None,
 ) -> None:
-    """A state taken anywhere in an epoch goes on with the batches of the plain loop, byte for byte.
+    """Asserts that a state taken anywhere in an epoch resumes with the batches of the plain loop, byte for byte.
 
     A loader with the first of these settings (by default those of `assert_same_everywhere`) is stopped before the
-    first batch, after each one and after the epoch, and one with the second setting loads each of these states and
-    reads on to the epoch's end; then the second is stopped and the third resumed, and so on, until the last is
-    stopped and the first resumed. States go through JSON, if JSON can carry what the dataset, the sampler or the
-    stream puts into them.
+    first batch, after each batch and after the epoch; a loader with the second setting loads each of these states and
+    reads to the end of the epoch. Then the second is stopped and the third resumed, and so on, until the last is
+    stopped and the first resumed. States go through JSON, unless the dataset, the sampler or the stream puts objects
+    into them that JSON cannot hold.
 
-    `make_loader(**settings)` makes the loader, each time anew; it should give it a `seed=`. The batches of two
-    epochs are kept for the comparison, and an epoch of n batches is read n / 2 times for each setting: `steps`
-    limits how many batches of an epoch are read.
+    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The batches of two epochs are
+    kept for the comparison, and an epoch of n batches is read n / 2 times for each setting: `steps` limits how many
+    batches of an epoch are read.
 
     >>> import penstock
     >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
-    everywhere = taken(make_loader) if settings is None else list(settings)
-    with made(make_loader, {"num_workers": 0}) as loader:
+    everywhere = default_settings(make_loader) if settings is None else list(settings)
+    with opened(make_loader, {"num_workers": 0}) as loader:
         expected = [list(islice(loader, steps)), list(islice(loader, steps))]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
-        with made(make_loader, stopped) as loader:
+        with opened(make_loader, stopped) as loader:
             states = _states(loader, steps)
-        with made(make_loader, resumed) as loader:
+        with opened(make_loader, resumed) as loader:
             for where, epoch, done, state in states:
                 loader.load_state_dict(state)
                 found = islice(loader, None if steps is None else steps - done)
@@ -46,7 +46,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> list[tuple[str, int, int, Any]]:
-    """States of one epoch: where each was taken, in words and as the batches of an epoch that were handed out."""
+    """States of one epoch, each with where it was taken: in words, the epoch to resume, and its batches so far."""
     states = [("before the first batch", 0, 0, _through_json(loader.state_dict()))]
     batches, done = iter(loader), 0
     while done != steps:
@@ -61,29 +61,32 @@ def _states(loader: Any, steps: int | None) -> list[tuple[str, int, int, Any]]:
 
 
 def _compare(found: Iterable[Any], expected: list[Any], epoch: int, done: int, how: str) -> None:
-    """What was found are the batches of the epoch after those that had been handed out."""
+    """Asserts that `found` are the batches of the epoch after the first `done`."""
     at = done
     for batch in found:
         if at == len(expected):
-            raise AssertionError(f"{how}: the epoch goes on after batch {at - 1}, its last.")
+            raise AssertionError(
+                f"{how}: the epoch continues after batch {at - 1}, which should be its last."
+            )
         differs = difference(batch, expected[at])
         if differs is not None:
             raise AssertionError(
-                f"{how}: batch {at} of epoch {epoch} is not as without stopping{in_sentence(differs)}.{_ADVICE}"
+                f"{how}: batch {at} of epoch {epoch} differs from that of a run without a stop"
+                f"{in_sentence(differs)}.{_ADVICE}"
             )
         at += 1
     if at < len(expected):
-        raise AssertionError(f"{how}: the stream ends before batch {at} of epoch {epoch}.")
+        raise AssertionError(f"{how}: epoch {epoch} ends before batch {at}.")
 
 
 def _through_json(state: Any) -> Any:
     try:
         return json.loads(json.dumps(state))
-    except TypeError:  # it is the user's to save
+    except TypeError:  # the caller must save it in another format
         return state
 
 
 _ADVICE = (
-    "\n  Most often a sample depends on what was done before it: on a counter, a cache or a generator of the "
-    "dataset's own (use penstock.rng(), or give it state_dict() and load_state_dict()); or no seed= was given."
+    "\n  The likely cause: a sample depends on earlier samples, by a counter, a cache or a generator of the "
+    "dataset's own (use penstock.rng(), or define state_dict() and load_state_dict()); or no seed= was given."
 )

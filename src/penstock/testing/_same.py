@@ -1,4 +1,4 @@
-"""Asserts that a loader's stream does not depend on who computes it, and says where it does."""
+"""Asserts that a loader gives the same batches with every backend and number of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# What each loader is compared with is {"num_workers": 0}: the plain loop.
+# The settings that are compared with {"num_workers": 0}, the plain loop.
 EVERYWHERE: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},
     {"num_workers": 2, "backend": "thread"},
@@ -28,13 +28,13 @@ def assert_same_everywhere(
     epochs: int = 1,
     steps: int | None = None,
 ) -> None:
-    """The loader's batches are those of the plain loop, byte for byte, with all these settings.
+    """Asserts that the batches are those of the plain loop, byte for byte, with all these settings.
 
-    `make_loader(**settings)` makes the loader to be tested, each time anew; it should give it a `seed=`.
-    The settings are tried one after the other: by default `EVERYWHERE`, without workers once more, with threads, and
-    with one, two and three processes. Threads share the generators of `random` and `numpy.random`: a dataset that
-    draws from these fails here with threads, and one that draws from `penstock.rng()` does not. Where `make_loader`
-    takes no `backend`, as a loader of penstock.torch does not, threads are left out.
+    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The settings are by default
+    `EVERYWHERE`: a second time without workers, with threads, and with one, two and three processes. Threads share
+    the generators of `random` and `numpy.random`, so a dataset that draws from these fails with threads; one that
+    draws from `penstock.rng()` does not. Threads are left out if `make_loader` takes no `backend`, as with loaders of
+    penstock.torch.
 
     The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
 
@@ -42,7 +42,7 @@ def assert_same_everywhere(
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
-    for setting in taken(make_loader) if settings is None else settings:
+    for setting in default_settings(make_loader) if settings is None else settings:
         given, plain = f"With {in_words(setting)}", "in the plain run (num_workers=0)"
         if setting == {"num_workers": 0}:
             given, plain = "In a second plain run (num_workers=0)", "in the first"
@@ -55,33 +55,33 @@ def assert_same_everywhere(
         if count < len(expected):
             raise AssertionError(f"{given}: the stream ends before {expected[count][0]}.")
         if more is not None:
-            raise AssertionError(f"{given}: {more[0]} came, which is not there {plain}.")
+            raise AssertionError(f"{given}: there is {more[0]}, which does not exist {plain}.")
 
 
 def _compare(label: str, value: Any, wanted: tuple[str, Any], given: str, plain: str) -> None:
     if label != wanted[0]:
-        raise AssertionError(f"{given}: {label} came where {wanted[0]} is {plain}.")
+        raise AssertionError(f"{given}: there is {label} instead of {wanted[0]} {plain}.")
     differs = difference(value, wanted[1])
     if differs is not None:
-        raise AssertionError(f"{given}: {label} is not as {plain}{in_sentence(differs)}.{_ADVICE}")
+        raise AssertionError(f"{given}: {label} differs from that {plain}{in_sentence(differs)}.{_ADVICE}")
 
 
 def in_sentence(differs: str) -> str:
-    """What `difference` says, to be put after a sentence about the batch."""
+    """The text of `difference`, in the form that follows a sentence about the batch."""
     return differs if differs.startswith(":") else f", in {differs}"
 
 
 _ADVICE = (
-    "\n  Most often a sample depends on what was done before it in the same process: on a generator of the dataset's "
-    "own (use penstock.rng()), on a counter or a cache; or no seed= was given."
+    "\n  The likely cause: a sample depends on earlier samples in the same process, by a generator of the dataset's "
+    "own (use penstock.rng()), a counter or a cache; or no seed= was given."
 )
 
 
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
 ) -> Generator[tuple[str, Any], None, None]:
-    """What is compared, each with its name: the seed, then batch after batch."""
-    with made(make_loader, setting) as loader:
+    """The values to compare, each with its name: the seed, then each batch."""
+    with opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
             for step, batch in enumerate(loader):
@@ -90,11 +90,11 @@ def _stream(
                 yield f"batch {step} of epoch {epoch}", batch
 
 
-def taken(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The settings that are tried by default: those with a `backend` only where the loader takes one."""
+def default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The default settings; those with a `backend` only if the loader takes one."""
     everywhere = list(EVERYWHERE)
     try:
-        with made(make_loader, {"num_workers": 2, "backend": "thread"}):
+        with opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return everywhere
     except TypeError as error:
         if "unexpected keyword argument 'backend'" not in str(error):
@@ -103,15 +103,15 @@ def taken(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def made(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
-    """A loader with this setting, which is closed afterwards."""
-    with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
+def opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
+    """A loader with these settings, which is closed afterwards."""
+    with warnings.catch_warnings():  # about more workers than CPUs, or than a stream can use
         warnings.simplefilter("ignore")
         loader = make_loader(**setting)
     try:
         yield loader
     finally:
-        if hasattr(loader, "close"):  # loaders of penstock.torch have none, as torch's
+        if hasattr(loader, "close"):  # loaders of penstock.torch have none, like torch's
             loader.close()
 
 
@@ -119,33 +119,33 @@ def in_words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in setting.items())
 
 
-_Within = tuple[tuple[int, int], ...]  # the ids of two objects, pair by pair
+_Within = tuple[tuple[int, int], ...]  # pairs of ids of objects
 
 
 def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str | None:
-    """Where two batches differ first, in words; None where all their bytes, types and keys are the same.
+    """The first difference between two batches, in words; None if all their bytes, types and keys are the same.
 
-    Objects of a class that says nothing of equality are compared by what pickle would send of them. `at` names what
-    is compared, and `within` are the objects that it is a part of.
+    Objects of a class without a useful `__eq__` are compared by what pickle would save of them. `at` is the path to
+    what is compared, and `within` are the objects that contain it.
 
     >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
-    "['x']: at [1] there is 2 and not 5"
+    "['x']: at [1] there is 2, not 5"
     """
     if type(one) is not type(other):
-        return f"{at}: it is of type {type(one).__name__} and not {type(other).__name__}"
+        return f"{at}: it is of type {type(one).__name__}, not {type(other).__name__}"
     if isinstance(one, (np.ndarray, np.generic)):
         return _between_arrays(np.asarray(one), np.asarray(other), at, within)
     if hasattr(one, "detach") and hasattr(one, "dtype"):  # a tensor
         if one.dtype != other.dtype:
-            return f"{at}: it is {one.dtype} and not {other.dtype}"
+            return f"{at}: it is {one.dtype}, not {other.dtype}"
         return _between_arrays(_of_tensor(one), _of_tensor(other), at, within)
     if isinstance(one, Mapping):
         if list(one) != list(other):
-            return f"{at}: its keys are {list(one)} and not {list(other)}"
+            return f"{at}: its keys are {list(one)}, not {list(other)}"
         return _first(((one[key], other[key], f"{at}[{key!r}]") for key in one), within)
     if isinstance(one, (list, tuple)):
         if len(one) != len(other):
-            return f"{at}: it has {len(one)} elements and not {len(other)}"
+            return f"{at}: it has {len(one)} elements, not {len(other)}"
         rows = enumerate(zip(one, other, strict=True))
         return _first(((a, b, f"{at}[{row}]") for row, (a, b) in rows), within)
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
@@ -153,18 +153,18 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
         return _first(((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names), within)
     if one is other:
         return None
-    if type(one).__eq__ in _BLIND:
+    if type(one).__eq__ in _USELESS:
         return _between_objects(one, other, at, within)
     try:
         if bool(one == other) or (one != one and other != other):
             return None
-    except Exception:  # of arrays inside, which have many answers
+    except Exception:  # arrays inside, whose comparison has no single answer
         return _between_objects(one, other, at, within)
-    return f"{at}: it is {one!r} and not {other!r}"
+    return f"{at}: it is {one!r}, not {other!r}"
 
 
-# What says no more of equality than that an object is itself, or asks arrays and takes NaN for different.
-_BLIND: tuple[Any, ...] = (object.__eq__, SimpleNamespace.__eq__)
+# __eq__ methods that compare only identities, or fail with arrays and NaN inside.
+_USELESS: tuple[Any, ...] = (object.__eq__, SimpleNamespace.__eq__)
 
 
 def _first(parts: Iterable[tuple[Any, Any, str]], within: _Within) -> str | None:
@@ -172,24 +172,24 @@ def _first(parts: Iterable[tuple[Any, Any, str]], within: _Within) -> str | None
 
 
 def _between_objects(one: Any, other: Any, at: str, within: _Within) -> str | None:
-    if (id(one), id(other)) in within:  # a part of itself, and being compared
+    if (id(one), id(other)) in within:  # an object inside itself, which is being compared already
         return None
     try:
         ours, theirs = _parts(one), _parts(other)
     except Exception as error:
         return (
-            f"{at}: it cannot be compared: {type(one).__name__} has no __eq__ of use, and cannot be taken apart "
-            f"({type(error).__name__}: {error})"
+            f"{at}: it cannot be compared: {type(one).__name__} has no useful __eq__, and pickle cannot take it "
+            f"apart ({type(error).__name__}: {error})"
         )
     named = [name for name, _ in ours], [name for name, _ in theirs]
     if named[0] != named[1]:
-        return f"{at}: its attributes are {_attributes(named[0])} and not {_attributes(named[1])}"
+        return f"{at}: its attributes are {_attributes(named[0])}, not {_attributes(named[1])}"
     pairs = zip(ours, theirs, strict=True)
     return _first(((a, b, at + name) for (name, a), (_, b) in pairs), (*within, (id(one), id(other))))
 
 
 def _parts(whole: Any) -> list[tuple[str, Any]]:
-    """What pickle would send, each with its name; not all have one."""
+    """The parts that pickle would save, each with its name, or "" if it has none."""
     reduced = whole.__reduce_ex__(4)
     if isinstance(reduced, str):  # the name of a global
         return [("", reduced)]
@@ -207,22 +207,22 @@ def _between_arrays(
     one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str, within: _Within
 ) -> str | None:
     if one.dtype != other.dtype or one.shape != other.shape:
-        return f"{at}: it is {one.dtype} of shape {one.shape} and not {other.dtype} of shape {other.shape}"
+        return f"{at}: it is {one.dtype} of shape {one.shape}, not {other.dtype} of shape {other.shape}"
     if one.dtype.hasobject:
         return difference(one.tolist(), other.tolist(), at, within)
-    # By their bytes: NaN equals itself, and 0.0 is not -0.0.
+    # Compared by their bytes: NaN equals NaN, and 0.0 differs from -0.0.
     ours, theirs = one.tobytes(), other.tobytes()
     if ours == theirs:
         return None
     differ = np.frombuffer(ours, np.uint8) != np.frombuffer(theirs, np.uint8)
     first = int(differ.argmax()) // one.dtype.itemsize
-    place = [int(axis) for axis in np.unravel_index(first, one.shape)]
-    return f"{at}: at {place} there is {one.flat[first]!s} and not {other.flat[first]!s}"
+    index = [int(axis) for axis in np.unravel_index(first, one.shape)]
+    return f"{at}: at {index} there is {one.flat[first]!s}, not {other.flat[first]!s}"
 
 
 def _of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
     try:
         array: np.ndarray[Any, Any] = tensor.detach().numpy()
-    except TypeError:  # a type that numpy does not have
+    except TypeError:  # a dtype that numpy does not have
         array = np.array(tensor.tolist())
     return array

@@ -1,8 +1,8 @@
-"""torch's default_collate, its tensors written straight into the slab.
+"""torch's default_collate, with tensors written directly into the slab.
 
-What comes out is what torch's own function makes of the same samples: its containers and its choice of
-a rule are repeated here, the rules that copy are replaced. A rule of ours does a column of the usual
-kind, or says None; then torch's own does it, and raises what it raises.
+The result is the same as that of torch's function for the same samples. How torch handles containers and chooses a
+rule is repeated here; the rules that copy are replaced. A rule of ours collates a column of the usual kind, or
+returns None; then torch's own rule collates it, or raises its own error.
 """
 
 from __future__ import annotations
@@ -18,36 +18,33 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-# The one private module of torch's that is used here: `collate`, `default_collate_fn_map` (both named in the
-# documentation of default_collate), and the rules in it: `collate_tensor_fn`, `collate_numpy_array_fn`,
-# `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails when torch moves one.
+# The only private module of torch that is used here: `collate` and `default_collate_fn_map` (both are named in the
+# documentation of default_collate), and the rules `collate_tensor_fn`, `collate_numpy_array_fn`,
+# `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails if torch moves one.
 from torch.utils.data._utils import collate as theirs
 
-from penstock._fill.cast import DTYPES, Into
+from penstock._fill.cast import DTYPES
+from penstock._fill.out import Empty, Into
 from penstock.torch._tensors import NATIVE, blank
-
-Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
-"""Hands out C-contiguous memory for one array: of the slab, or `np.empty`."""
 
 Rules = dict[Any, Callable[..., Any]]
 
-# Rows of fewer bytes are stacked in memory of their own, and copied into the slab afterwards: that takes less time
-# than to look at each before all are written into given memory (64 rows of 512 bytes 36 us against 41, of 4 KB 70
-# against 60).
+# Rows of fewer bytes are stacked in ordinary memory, and then copied into the slab: that is faster than checking each
+# row before all are written to given memory (64 rows of 512 bytes: 36 us against 41; of 4 KB: 70 against 60).
 SMALL = 1024
 
 
 def convert(sample: object) -> Any:
-    """What torch makes of a sample that is not part of a batch (`batch_size=None`)."""
+    """The sample as torch converts it if there are no batches (`batch_size=None`)."""
     return default_convert(sample)  # type: ignore[no-untyped-call]
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
-    """What `torch.utils.data.default_collate` makes of these samples, large tensors in memory of `empty`.
+    """The result of `torch.utils.data.default_collate`, with large tensors in memory from `empty`.
 
-    `alone`: with the strides that they have without workers. In a worker, torch's tensors are contiguous.
+    `alone`: without workers torch keeps some strides, which its workers make contiguous.
     """
-    if not torch.empty(0).is_cpu:  # torch.set_default_device: numbers and arrays become tensors there
+    if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
     return _collate(samples, empty, theirs.default_collate_fn_map, alone)
 
@@ -71,8 +68,8 @@ def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
         columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
         return kind(*[_collate(column, its, rules, alone) for column, its in columns])
     if type(empty) is Into:
-        empty = empty.empty  # what they hold is converted afterwards
-    # Other containers are torch's, with our rules in its table.
+        empty = empty.empty  # the values are converted afterwards
+    # Other containers are left to torch, with our rules in its table.
     ours: Rules = {key: partial(_apply, rule, empty, rules, alone) for key, rule in rules.items()}
     return theirs.collate(batch, collate_fn_map=ours)
 
@@ -95,13 +92,13 @@ def _apply(
         made = None if ours is None else _converted(batch, empty)
         if made is not None:
             return made
-        empty = empty.empty  # it is converted afterwards, if it must be
+        empty = empty.empty  # the column is converted afterwards, if necessary
     made = None if ours is None else ours(batch, empty, rules, alone)
     return rule(batch, collate_fn_map=rules) if made is None else made
 
 
 def _converted(batch: Any, into: Into) -> torch.Tensor | None:
-    """The column as the field's dtype, converted while it is written; None where that is not certain to be right."""
+    """The column, converted while it is written; None if it is not certain that torch would do the same."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):
@@ -122,7 +119,7 @@ def _converted(batch: Any, into: Into) -> torch.Tensor | None:
     return torch.from_numpy(into.stack(batch, dtype))
 
 
-# ---- the rules: a tensor, or None where it is not certain that torch would make just this one ----------
+# ---- the rules: each returns a tensor, or None if torch might make another one -------------------------
 
 
 def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
@@ -131,26 +128,26 @@ def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tenso
     if first.layout is not torch.strided:
         return None
     try:
-        # Of clips with the channels last torch makes such a batch where it is alone. That is left to it.
+        # Without workers torch keeps channels_last in a batch of such tensors. torch.stack does that.
         special = first.ndim > 3 and not first.is_contiguous()
         if alone if special else first.nbytes < SMALL:
             made = torch.stack(batch)
-            # With dtypes mixed, or gradients, a worker of torch's does not do what its inline loader does.
+            # With mixed dtypes or gradients, torch's workers and torch's inline loader differ.
             if made.dtype is dtype and not made.requires_grad:
                 return made
         elif set(map(type, batch)) == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) == {dtype}:
             return torch.stack(batch, out=blank((size, *first.shape), dtype, empty))
     except Exception:
-        pass  # torch's own rule says what is wrong
+        pass  # torch's own rule raises the right error
     return None
 
 
 def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
     if rules.get(torch.Tensor) is not _STACK:
-        return None  # torch's rule hands the arrays to that one, as tensors
+        return None  # torch's rule passes the arrays to this one, as tensors
     first, size = batch[0], len(batch)
     dtype, shape = first.dtype, first.shape
-    at_once = type(batch) is np.ndarray  # what a dataset's __getitems__ may give
+    at_once = type(batch) is np.ndarray  # a dataset's __getitems__ may return one
     if dtype not in _DTYPES or not (at_once or _ARRAYS.issuperset(map(type, batch))):
         return None
     if _refused({first.strides} if at_once else set(map(attrgetter("strides"), batch)), dtype):
@@ -161,7 +158,7 @@ def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor
             out[...] = batch
         elif len(set(map(len, batch))) == 1:
             out = empty((size, *shape), dtype)
-            # It refuses other lengths in the other axes, and by "no" other dtypes.
+            # Raises if the other axes differ, and because of "no" if the dtypes differ.
             np.concatenate(batch, out=out.reshape(size * shape[0], *shape[1:]), casting="no")
         else:
             return None
@@ -171,7 +168,7 @@ def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor
 
 
 def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
-    """Whether there are steps that torch refuses: backwards, and over parts of an element."""
+    """True if torch refuses one of these strides: a negative one, or one that ends inside an element."""
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
@@ -191,7 +188,7 @@ def _numbers(
 
 
 def _is_taken(kind: type[np.generic]) -> bool:
-    """Whether torch makes a tensor of scalars of this class, with the dtype that numpy gives them."""
+    """True if torch makes tensors of scalars of this class, with the dtype that numpy has for them."""
     try:
         return bool(torch.as_tensor([kind(1)]).numpy().dtype == np.dtype(kind))
     except (TypeError, ValueError):

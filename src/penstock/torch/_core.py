@@ -26,6 +26,7 @@ from penstock._work.seeding import borrowed_generators
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
+from penstock.torch._delivery import delivery_of
 
 
 class Stacked:
@@ -108,6 +109,11 @@ class Core(DataLoader[Any]):
         if before is not None:
             self._epochs = before._epochs
 
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers, now, and in the settings that were given."""
+        self.num_workers = num_workers
+        self.settings = {**self.settings, "num_workers": num_workers}
+
     def close_idle(self) -> None:
         """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
         engine = self._engines.take()
@@ -138,6 +144,7 @@ def core_of(loader: Any) -> Core:
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
     made: Core = core
+    made._deliver = delivery_of(loader)
     return made
 
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate
 
+from penstock._deliver.delivery import Delivery
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
-from penstock._fill.cast import Into
+from penstock._fill.out import Into
 from penstock._schedule.assigned import Assigned
-from penstock._wire.task import Job
+from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
-from penstock.backends._process.launch import choose_method
+from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
+from penstock.torch._delivery import pinning
 from penstock.torch._place import Place
 from penstock.torch._worker import NOT_THE_END, Replica, sealed
 
@@ -60,6 +62,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
+        self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
         _begun(loader, place)
 
     def _next_data(self) -> Any:
@@ -83,7 +86,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         place.passed_inline()
         if self._into is not None:
             data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
-        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
+        return data if self._deliver is None else self._deliver(data)
 
 
 class _Ours(private.WorkersIterator):  # type: ignore[misc]
@@ -91,14 +94,10 @@ class _Ours(private.WorkersIterator):  # type: ignore[misc]
 
     _workers: list[Any]
     _persistent_workers: bool
-    _pin_memory: bool
-    _pin_memory_device: str | None
+    _deliver: Delivery | None
 
     def _shutdown_workers(self) -> None:
         raise NotImplementedError
-
-    def _pinned(self, data: Any) -> Any:
-        return private.pin(data, self._pin_memory_device) if self._pin_memory else data
 
     def __del__(self) -> None:
         self._shutdown_workers()
@@ -117,6 +116,7 @@ class Workers(_Ours):
         with self._place.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
         self._base_seed = self._place.seeded(self._base_seed)
+        self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
@@ -142,6 +142,7 @@ class Workers(_Ours):
         keys = _drawn(loader, place.keys(self._sampler_iter))
         run = self._run = Run(next(self._runs), 0, keys, step=steps, skip=frozenset(beyond), seat=place.seat)
         engine.open(run)
+        loader.__dict__["_engine"] = weakref.ref(engine)
         self._workers = engine.workers
         _raise_the_samplers_error(run)
         _begun(loader, place)
@@ -171,7 +172,7 @@ class Workers(_Ours):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        return self._pinned(delivery.data)
+        return delivery.data if self._deliver is None else self._deliver(delivery.data)
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -186,9 +187,6 @@ class Seeded(_Ours):
         self._core: Core | None = None
         self._stream: Any = None
         self._persistent_workers = loader.persistent_workers
-        self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
-        device = torch.accelerator.current_accelerator() if self._pin_memory else None
-        self._pin_memory_device = None if device is None else device.type
         kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
         self._profile_name = private.profiled_as(kind)
         self._reset(loader)
@@ -201,7 +199,7 @@ class Seeded(_Ours):
 
     def __next__(self) -> Any:
         with private.profile(self._profile_name):
-            return self._pinned(next(self._stream))
+            return next(self._stream)
 
     def __len__(self) -> int:
         assert self._core is not None
@@ -273,8 +271,6 @@ def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
         seed=base_seed,
         drop_last=loader.drop_last,
         cast=getattr(loader, "_cast", None),
-        # What was posted to a worker whose stream has ended is void, and still on the board.
-        slots=2 * window,
         make_runner=partial(Replica, stream=place.is_stream, marks=marks, resumed=resumed),
         assigned=True,
     )

@@ -6,8 +6,6 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar
 
@@ -16,7 +14,6 @@ import torch.utils.data
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
-from penstock.torch import _tensors as tensors
 from penstock.torch._core import Ours, core_of
 from penstock.torch._iterators import Seeded, new_iterator
 from penstock.torch._place import Place
@@ -24,8 +21,6 @@ from penstock.torch._state import Saved, check_maker, loaded, state_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-tensors.register()
 
 _FAILS = "without it, a sample that fails is an error, as in torch."
 
@@ -114,6 +109,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if on_error != "raise" or shard is not None or last_batch is not None:
             core_of(self)  # which refuses what it must now, and not in the first epoch
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "num_workers" and "_ours" in vars(self) and value != self.num_workers:
+            self._resize(value)
+        super().__setattr__(name, value)
+
+    def _resize(self, num_workers: int) -> None:
+        """Changes the number of workers while they run, if that changes no batch."""
+        core, engine = vars(self).get("_penstock"), vars(self).get("_engine", lambda: None)()
+        if core is not None and num_workers and core.num_workers:
+            core.resize(num_workers)
+        elif self._ours.seed is None and engine is not None and not engine.closed:
+            raise ValueError(
+                f"num_workers cannot be changed from {self.num_workers} to {num_workers!r} while workers run: "
+                "without seed= the batches depend on it, because each worker has its own random generators and its "
+                "own steps, as in torch. Give the loader seed=, or change it when no iterator is alive."
+            )
+
     # Stopping and going on.
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_place": None}
+        state.pop("_engine", None)
         if "_penstock" in state:
             state |= {"_penstock": state["_penstock"].twin(), "_iterator": None}
         return state
@@ -161,12 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "batches() needs seed=: without it the loader is torch's, which pads nothing and does not say which "
                 "samples a batch has. Give seed=, or let the dataset return the key beside its sample."
             )
-        batches = core_of(self).batches()
-        if not (self.pin_memory and torch.accelerator.is_available()):
-            return batches
-        device = torch.accelerator.current_accelerator()
-        pin = partial(private.pin, device=None if device is None else device.type)
-        return (replace(batch, data=pin(batch.data)) for batch in batches)
+        return core_of(self).batches()
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""

@@ -1,4 +1,4 @@
-"""Every private name of torch that is used outside of `collate.py`, in one place.
+"""Every private name of torch that is used outside of `_collate.py`, in one place.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """
@@ -62,6 +62,17 @@ def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
 def pin(batch: Any, device: str | None) -> Any:
     """The batch in pinned memory."""
     return _pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
+
+
+def untyped(storage: Any) -> torch.UntypedStorage:
+    """The memory of a typed storage. Its public `untyped()` warns that typed storages are deprecated."""
+    memory: torch.UntypedStorage = storage._untyped_storage
+    return memory
+
+
+def typed(memory: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    """A typed storage on this memory: tensors are pickled with these."""
+    return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def profile(name: str) -> Any:

@@ -1,27 +1,29 @@
-"""Tensors in slabs: stored as bytes, and opened as views that keep the slab lent.
+"""torch as a guest of the core: how tensors are stored in slabs, pickled, converted and pinned. See `GUEST`.
 
-A tensor is opened through numpy. Its storage then holds an array over its own bytes, which holds the
-root of the slab: whatever shares the storage (slices, `.numpy()`, DLPack) keeps the lease, and what
-moves the storage elsewhere (`share_memory_()`) lets go of it. Each has a storage of its own: saving
-one does not save its neighbours, and a change of one is no change of theirs to autograd.
+A tensor in a slab is opened through numpy. Its storage then refers to an array over its own bytes, and that array to
+the root of the slab: everything that shares the storage (slices, `.numpy()`, DLPack) keeps the slab lent, and an
+operation that moves the storage elsewhere (`share_memory_()`) ends the lease. Each tensor has its own storage: saving
+one tensor does not save its neighbours, and autograd does not take a change of one for a change of the others.
 """
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock._memory import leaves
+from penstock._memory.guests import Handler
+from penstock.torch import _private as private
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Field
+    from penstock._fill.out import Empty
+    from penstock._memory.guests import Guest, Make, Reduce, Spot
     from penstock._memory.layout import Writer
-    from penstock._memory.leaves import Make, Place
 
 Shape = tuple[int, ...]
 
@@ -33,42 +35,39 @@ NATIVE: dict[torch.dtype, np.dtype[Any]] = {
     )
     if hasattr(torch, name)
 }
-"""The dtypes that numpy has too. Those of every other are the same bits as integers of their size."""
+"""The dtypes that numpy has too. Tensors of other dtypes are stored as integers of the same size."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
-def blank(shape: Shape, dtype: torch.dtype, empty: Callable[[Shape, np.dtype[Any]], Any]) -> torch.Tensor:
-    """As `torch.empty`, in memory of `empty`. Not for quantised dtypes, which are more than their bytes."""
+
+def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
+    """Like `torch.empty`, in memory from `empty`. Not for quantised dtypes, which are more than their bytes."""
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
     return torch.from_numpy(empty(shape, NATIVE[_INTEGERS[dtype.itemsize]])).view(dtype)
 
 
-def register() -> None:
-    """From now on, in this process, tensors travel in slabs. May be called again."""
-    leaves.register(torch.Tensor, store, reduce, cast)
-
-
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """A view of `root`, of a dtype that numpy has."""
+    """A view of `root` with a dtype that numpy has."""
     return torch.from_numpy(np.ndarray(shape, dtype, root, at))
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """A view of `root`, of a dtype that numpy lacks."""
+    """A view of `root` with a dtype that numpy does not have."""
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
 def strided(shape: Shape, how: tuple[Make, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """A view of `root` whose axes do not lie there in their order."""
+    """A view of `root` that is not C-contiguous: its axes are in another order in memory, or rows are repeated."""
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
     return view.as_strided(shape, stride).detach()
 
 
-def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
-    """Its place, where its bytes are afterwards; None for what only torch can pickle."""
+def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
+    """Puts a tensor into the slab; returns None for a tensor that only torch can pickle."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -76,7 +75,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
     nbytes = source.nbytes
     start = writer.find(source.data_ptr(), nbytes)
     if start is None or not source.is_contiguous():
-        if tensor.__dict__:  # attributes of its own, which would be lost
+        if tensor.__dict__:  # attributes of the user's, which would be lost
             return None
         source = source.contiguous()
         start = writer.copy(source.data_ptr(), nbytes, source)
@@ -84,17 +83,17 @@ def store(tensor: torch.Tensor, writer: Writer) -> Place | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """As `__reduce_ex__`, for tensors inside of other objects: their bytes go out of band."""
+    """Like `__reduce_ex__`, for tensors inside of other objects: their bytes go out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
             raise RuntimeError(
-                "A batch holds a tensor that was computed with gradients. Its graph is in the worker and cannot "
-                "follow it: detach() it in the dataset or in collate_fn."
+                "A batch holds a tensor that was computed with gradients. Its autograd graph is in the worker and "
+                "cannot be sent with it: detach() the tensor in the dataset or in collate_fn."
             )
         if tensor.is_quantized:
             return _loads_quietly, (_dumps_quietly(tensor),)
-        # By torch a tensor keeps its kind, its flags and its attributes, at the cost of copies.
+        # Pickled by torch, a tensor keeps its layout, flags and attributes, at the cost of copies.
         pickled: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         if tensor.layout is not torch.strided and not tensor.__dict__:
             return rebuild_sparse, (*pickled[1], tensor.requires_grad)
@@ -105,7 +104,7 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _dumps_quietly(tensor: torch.Tensor) -> bytes:
-    with warnings.catch_warnings():  # torch warns of a class that it uses itself
+    with warnings.catch_warnings():  # torch warns about a deprecated class that it uses itself
         warnings.simplefilter("ignore", UserWarning)
         return pickle.dumps(tensor, 5)
 
@@ -116,8 +115,8 @@ def _loads_quietly(data: bytes) -> Any:
         return pickle.loads(data)
 
 
-def cast(tensor: torch.Tensor, field: Field, empty: Callable[[Shape, np.dtype[Any]], Any]) -> torch.Tensor:
-    """The tensor as the field's dtype, in memory of `empty` where it can; itself where nothing is converted."""
+def cast(tensor: torch.Tensor, field: Field, empty: Empty) -> torch.Tensor:
+    """The tensor converted to the field's dtype, in memory from `empty` if possible; itself if unchanged."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -141,15 +140,37 @@ def cast(tensor: torch.Tensor, field: Field, empty: Callable[[Shape, np.dtype[An
     return made
 
 
-def pinning() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What copies a tensor into pinned memory, where an accelerator would read it."""
-    return _pinned if torch.accelerator.is_available() else None
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, which torch recycles; an ordinary copy of a tensor that cannot be pinned."""
+    # Not pin_memory(), which does not copy a tensor that is pinned already.
+    can = tensor.is_cpu and tensor.layout is torch.strided
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if can else tensor.clone()
 
 
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    # Not pin_memory(), which copies nothing where the source has pinned it. torch uses such memory again, too.
-    pinned = tensor.is_cpu and tensor.layout is torch.strided
-    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if pinned else tensor.clone()
+class _StorageReducer:
+    """Pickles the memory of tensors out of band, once for all tensors that share it. For one pickle."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, Any] = {}
+
+    def __call__(self, storage: Any) -> Any:
+        memory = private.untyped(storage)
+        if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
+            return NotImplemented
+        first = self._first.setdefault(memory.data_ptr(), storage)
+        if first is not storage:
+            return rebuild_shared, (first, storage.dtype)
+        return rebuild_storage, (torch.empty(0, dtype=torch.uint8).set_(memory).numpy(), storage.dtype)
+
+
+def rebuild_storage(array: Any, dtype: torch.dtype) -> Any:
+    """A storage on the memory of an array."""
+    return private.typed(torch.frombuffer(array, dtype=torch.uint8).untyped_storage(), dtype)
+
+
+def rebuild_shared(first: Any, dtype: torch.dtype) -> Any:
+    """A storage on the same memory as another one, possibly of another dtype."""
+    return private.typed(private.untyped(first), dtype)
 
 
 def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
@@ -158,7 +179,7 @@ def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """The sparse tensor of these parts. torch's own function keeps every tensor that it makes in a list."""
+    """The sparse tensor of these parts. torch's own function is not used: it keeps every tensor in a list."""
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
@@ -168,7 +189,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | None:
-    """How it is opened again (a Make, and its arguments), and the bytes to store, as a tensor that numpy knows."""
+    """How a tensor is opened (a Make with its shape and dtype), and its bytes as a tensor that numpy can read."""
     if (
         tensor.layout is not torch.strided
         or not tensor.is_cpu
@@ -189,7 +210,32 @@ def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | N
     if not tensor.is_contiguous():
         stride = tensor.stride()
         span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        # Axes in another order (channels last), or rows repeated (expand): it stays so. Gaps are closed.
+        # Axes in another order (channels last) and repeated rows (expand) are kept; gaps are removed.
         if span <= tensor.numel():
             return strided, shape, (make, how, span, stride), tensor.as_strided((span,), (1,))
     return make, shape, how, tensor
+
+
+class _Torch:
+    """Answers the questions of `_memory.guests.Guest`."""
+
+    reducers: Mapping[type, Reduce] = {torch.Tensor: reduce}
+    _tensor = Handler(torch.Tensor.clone, pinned, store, cast)
+    _derived = Handler(torch.Tensor.clone, pinned)
+
+    def handler(self, kind: type) -> Handler | None:
+        if kind is torch.Tensor:
+            return self._tensor
+        return self._derived if issubclass(kind, torch.Tensor) else None
+
+    def shipping(self) -> Mapping[type, Reduce]:
+        return {torch.TypedStorage: _StorageReducer()}
+
+    def is_parameters(self, state_dict: Any) -> bool:
+        return getattr(state_dict, "__module__", None) == torch.nn.Module.__module__
+
+    def can_pin(self) -> bool:
+        return torch.accelerator.is_available()
+
+
+GUEST: Guest = _Torch()

@@ -13,13 +13,14 @@ import numpy.random  # 20 ms, which every worker that is forked from here is spa
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.cast import Into
+from penstock._fill.out import Into
 from penstock._memory.layout import Writer
 from penstock._resume.marks import taken
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.failure import annotate
-from penstock._wire.reply import dumps
-from penstock._wire.task import Job, Task, shorten
+from penstock._wire.pickling import dumps
+from penstock._wire.task import Task, shorten
+from penstock._work.job import Job
 from penstock._work.samples import StreamEnded
 from penstock.torch import _private as private
 from penstock.torch._collate import collate

@@ -1,20 +1,22 @@
-"""The board: tasks that worker processes take for themselves, in shared memory.
+"""The board: tasks in shared memory, which worker processes take for themselves.
 
-A worker that is free must not have to wait for the parent, which may be busy with a training step;
-and a task must not wait behind a slow one in some worker's queue. So nobody assigns tasks: they
-stand on the board, and a free worker claims one.
+A free worker must not wait for the parent, which may be busy with a training step; and a task must not wait behind a
+slow one in the queue of some worker. So tasks stand on the board, and a free worker claims one.
 
-- Posting writes a record into a slot, marks the slot OPEN, and sends a token (slot and seq) down a
-  pipe that all workers read. Reading the token tells a worker where to look, and orders the
-  parent's writes before the worker's reads, on any processor. Tokens are read in the order of
-  posting, which the only reader of a stream relies on.
-- What counts is the claim: OPEN becomes CLAIMED under a record lock on one byte of the board's file.
-  The kernel releases such a lock when its holder dies, so no lock ever dies with a worker. The token
-  of a task that was rescinded claims nothing, though the slot may hold another task by then: its seq
-  is not that one's. Whoever comes with such a token has the lock for a moment too, so a claim waits
-  for it: given up, the task would stay open and nobody would come for it again.
-- When a worker is dead, the board says exactly which slot it had claimed, and tokens are sent again
-  for what is still open, in case it died with one in its hand.
+- Posting writes a notice into a slot, marks the slot OPEN, and sends a token (slot and seq) through a pipe that all
+  workers read. Reading the token tells a worker where to look, and orders the parent's writes before the worker's
+  reads, on any processor. Tokens are read in the order of posting, on which the only reader of a stream relies.
+- The claim decides: OPEN becomes CLAIMED under a record lock on one byte of the board's file. The kernel releases
+  such a lock when its holder dies, so a killed worker leaves nothing locked. The token of a task that was rescinded
+  claims nothing, because the slot is free, or holds a task with another seq. A worker with such a token has the lock
+  for a moment too, so a claim waits for the lock: if it gave up instead, the task would stay open without a token.
+- When a worker is dead, the board says which slot it had claimed, and tokens are sent again for all open tasks, in
+  case the worker died with a token that it had read.
+- A worker leaves when more leaves are wanted than taken. It looks before it reads a token, so it never leaves with a
+  token or a task in hand; a token that names no task wakes one that waits. A leave is taken under a lock like a
+  claim, and the board says which worker took it.
+
+The file has far more slots than are ever used. It is sparse: only pages that were written to take memory.
 """
 
 from __future__ import annotations
@@ -22,78 +24,84 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from typing import NamedTuple
 
 from penstock._memory.mapping import Mapping
+from penstock._wire.task import NOTICE, Notice
+from penstock.errors import InternalError
+
+SLOTS = 1 << 16
 
 _FREE, _OPEN, _CLAIMED = 0, 1, 2
 
-_RECORD = struct.Struct("<12q")
 _WORKER = struct.Struct("<q")
-_STRIDE = 128  # two cache lines: neighbours do not share one
+_STRIDE = 128  # two cache lines: neighbours share none
 _STATE = 0
 _AT = 1
 _VOID = 2
 _CLAIMANT = 8
 _FIELDS = 16
 
+# Slot 0 holds no task, so that a token may name none. It has the numbers of leaves that were wanted and taken.
+_NO_SLOT = 0
+_LEAVES = slice(64, 80)
+_WANTED, _TAKEN = 0, 1
+# After the slots: the workers that took leaves, in order, 8 bytes each.
+_TAKERS = slice(SLOTS * _STRIDE, SLOTS * _STRIDE + SLOTS * 8)
+
 TOKEN = struct.Struct("<2q")  # slot, seq
-
-
-class Record(NamedTuple):
-    """A task as it stands on the board; its keys are at the beginning of its slab."""
-
-    seq: int
-    run: int
-    epoch: int
-    step: int
-    kind: int
-    payload: int  # bytes of the keys; negative: they are pickled
-    steps: int
-    updates: int  # how much of their log must have been applied
-    extent: int
-    length: int
-    start: int
-    capacity: int
+NO_TASK = TOKEN.pack(_NO_SLOT, -1)
 
 
 class Board:
-    """`slots` places for tasks. The parent posts, rescinds and clears; workers claim."""
+    """The parent posts, rescinds and clears tasks, and asks for leaves; workers claim tasks and take leaves."""
 
-    def __init__(self, fd: int, slots: int) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.slots = slots
-        size = slots * _STRIDE
+        size = _TAKERS.stop
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
         self._memory = memoryview(Mapping(fd, size).buffer).cast("B")
+        self._leaves = self._memory[_LEAVES].cast("q")
+        self._takers = self._memory[_TAKERS].cast("q")
+        self._free: list[int] = []
+        self._used = 1  # slots from here on were never used
 
-    def post(self, slot: int, *record: int) -> None:
-        """Puts up a task; `record` has the fields of Record, in their order."""
+    def post(self, *notice: int) -> int:
+        """Puts up a task, given the fields of `Notice`. Returns its slot."""
+        slot = self._free.pop() if self._free else self._more()
         base = slot * _STRIDE
-        _RECORD.pack_into(self._memory, base + _FIELDS, *record)
+        NOTICE.pack_into(self._memory, base + _FIELDS, *notice)
         self._memory[base + _VOID] = 0
         self._memory[base + _STATE] = _OPEN
+        return slot
 
-    def claim(self, slot: int, seq: int, worker: int) -> Record | None:
-        """The task `seq` is this worker's from now on; None if it is not to be had."""
+    def _more(self) -> int:
+        if self._used == SLOTS:
+            raise InternalError(
+                f"{SLOTS - 1} tasks are posted at once, and the board has no room for another."
+            )
+        self._used += 1
+        return self._used - 1
+
+    def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
+        """Gives the task `seq` to this worker; None if the task is not open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
             if self._memory[base + _STATE] != _OPEN:
                 return None
-            record = Record._make(_RECORD.unpack_from(self._memory, base + _FIELDS))
-            if record.seq != seq:
+            notice = Notice._make(NOTICE.unpack_from(self._memory, base + _FIELDS))
+            if notice.seq != seq:
                 return None
             self._memory[base + _AT] = 0
             _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
             self._memory[base + _STATE] = _CLAIMED
-            return record
+            return notice
         finally:
             self._unlock(slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes an open task off the board. False if a worker has claimed it, or is at it."""
+        """Closes an open task. False if a worker has claimed it, or is about to. It never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -107,15 +115,16 @@ class Board:
             self._unlock(slot)
 
     def void(self, slot: int) -> None:
-        """Nobody wants what the slot's task gives: it may end before its last step."""
+        """Lets the worker stop before the last step of the slot's task: its batches are not wanted any more."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
-        """The slot's task is done with."""
+        """Frees the slot of a task that is done, lost or rescinded."""
         self._memory[slot * _STRIDE + _STATE] = _FREE
+        self._free.append(slot)
 
     def claimant(self, slot: int) -> int | None:
-        """Which worker has claimed the slot."""
+        """The worker that has claimed the slot's task."""
         base = slot * _STRIDE
         if self._memory[base + _STATE] != _CLAIMED:
             return None
@@ -123,21 +132,52 @@ class Board:
         return int(worker)
 
     def begin(self, slot: int, at: int) -> bool:
-        """The claimant is at this of the task's steps, the first being 0. False: nobody wants what is left."""
+        """The claimant begins step `at` of the task, counted from 0. False if the rest is not wanted any more."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
     def at(self, slot: int) -> int:
-        """Which of the task's steps the claimant is at."""
+        """The step of the task that the claimant began last, counted from 0."""
         return self._memory[slot * _STRIDE + _AT]
 
     def doing(self, slot: int) -> tuple[int, int, int]:
-        """The seq of the slot's task, and the epoch and the step that the claimant is at."""
-        record = Record._make(_RECORD.unpack_from(self._memory, slot * _STRIDE + _FIELDS))
-        return record.seq, record.epoch, record.step + self.at(slot)
+        """The seq of the slot's task, and the epoch and the step that the claimant began last."""
+        notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _FIELDS))
+        return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def is_open(self, slot: int) -> bool:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN
+
+    def want_leave(self) -> None:
+        """Asks for one more worker to leave. The parent sends NO_TASK afterwards."""
+        self._leaves[_WANTED] += 1
+
+    @property
+    def wanted_leaves(self) -> int:
+        """The number of leaves that no worker has taken yet."""
+        return self._leaves[_WANTED] - self._leaves[_TAKEN]
+
+    def take_leave(self, worker: int) -> bool:
+        """True if this worker shall leave."""
+        leaves = self._leaves
+        if leaves[_WANTED] == leaves[_TAKEN]:
+            return False
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, _NO_SLOT)
+        try:
+            taken = leaves[_TAKEN]
+            if leaves[_WANTED] <= taken:
+                return False
+            self._takers[taken % SLOTS] = worker
+            leaves[_TAKEN] = taken + 1
+            return True
+        finally:
+            self._unlock(_NO_SLOT)
+
+    def took_leave(self, worker: int) -> bool:
+        """True if this worker took a leave."""
+        taken = self._leaves[_TAKEN]
+        latest = range(max(0, taken - SLOTS), taken)
+        return any(self._takers[at % SLOTS] == worker for at in reversed(latest))
 
     def _unlock(self, slot: int) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)

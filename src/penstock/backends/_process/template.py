@@ -1,168 +1,151 @@
-"""The child's side of a start: from birth to `main` to exit, and the template that forks further workers.
+"""The template: a process that unpacks the payload once, and forks a worker from itself at each request.
 
-Two kinds of process begin here. A worker settles (signals, standard input, lifeline) and runs `main`. The
-template settles, unpacks the payload once, and then forks a worker at each request of the parent: they
-all share its one copy of the payload. It answers over a socket, one reply to each request:
+All workers share its one copy of the payload. Parent and template talk over a socket, one answer to each request:
 
-    request  START worker | REAP pid
-    reply    READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
+    request  START number | REAP pid
+    answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
 
-It reaps only when told to, so a pid it has reported cannot come to mean another process.
+The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import gc
 import os
-import select
 import signal
 import socket
 import struct
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, NoReturn
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock._wire.failure import Failure
+from penstock._descriptors import close, close_in_child, no_fork
+from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import unpack
+from penstock.backends._process.child import fork, live, seat_of
+from penstock.backends._process.handles import LINGER, UNKNOWN, Handle, WorkerProcess, fate, readable
+from penstock.errors import WorkerLost
 
-Main = Callable[[int, object, Mapping[str, int]], None]
+if TYPE_CHECKING:
+    from penstock.backends._process.lifeline import Lifeline
 
-REQUEST = struct.Struct("=Bq")  # what, worker or pid
-REPLY = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
-START, REAP, READY, STARTED, REAPED, FAILED = range(6)
+_REQUEST = struct.Struct("=Bq")  # what, number or pid
+_ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
+_START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
 
-LAST_WORDS = struct.Struct("=qq")  # pid, bytes that follow
-
-UNKNOWN = 256  # stands for the exit code where nobody could read it; none is so large
-
-# This process's own end of its lifeline, once it has one.
-_armed = -1
-
-
-def fork(*, quiet: bool) -> int:
-    """os.fork, the child with every signal blocked until it has settled.
-
-    A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
-    """
-    for stream in (sys.stdout, sys.stderr):  # else both processes print what is still buffered
-        _flush(stream)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = -1
-    try:
-        if quiet:
-            # Not safe beside a thread that does the same; the worst that comes of it is that this
-            # one warning stays ignored.
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-                pid = os.fork()
-        else:
-            pid = os.fork()
-    finally:
-        if pid != 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid
+_PIDFD = struct.Struct("i")  # as it travels beside an answer
 
 
-def live(
-    worker: int, main: Main, payload: object, fds: Mapping[str, int], lifeline: int | None = None
-) -> NoReturn:
-    """Be a worker until `main` returns, then exit: nothing of the parent's is run or returned into."""
-    code = 1
-    try:
-        if lifeline is not None:
-            settle(lifeline)
-            os.close(lifeline)
-        main(worker, payload, fds)
-        code = 0
-    except SystemExit as leaving:
-        code = _exit_code(leaving)
-    except BaseException:  # nothing may unwind into the parent's code
-        _report(f"penstock worker {worker} (pid {os.getpid()}) ended with an exception:\n")
-    finally:
-        _flush(sys.stdout)
-        _flush(sys.stderr)
-        os._exit(code)
+class _TemplateGone(Exception):
+    """The template did not answer: it is dead."""
 
 
-def settle(lifeline: int) -> None:
-    """Give this process a worker's signals and standard input, and tie its life to the parent's."""
-    # What the parent left as cyclic garbage is the parent's to finalize; and a collection that looks
-    # at inherited objects would copy the pages that they are on.
-    gc.freeze()
-    signal.set_wakeup_fd(-1)  # else our signals would wake the parent's event loop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent answers it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _take_no_input()
-    _arm(lifeline)
+class Template(Handle):
+    """In the parent: the handle of the template, and its requests."""
+
+    def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
+        super().__init__(pid, pidfd)
+        # A bare number: a socket object would close it once more in a forked child, where it may be another file.
+        self._link = link.fileno()
+        self._talk = threading.Lock()
+        self._is_ready = False
+
+    def ready(self) -> bool:
+        """Waits until the template has unpacked the payload; False if it is dead."""
+        if not self._is_ready and self.is_alive():
+            try:
+                self._receive()
+            except _TemplateGone:
+                return False
+            self._is_ready = True
+        return self.is_alive()
+
+    def fork(self, number: int, lifeline: Lifeline) -> WorkerProcess:
+        try:
+            pid, pidfds = self._ask(_START, number)
+        except _TemplateGone:
+            raise WorkerLost(self.obituary()) from None
+        if not pidfds:  # this process has no free descriptor for it
+            os.kill(pid, signal.SIGKILL)
+            self.reap(pid)
+            seat = seat_of(number)
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no pidfd for worker {seat}")
+        return WorkerProcess(number, pid, pidfds[0], lifeline, self)
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a worker that is dead."""
+        try:
+            return self._ask(_REAP, pid)[0]
+        except (_TemplateGone, OSError):
+            return UNKNOWN
+
+    def close(self) -> None:
+        # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
+        if self._usable():
+            super().close()
+            close(self._link)
+
+    def obituary(self) -> str:
+        self.join(LINGER)
+        return (
+            f"the template (pid {self.pid}), from which workers are forked, {fate(self.exitcode)[0]}.\n"
+            "  The template only imports and unpickles what the dataset needs: most often a library crashes at\n"
+            "  import, or the machine is out of memory. Its own messages are on standard error.\n"
+            '  multiprocessing_context="fork" and backend="thread" need no template.'
+        )
+
+    def _ask(self, what: int, about: int) -> tuple[int, list[int]]:
+        with self._talk:
+            if (
+                not self._usable()
+            ):  # replaced while workers of it live: the number of its link may be another file's
+                raise _TemplateGone
+            try:
+                with self._socket() as link:
+                    link.send(_REQUEST.pack(what, about), socket.MSG_NOSIGNAL)
+            except (BrokenPipeError, ConnectionResetError):
+                raise _TemplateGone from None
+            return self._receive()
+
+    @contextmanager
+    def _socket(self) -> Iterator[socket.socket]:
+        link = socket.socket(fileno=self._link)
+        try:
+            yield link
+        finally:
+            link.detach()
+
+    def _receive(self) -> tuple[int, list[int]]:
+        readable(self._link, None)
+        try:
+            with self._socket() as link:
+                with no_fork():
+                    # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                    answer, control, _, _ = link.recvmsg(
+                        _ANSWER.size, socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
+                    )
+                    pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
+                    close_in_child(*pidfds)
+                if len(answer) < _ANSWER.size:
+                    raise _TemplateGone
+                what, number, length = _ANSWER.unpack(answer)
+                failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+        except ConnectionResetError:
+            raise _TemplateGone from None
+        if failure:
+            raise restore(failure)
+        return number, pidfds
 
 
-def _arm(lifeline: int) -> None:
-    """Have the kernel kill this process when the parent's end of the lifeline is closed.
-
-    The read end raises SIGKILL instead of SIGIO, so it works inside a long C call too. It needs a file
-    description of its own, because the owner and the signal belong to the description.
-    Refused: PR_SET_PDEATHSIG, which fires when the thread that forked ends, not the process.
-    """
-    global _armed
-    if _armed >= 0:  # inherited: it kills the process we were forked from, not us
-        os.close(_armed)
-        _armed = -1
-    try:
-        own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        _armed = own
-        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
-    except OSError:
-        return  # then an idle worker ends when the token pipe does, a busy one after its task
-    watch = select.poll()
-    watch.register(own, 0)  # POLLHUP is always reported
-    if watch.poll(0):  # the parent was dead before the signal was set
-        os.kill(os.getpid(), signal.SIGKILL)
+# From here on: the code that runs in the template itself.
 
 
-def _take_no_input() -> None:
-    if sys.__stdin__ is None:  # closed: 0 may be any file by now
-        return
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.close(null)
-    # A new one: the old may hold what the parent has read and not yet used.
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
-# A fresh interpreter enters here; `boot` is what `Launcher._pack` wrote.
-
-
-def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
-    """Be the process that was asked for: worker `number`, or the template on socket `number`."""
-    sys.argv[:] = boot["argv"]
-    settle(boot["lifeline"])
-    if role == "template":
-        _serve(boot, number)
-    _work(boot, number)
-
-
-def _work(boot: dict[str, Any], worker: int) -> NoReturn:
-    try:
-        main, payload = unpack(boot["shipment"])
-    except BaseException as exc:  # unpickling runs the user's code
-        data = Failure.capture(exc, where=f"while worker {worker} (pid {os.getpid()}) unpacked its dataset")
-        os.write(boot["words"], LAST_WORDS.pack(os.getpid(), len(data)) + data)
-        os._exit(1)
-    for name in ("lifeline", "shipment", "words", "boot"):
-        os.close(boot[name])
-    live(worker, main, payload, boot["fds"])
-
-
-def _serve(boot: dict[str, Any], number: int) -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, there is no status
-    requests = socket.socket(fileno=number)
+def serve(boot: dict[str, Any], link: int) -> NoReturn:
+    """Is the template: `boot` as `Launcher` wrote it, requests on the socket `link`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, no exit status can be read
+    requests = socket.socket(fileno=link)
     try:
         main, payload = unpack(boot["shipment"])
     except BaseException as exc:  # unpickling runs the user's code
@@ -171,19 +154,20 @@ def _serve(boot: dict[str, Any], number: int) -> NoReturn:
     for name in ("shipment", "words", "boot"):
         os.close(boot[name])
     gc.freeze()  # the payload too: a collection in a worker copies none of its pages
-    requests.sendall(REPLY.pack(READY, os.getpid(), 0))
+    requests.sendall(_ANSWER.pack(_READY, os.getpid(), 0))
     while True:
-        request = requests.recv(REQUEST.size, socket.MSG_WAITALL)
-        if len(request) < REQUEST.size:
+        request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)
+        if len(request) < _REQUEST.size:
             os._exit(0)
-        what, about = REQUEST.unpack(request)
-        if what == REAP:
-            requests.sendall(REPLY.pack(REAPED, _reap(about), 0))
+        what, about = _REQUEST.unpack(request)
+        if what == _REAP:
+            requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
         try:
-            pid = fork(quiet=True)  # quiet: this process runs nobody's threads
+            pid = fork(quiet=True)  # quiet: no threads run in this process
         except OSError as exc:
-            _fail(requests, exc, f"while worker {about} was forked from the template (pid {os.getpid()})")
+            seat = seat_of(about)
+            _fail(requests, exc, f"while worker {seat} was forked from the template (pid {os.getpid()})")
             continue
         if pid == 0:
             requests.close()
@@ -199,7 +183,7 @@ def _announce(requests: socket.socket, pid: int) -> None:
         _reap(pid)
         _fail(requests, exc, f"while a worker (pid {pid}) was forked from the template")
         return
-    socket.send_fds(requests, [REPLY.pack(STARTED, pid, 0)], [pidfd])
+    socket.send_fds(requests, [_ANSWER.pack(_STARTED, pid, 0)], [pidfd])
     os.close(pidfd)
 
 
@@ -212,23 +196,4 @@ def _reap(pid: int) -> int:
 
 def _fail(requests: socket.socket, exc: BaseException, where: str) -> None:
     data = Failure.capture(exc, where=where)
-    requests.sendall(REPLY.pack(FAILED, 0, len(data)) + data)
-
-
-def _exit_code(leaving: SystemExit) -> int:
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
-    print(leaving.code, file=sys.stderr)
-    return 1
-
-
-def _report(heading: str) -> None:
-    with suppress(BaseException):  # no standard error, or an exception that cannot be shown
-        sys.stderr.write(heading + traceback.format_exc())
-
-
-def _flush(stream: Any) -> None:
-    with suppress(Exception):  # None, closed, or a pipe that nobody reads
-        stream.flush()
+    requests.sendall(_ANSWER.pack(_FAILED, 0, len(data)) + data)

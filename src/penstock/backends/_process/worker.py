@@ -1,9 +1,8 @@
-"""The one loop of a worker process."""
+"""The loop of a worker process."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import weakref
 from collections.abc import Callable, Mapping
@@ -11,35 +10,34 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
 
-import numpy as np
-from numpy.typing import NDArray
-
-import penstock._work.seeding  # noqa: F401 - what every worker needs, before it is forked and not in each
+import penstock._work.seeding  # noqa: F401 - every worker needs it: imported before the fork, and not in each
 from penstock._at_work import at_work
 from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
 from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
-from penstock._wire.task import Job, Task
+from penstock._wire.task import Notice, Task
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
-from penstock.backends._process.board import TOKEN, Board, Record
+from penstock.backends._process.board import TOKEN, Board
+from penstock.backends._process.child import SEATS
 from penstock.backends._stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Claims tasks, does them and reports, until the parent closes its end of the tokens.
+    """Claims tasks, does them and replies, until it takes a leave or the parent closes the pipe of tokens.
 
-    `number` is unique to this worker, and tells its seat too.
+    `number` tells the worker's id and its seat.
     """
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
-    worker, seat = divmod(number, job.num_workers)
-    if job.num_workers <= len(os.sched_getaffinity(0)):  # else they mostly wait, and would wake up later
+    worker, seat = divmod(number, SEATS)
+    if job.num_workers <= len(os.sched_getaffinity(0)):  # else workers mostly wait, and would wake up later
         _give_way()
-    at_work.source = None  # a forked worker may have been started by a dataset at work
+    at_work.source = None  # a forked worker may have been started from inside a dataset
     tell_when_asked(fds["stacks"])
-    board = Board(fds["board"], job.slots)
+    board = Board(fds["board"])
     who = f"worker {seat} (pid {os.getpid()})"
     runner = (job.make_runner or Runner)(job, who)
     runner.begin(seat, alone=True)
@@ -51,18 +49,18 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
         desk = _Desk(who, Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays), catch_up)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
-        while token := os.read(tokens, TOKEN.size):
+        while not board.take_leave(worker) and (token := os.read(tokens, TOKEN.size)):
             slot, seq = TOKEN.unpack(token)
-            record = board.claim(slot, seq, worker)
-            if record is not None:
-                desk.do(record, partial(board.begin, slot))
+            notice = board.claim(slot, seq, worker)
+            if notice is not None:
+                desk.do(notice, partial(board.begin, slot))
 
 
 def _give_way() -> None:
-    """Asks the kernel not to interrupt the parent whenever this process wakes up.
+    """Asks the kernel not to preempt the parent whenever this process wakes up.
 
-    The training step goes on undisturbed, and processes change places less often: where workers and parent
-    share cores and steps are small, more batches (docs/decisions/0008).
+    The training step goes on undisturbed, and there are fewer context switches: more batches per second where workers
+    and parent share cores and steps are small (docs/decisions/0008).
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it
@@ -70,7 +68,7 @@ def _give_way() -> None:
 
 
 class _Desk:
-    """Where a worker does the tasks that it has claimed."""
+    """Does the tasks that a worker has claimed, and replies."""
 
     def __init__(
         self, who: str, arena: Arena, runner: Runner, replier: Replier, catch_up: Callable[[int], None]
@@ -81,19 +79,20 @@ class _Desk:
         self._runner = runner
         self._replier = replier
 
-    def do(self, record: Record, begin: Callable[[int], bool]) -> None:
-        seq, run, epoch, step, _, payload, count, updates, *region = record
-        root = self._arena.root(Region._make(region))
+    def do(self, notice: Notice, begin: Callable[[int], bool]) -> None:
+        seq, count, updates = notice.seq, notice.steps, notice.updates
+        root = self._arena.root(Region._make(notice[7:]))
         try:
-            keys = _keys(payload, root)
-        except Exception as error:  # of a class of the user's
-            where = f"In the keys of step {step} of epoch {epoch}, as they arrived in {self._who}."
+            task = notice.task(root)
+        except Exception as error:  # raised while keys of a user's class were unpickled
+            where = (
+                f"In the keys of step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
+            )
             failure = Failure.capture(error, where=where)
             self._replier.send(self._replier.failed(seq, failure, Writer(root), 0, perf_counter_ns(), None))
             return
-        task = Task(seq, run, epoch, step, keys, count)
-        # Raw keys stay where they are: the samples are fetched by them while others are written.
-        used = max(0, payload)
+        # Keys that are an array stay where they are: they are read while batches are written.
+        used = max(0, notice.keys)
         if count == 1:
             self._replier.send(self._do_step(task, updates, Writer(root, used)))
             return
@@ -103,7 +102,7 @@ class _Desk:
         for at, single in enumerate(task.single()):
             if not begin(at) and replies:
                 break
-            # Each in a piece of the slab of its own, so that batches that are alike have one layout.
+            # Each in its own piece of the slab, so that batches that look alike have the same layout.
             base = -(-used // ALIGN) * ALIGN
             writer = Writer(root[base:])
             replies.append(self._do_step(single, updates, writer, base))
@@ -111,9 +110,9 @@ class _Desk:
         self._replier.send(self._replier.bundle(seq, replies, table, Writer(root, used), began))
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Does one step, with so much of the updates' log, and returns the reply that tells of it.
+        """Does one step, with the changes of the log up to `updates`, and returns the reply.
 
-        The writer's piece begins at `base`.
+        The writer's piece of the slab begins at `base`.
         """
         began, used = perf_counter_ns(), writer.used
         try:
@@ -128,14 +127,5 @@ class _Desk:
             return self._replier.ended(task.seq, writer, base, began, self._runner.mark)
         except BaseException as error:
             failure = self._runner.capture(error, task)
-            writer.used, writer.overflow = used, False  # over what there was of the batch
+            writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
             return self._replier.failed(task.seq, failure, writer, base, began, self._runner.mark)
-
-
-def _keys(payload: int, root: NDArray[np.uint8]) -> object:
-    if payload >= 0:
-        keys = root[:payload].view(np.int64)
-        keys.flags.writeable = False
-        return keys
-    return pickle.loads(root[:-payload].data)
-

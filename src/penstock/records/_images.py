@@ -1,4 +1,4 @@
-"""Stored samples as images."""
+"""The stored samples of a file as a dataset of images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penstock.image._dataset import Images
 
 if TYPE_CHECKING:
     from penstock.image import Transform
-    from penstock.records._samples import Picture, Stored
+    from penstock.records._samples import Stored, StoredImage
 
 
-class Pictures(Images):
-    """The samples of a file through a transform."""
+class StoredImages(Images):
+    """The samples of a file, transformed to images."""
 
     def __init__(self, stored: Stored, transform: Transform | None, labels: bool) -> None:
         super().__init__(transform, labels)
@@ -21,5 +21,5 @@ class Pictures(Images):
     def __len__(self) -> int:
         return len(self._stored)
 
-    def _source(self, key: Any) -> Picture:
-        return self._stored.picture(key)
+    def _source(self, key: Any) -> StoredImage:
+        return self._stored.image(key)

@@ -1,0 +1,120 @@
+"""Why samples cannot be collated, in words: which field, which rows, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock._memory.tree import is_dataclass
+
+Column = Sequence[Any]
+Array = np.ndarray[Any, Any]
+
+
+class Misfit(Exception):
+    """Why a column cannot be collated. Each level of nesting that it passes adds its part of the path."""
+
+    def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.rows = tuple(rows)
+        self.path: list[str] = []
+
+    def where(self) -> str:
+        path = self.path[::-1]
+        return "".join(path if len(path) < 12 else [*path[:4], " ... ", *path[-2:]])
+
+
+def wrong_shapes(values: Sequence[Array]) -> Misfit:
+    groups = rows_of_each(value.shape for value in values)
+    return Misfit(
+        f"arrays of different shapes cannot be stacked: {listed_rows(groups)}. "
+        "Pad them to one shape, or pass collate_fn=",
+        odd_rows(groups),
+    )
+
+
+def wrong_types(values: Column) -> Misfit:
+    groups = rows_of_each(map(type, values))
+    unknown = [kind for kind in groups if not _is_known(kind)]
+    named = {name_of(kind): rows for kind, rows in groups.items()}
+    if len(groups) > 1:
+        return Misfit(
+            f"values of different types cannot be collated: {listed_rows(named)}. "
+            "Give every sample the same type here, drop the field, or pass collate_fn=",
+            sorted(row for kind in unknown for row in groups[kind]) or odd_rows(groups),
+        )
+    return Misfit(
+        f"values of type {next(iter(named))} cannot be collated. Batches are made of arrays, numbers, str, "
+        "bytes, and dicts, lists, tuples, namedtuples and dataclasses of these. Convert the values, drop "
+        "the field, or pass collate_fn=",
+        range(len(values)),
+    )
+
+
+def wrong_keys(values: Sequence[Mapping[Any, Any]]) -> Misfit:
+    groups = rows_of_each(frozenset(value) for value in values)
+    odd = odd_rows(groups)
+    usual = next(keys for keys, rows in groups.items() if rows[0] not in odd)
+    parts = []
+    for keys, rows in list(groups.items())[:5]:
+        if keys != usual:
+            lacks, more = _shown(usual - keys), _shown(keys - usual)
+            said = [f"lacks {lacks}"] * bool(lacks) + [f"has also {more}"] * bool(more)
+            parts.append(f"{in_rows(rows)} {' and '.join(said)}")
+    return Misfit(
+        f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
+        f"{_shown(usual)}. Give every sample the same keys, or pass collate_fn=",
+        odd,
+    )
+
+
+def is_arraylike(kind: type) -> bool:
+    if issubclass(kind, (str, bytes)):
+        return False  # also np.str_: text
+    return hasattr(kind, "__array__") or issubclass(kind, (int, float, complex))
+
+
+def _is_known(kind: type) -> bool:
+    return is_arraylike(kind) or issubclass(kind, (str, bytes, list, tuple, Mapping)) or is_dataclass(kind)
+
+
+def rows_of_each(values: Any) -> dict[Any, list[int]]:
+    """The rows in which each value occurs."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, value in enumerate(values):
+        groups.setdefault(value, []).append(row)
+    return groups
+
+
+def odd_rows(groups: dict[Any, list[int]]) -> list[int]:
+    """The rows that do not have the most frequent value."""
+    most = max(groups.values(), key=len)
+    return sorted(row for rows in groups.values() if rows is not most for row in rows)
+
+
+def listed_rows(groups: dict[Any, list[int]]) -> str:
+    parts = [f"{value} in {in_rows(rows)}" for value, rows in list(groups.items())[:4]]
+    if len(groups) > 4:
+        parts.append(f"{len(groups) - 4} more")
+    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+
+
+def in_rows(rows: Sequence[int]) -> str:
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    shown = ", ".join(map(str, rows[:8]))
+    return f"rows {shown}" if len(rows) <= 8 else f"rows {shown}, ... ({len(rows)} rows)"
+
+
+def _shown(keys: frozenset[Any]) -> str:
+    """A few of the keys as a list; an empty string if there are none."""
+    texts = sorted(map(repr, keys))
+    if len(texts) > 12:
+        texts = [*texts[:10], f"... ({len(texts)} keys)"]
+    return f"[{', '.join(texts)}]" if texts else ""
+
+
+def name_of(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

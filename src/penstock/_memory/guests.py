@@ -1,0 +1,138 @@
+"""Guests: libraries whose arrays may be in a batch beside numpy's.
+
+The core imports no guest, and names none outside of `GUESTS`. A class belongs to a guest if its module, or the module
+of one of its base classes, is inside the guest's package. The first time such a class is met, the module that
+`GUESTS` names for it is imported; its `GUEST` then says how leaves of the class are stored in a slab, pickled,
+converted, copied and pinned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from penstock._memory.layout import Writer
+
+GUESTS = {"torch": "penstock.torch._tensors"}
+"""Top-level package of a guest -> the module of penstock that knows its classes, as `GUEST`."""
+
+Make = Callable[[tuple[int, ...], Any, Any, int], Any]
+"""Makes a leaf that is a view: arguments are shape, dtype, an array of bytes, and the first byte in it.
+
+`np.ndarray` is one. The others are module-level functions, so that a layout pickles them by name and the receiving
+process imports what they need.
+"""
+
+Spot = tuple[Make, tuple[int, ...], Any, int]
+"""Where a leaf is in its slab: its Make, followed by the Make's arguments without the array of bytes."""
+
+Reduce = Callable[[Any], Any]
+"""Like `__reduce_ex__(5)` of its argument; may return PickleBuffers, or NotImplemented for pickle's own way."""
+
+
+class Handler(NamedTuple):
+    """What can be done with the leaves of one class."""
+
+    copy: Callable[[Any], Any]
+    pin: Callable[[Any], Any]
+    """Copies to pinned memory, from which an accelerator reads faster."""
+    store: Callable[[Any, Writer], Spot | None] | None = None
+    """Puts the bytes into the slab; returns None for a leaf that must be pickled."""
+    cast: Callable[[Any, Any, Any], Any] | None = None
+    """Converts to the dtype of a `_fill.cast.Field`, in memory from an `_fill.out.Empty`."""
+
+
+class Guest(Protocol):
+    """What the core asks about a library."""
+
+    reducers: Mapping[type, Reduce]
+    """By exact class: how an object is pickled that is inside of other objects of a batch."""
+
+    def handler(self, kind: type) -> Handler | None:
+        """How leaves of this class are handled; None if they have no special treatment."""
+
+    def shipping(self) -> Mapping[type, Reduce]:
+        """By exact class, for one pickle of a dataset. A reducer may remember what that pickle already holds."""
+
+    def is_parameters(self, state_dict: Any) -> bool:
+        """True if this `state_dict` method returns a model's parameters and not a position in a stream."""
+
+    def can_pin(self) -> bool:
+        """True if an accelerator is available."""
+
+
+_met: dict[str, Guest] = {}
+
+REDUCERS: dict[type, Reduce] = {}
+"""Reducers of all guests that were met, and of numpy's arrays."""
+
+
+def guest_in(module: object) -> Guest | None:
+    """The guest whose package contains the module of this name."""
+    name = module.partition(".")[0] if isinstance(module, str) else ""
+    if name not in GUESTS:
+        return None
+    guest = _met.get(name)
+    if guest is None:
+        guest = _met[name] = import_module(GUESTS[name]).GUEST
+        REDUCERS.update(guest.reducers)
+    return guest
+
+
+def all_met() -> bool:
+    """True if no guest is left whose package is imported in this process and whose classes were never met."""
+    for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
+        if name not in _met and name in sys.modules:
+            return False
+    return True
+
+
+def can_pin() -> bool:
+    """True if an installed guest has an accelerator. Imports the guests."""
+    for name in GUESTS:
+        with suppress(ImportError):
+            guest = guest_in(name)
+            if guest is not None and guest.can_pin():
+                return True
+    return False
+
+
+class _Handlers(dict[type, Handler | None]):
+    """Looked up once for each class, and remembered."""
+
+    _MOST = 4096  # classes: a program that keeps defining classes must not fill the memory
+
+    def __missing__(self, kind: type) -> Handler | None:
+        handler = None
+        for base in kind.__mro__:
+            guest = guest_in(base.__module__)
+            if guest is not None:
+                handler = guest.handler(kind)
+                break
+        if len(self) >= self._MOST:
+            self.clear()
+        self[kind] = handler
+        return handler
+
+
+HANDLERS: Mapping[type, Handler | None] = _Handlers()
+"""The handler of any class: None for a class that is no guest's."""
+
+
+class Shipping(dict[type, "Reduce | None"]):
+    """For one pickle of a dataset: `shipping[type(part)]` is the reducer of a class, or None for pickle's own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: list[Guest] = []
+
+    def __missing__(self, kind: type) -> Reduce | None:
+        guest = guest_in(kind.__module__)
+        if guest is not None and guest not in self._asked:
+            self._asked.append(guest)
+            self.update(guest.shipping())
+        return self.setdefault(kind, None)
