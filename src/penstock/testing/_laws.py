@@ -13,7 +13,7 @@ from unittest import SkipTest
 
 from penstock import DataLoader
 from penstock._feed.keys import KeyFetch
-from penstock._wire.task import Job
+from penstock._work.job import Job
 from penstock.backends import Backend, Outcome, make
 from penstock.testing._same import difference
 
@@ -112,7 +112,7 @@ class Laws:
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Iterator[Backend]:
         """The backend itself, with so many workers hired: worker i in seat i."""
         number = max(1, self.workers)
-        given = {"collate_fn": None, "worker_init_fn": None, "drop_last": False, "slots": 1 << 10, **job}
+        given = {"collate_fn": None, "worker_init_fn": None, "drop_last": False, **job}
         made = Job(dataset=dataset, fetch=KeyFetch, num_workers=number, seed=1, **given)
         backend = make(self.backend or "inline", made, self.settings.get("multiprocessing_context"))
         try:

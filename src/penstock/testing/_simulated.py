@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import current_worker, set_worker_info
-from penstock._memory.arena import Arena
 from penstock._memory.layout import ALIGN, Writer
-from penstock._memory.pool import Pool
+from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Job, Task
-from penstock._wire.updates import Change, packed
+from penstock._wire.pickling import dumps, loads
+from penstock._wire.task import Task
+from penstock._wire.updates import Change, encode
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock._work.seeding import borrowed_generators
@@ -119,8 +119,8 @@ class SimulatedBackend:
         self._simulation = simulation
         self.most_steps, self.copies_dataset = simulation.most_steps, simulation.copies_dataset
         self._job = job
-        self._shipped = _by_value(job) if self.copies_dataset else b""
-        self._pool = Pool(Arena(None))
+        self._shipped = dumps(job, by_value=True) if self.copies_dataset else b""
+        self._slabs = Slabs(None)
         self._board: dict[int, _Posted] = {}
         self._workers: dict[int, _Worker] = {}
         self._hired: set[int] = set()
@@ -156,16 +156,16 @@ class SimulatedBackend:
         assert all(other.slab != slab for other in self._board.values()), "a slab belongs to one task"
         assert task.steps <= self.most_steps, "a task has no more steps than it may"
         if self.copies_dataset and not isinstance(task.keys, np.ndarray):
-            task = task._replace(keys=pickle.loads(_by_value(task.keys)))
-        root = self._pool.arena.root(self._pool.region(slab, 0, task.steps, self.most_steps))
+            task = task._replace(keys=loads(dumps(task.keys)))
+        root = self._slabs.arena.root(self._slabs.region(slab, 0, task.steps, self.most_steps))
         self._board[task.seq] = _Posted(task, slab, root, seat, len(self._changes))
 
     def cool(self, slab: int) -> None:
         assert all(other.slab != slab for other in self._board.values()), "only a free slab is cooled"
-        self._pool.cool(slab)
+        self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
-        return packed(change) if self.copies_dataset else b""
+        return encode(change) if self.copies_dataset else b""
 
     def update(self, change: bytes) -> None:
         if self.copies_dataset:
@@ -306,7 +306,7 @@ class SimulatedBackend:
 
     def _start(self, worker: _Worker) -> None:
         try:
-            job: Job = pickle.loads(self._shipped) if self.copies_dataset else self._job
+            job: Job = loads(self._shipped) if self.copies_dataset else self._job
         except Exception as error:
             worker.cause = error
             worker.kill()
@@ -334,7 +334,7 @@ class SimulatedBackend:
         with worker.at_work():
             if changes:
                 with runner.borrowed(task):
-                    runner.change(pickle.loads(change) for change in changes)
+                    runner.change(loads(change) for change in changes)
             with runner.borrowed(task):
                 outcome = _run(runner, worker.id, task, writer)
         if isinstance(outcome, Filled):
@@ -353,7 +353,7 @@ class SimulatedBackend:
             seconds = sum(one.seconds for one in done if isinstance(one, Filled))
             steps: list[Any] = done
             outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, steps, posted.root)
-        self._pool.learn(worker.used // len(done) + 1)
+        self._slabs.learn(worker.used // len(done) + 1)
         self._outbox.append(outcome)
 
     def _leave(self, worker: _Worker) -> None:
@@ -393,10 +393,3 @@ def _run(runner: Runner, worker: int, task: Task, writer: Writer) -> Filled | Fa
         return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
     rows, mended, mark = runner.rows, runner.mended, runner.mark
     return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, tree, mended, mark)
-
-
-def _by_value(value: object) -> bytes:
-    import cloudpickle  # late: 25 ms, which `import penstock.testing` need not take
-
-    data: bytes = cloudpickle.dumps(value, 5)
-    return data

@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._wire.task import Job
+from penstock._work.job import Job
 from penstock.backends import Backend, register, unregister
 from penstock.testing._simulated import Action, SimulatedBackend, Stuck, sleep
 
