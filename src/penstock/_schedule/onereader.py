@@ -22,6 +22,7 @@ class OneReader(Scheduler):
     def __init__(self, *, window: int, retries: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=1, retries=retries, in_order=in_order)
         self._first = 0  # the seq that the run began at
+        self._moved: list[int] = []  # seqs that were withdrawn and posted again at once: Rescinded is to come
 
     def _opened(self, event: Opened, out: list[Command]) -> None:
         self._first = self._next_seq
@@ -44,11 +45,16 @@ class OneReader(Scheduler):
             self._end_stream(seq, [later for later in self._steps if later >= seq], out)
             return
         self._steps[seq] = step
-        # A task that the dead reader had not claimed is withdrawn first: it was posted without the position.
-        out.append(Post(seq, step.slab) if claimed else Rescind(seq))
+        if not claimed:
+            # It was posted without the position, so it is withdrawn first, which must succeed: its only reader is
+            # dead. It is posted again in the same list of commands, because the new reader is hired at the end of
+            # the list, and would begin with the step after this one.
+            out.append(Rescind(seq))
+            self._moved.append(seq)
+        out.append(Post(seq, step.slab))
 
     def _rescinded(self, event: Rescinded, out: list[Command]) -> None:
-        if self._crew and event.seq not in self._abandoned:
-            out.append(Post(event.seq, self._posted_step(event.seq, event).slab))
+        if event.seq in self._moved:
+            self._moved.remove(event.seq)
         else:
             super()._rescinded(event, out)

@@ -146,6 +146,7 @@ class SimulatedBackend:
         assert all(other.seat != seat for other in self._workers.values()), "a seat has one worker"
         self._hired.add(worker)
         self._workers[worker] = _Worker(worker, seat)
+        self.flush()
 
     def retire(self) -> None:
         self._leaving += 1
@@ -159,6 +160,7 @@ class SimulatedBackend:
             task = task._replace(keys=loads(dumps(task.keys)))
         root = self._slabs.arena.root(self._slabs.region(slab, 0, task.steps, self.most_steps))
         self._board[task.seq] = _Posted(task, slab, root, seat, len(self._changes))
+        self.flush()
 
     def cool(self, slab: int) -> None:
         assert all(other.slab != slab for other in self._board.values()), "only a free slab is cooled"
@@ -176,7 +178,7 @@ class SimulatedBackend:
                 worker.runner.fetch.look_up()
 
     def flush(self) -> None:
-        """Lets the workers go on for as long as `choose` wants: they do not wait for the loader to ask."""
+        """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
         while len(actions := [Action(RETURN), *self._actions()]) > 1:
             action = self._simulation.choose(actions)
             if action.kind == RETURN:
@@ -184,6 +186,7 @@ class SimulatedBackend:
             self._perform(action)
 
     def rescind(self, seq: int) -> bool:
+        self.flush()
         posted = self._board.get(seq)
         if posted is None or posted.worker is not None:
             if posted is not None:

@@ -85,7 +85,7 @@ class Refuse:
     error: Exception | None = None
 
 
-Fault = Kill | Refuse
+_Fault = Kill | Refuse
 
 
 def seeded(seed: int) -> Choose:
@@ -106,7 +106,7 @@ def replay(numbers: Iterable[int]) -> Choose:
 @contextmanager
 def workers(
     choose: Choose | None = None,
-    faults: Iterable[Fault] = (),
+    faults: Iterable[_Fault] = (),
     *,
     deaths: int = 0,
     copies_dataset: bool = True,
@@ -139,7 +139,7 @@ class Simulation:
     """
 
     def __init__(
-        self, choose: Choose, faults: list[Fault], deaths: int, copies: bool, most_steps: int, names_step: bool
+        self, choose: Choose, faults: list[_Fault], deaths: int, copies: bool, most_steps: int, names_step: bool
     ) -> None:
         self.name = f"simulated_{next(_numbers)}"
         self.now = 0.0
@@ -183,7 +183,7 @@ class Simulation:
                     return fault.error or OSError("the simulation refuses to start a worker")
         return None
 
-    def _use(self, fault: Fault) -> bool:
+    def _use(self, fault: _Fault) -> bool:
         for one, count in self._faults:
             if one is fault:
                 count[0] -= 1
