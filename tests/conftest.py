@@ -1,4 +1,4 @@
-"""What every test is held to: nothing is left behind (law 6)."""
+"""What every test is held to: nothing is left behind (law 6). And which tests a run leaves to `make wide`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from penstock.backends._process import methods
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -28,6 +30,8 @@ def descriptors() -> Counter[str]:
         kind = target.split(":")[0]
         if kind in ("pipe", "socket", "anon_inode") or "memfd" in target:
             found["memfd" if "memfd" in target else target if kind == "anon_inode" else kind] += 1
+        elif is_shared_memory_with_a_name(target):
+            found["/dev/shm"] += 1
     return found
 
 
@@ -42,14 +46,21 @@ def children() -> list[str]:
     return pids
 
 
+def is_shared_memory_with_a_name(path: str) -> bool:
+    """But for that of torch, and of Python, which is not ours."""
+    name = path.removeprefix("/dev/shm/")
+    return name != path and not name.startswith(("sem.mp-", "torch_", "psm_"))
+
+
 def mappings() -> int:
-    """How many pieces of penstock's shared memory are mapped here."""
-    return Path("/proc/self/maps").read_text().count("memfd:penstock")
+    """How many pieces of shared memory are mapped here that penstock may have made."""
+    paths = [line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sum("memfd:penstock" in path or is_shared_memory_with_a_name(path) for [path] in filter(None, paths))
 
 
 def names() -> set[str]:
-    """The names in /dev/shm, but for those of torch, and of Python's shared memory with names, which is not ours."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "torch_", "psm_"))}
+    """The names in /dev/shm that are ours. Nothing says who made one, and other tests run at the same time."""
+    return {name for name in os.listdir("/dev/shm") if "penstock" in name}
 
 
 def belongings() -> tuple[Counter[str], set[str], int, set[str]]:
@@ -68,3 +79,16 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not after[1] - before[1], "child processes"
     assert after[2] <= before[2], "mapped shared memory"
     assert not after[3] - before[3], "names in /dev/shm"
+
+
+@pytest.fixture(autouse=True)
+def the_runners_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's watchdog and xdist's receiver are threads: beside them, no loader would fork unless told to."""
+    before = set(os.listdir("/proc/self/task"))
+    monkeypatch.setattr(methods, "survives_fork", lambda: set(os.listdir("/proc/self/task")) <= before)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PENSTOCK_WIDE" not in os.environ:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
+        items[:] = [item for item in items if not item.get_closest_marker("wide")]

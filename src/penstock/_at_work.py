@@ -46,29 +46,6 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
         source.part = outer
 
 
-class StepSource:
-    """A step whose samples are not made here: a stream's light items are read for it."""
-
-    part: Sequence[int] | None = None
-
-    def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
-        self._of = seed, epoch, step, use
-        self._rng: Generator | None = None
-
-    def rng(self) -> Generator:
-        if self._rng is None:
-            from penstock._work.seeding import generator
-
-            self._rng = generator(*self._of)
-        return self._rng
-
-    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        return iter(keys)
-
-    def rows_asked_for(self) -> Sequence[int]:
-        return ()
-
-
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
     """For the block, `rng()` asks this source. A loader may be iterated in another's dataset."""

@@ -11,11 +11,9 @@ from types import FrameType
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """A Ctrl-C in this block raises KeyboardInterrupt at its end.
-
-    Refused: the signal mask. Another thread would take the signal, and Python would still raise in the
-    main thread, the only one that ever raises KeyboardInterrupt.
-    """
+    """A Ctrl-C in this block raises KeyboardInterrupt at its end."""
+    # Refused: the signal mask. Another thread would take the signal, and Python would still raise in the main
+    # thread, the only one that ever raises KeyboardInterrupt.
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DataLoader"]
 
-T_co = TypeVar("T_co", covariant=True)
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-class DataLoader(Generic[T_co]):
+class DataLoader(Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, in memory that is lent and never copied twice.
 
     The arguments have the names and meanings that users of torch know; the batches are numpy.
@@ -92,7 +92,7 @@ class DataLoader(Generic[T_co]):
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[Any], T_co] | None = None,
+        collate_fn: Callable[[Any], _T_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -135,15 +135,15 @@ class DataLoader(Generic[T_co]):
 
     # The epochs.
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> Iterator[_T_co]:
         """The next epoch. A second live iterator is independent of the first, and is the epoch after it."""
         return self._start(Batches)
 
-    def batches(self) -> Iterator[Batch[T_co]]:
+    def batches(self) -> Iterator[Batch[_T_co]]:
         """The same stream as iterating over the loader, each batch with its index, epoch and step."""
         return self._start(IndexedBatches)
 
-    def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[T_co]]:
+    def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
 
         It goes to whoever asks first, or with `in_turn` to one after the other: then batches wait for a consumer
@@ -269,7 +269,7 @@ class DataLoader(Generic[T_co]):
         """Ends the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
 
-    def __enter__(self) -> DataLoader[T_co]:
+    def __enter__(self) -> DataLoader[_T_co]:
         return self
 
     def __exit__(

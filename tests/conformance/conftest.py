@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -21,22 +22,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 Make = Callable[..., DataLoader[Any]]
 
-# What these are about is decided before a worker is started, so not every way of starting one is tried, but
-# with PENSTOCK_WIDE set: a process takes longer to start than any of these tests to run.
+_HERE = Path(__file__).parent
+
+# A fresh interpreter takes longer to start than any of these tests to run. So a test has all its parameters inline,
+# on threads and on forked workers, and one set of them on workers in fresh interpreters: most by forkserver, every
+# third by spawn. `make wide` runs all. The narrow files are about what is decided before a worker is started.
+_FRESH = ("spawn-2", "forkserver-2")
 _NARROW = {
     f"test_{name}.py"
     for name in ("bad_samples", "dtype", "images", "ranks", "records", "resume", "rng", "update")
 }
-_LEFT_OUT = ("fork-1", "spawn-2")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    def is_left_out(item: pytest.Item) -> bool:
-        return item.path.name in _NARROW and any(name in item.name for name in _LEFT_OUT)
+@pytest.hookimpl(tryfirst=True)  # before those that are marked here are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fresh: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.parent == _HERE:
+            backend = _backend(item)
+            if backend == "fork-1" and item.path.name in _NARROW:
+                item.add_marker("wide")
+            elif backend in _FRESH:
+                fresh.setdefault(f"{item.path.name} {item.originalname}", []).append(item)
+    for name, variants in fresh.items():
+        number = crc32(name.encode())
+        method = _FRESH[number % 3 > 0]
+        own = [item for item in variants if _backend(item) == method] or variants
+        chosen = own[number % len(own)]
+        for item in variants:
+            if item is not chosen:
+                item.add_marker("wide")
 
-    if "PENSTOCK_WIDE" not in os.environ:
-        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
-        items[:] = [item for item in items if not is_left_out(item)]
+
+def _backend(item: pytest.Function) -> str | None:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return next((params[name] for name in ("make", "make_concurrent", "make_processes") if name in params), None)
 
 
 def _maker(settings: dict[str, Any]) -> Iterator[Make]:

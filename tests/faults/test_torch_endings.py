@@ -1,52 +1,18 @@
-"""Law 6 for torch's loader: however a program ends, no hang, no orphan, no noise. Real programs, real signals.
-
-Importing torch takes longer than all that a program does here. So the programs are forked, one at a time, from a
-process that has imported it: each is a main program of its own, in a session of its own, and ends as any does.
-"""
+"""Law 6 for torch's loader: however a program ends, no hang, no orphan, no noise. Real programs, real signals."""
 
 from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import Begin, forge, programs
 
 pytestmark = pytest.mark.timeout(60)
-
-# Becomes the program that it is sent. What it forked before is none of a program's children.
-FORGE = """
-import gc, os, socket, sys
-import torch, penstock.torch
-gc.freeze()  # or every program would copy all of torch's pages to look for garbage in them
-control = socket.socket(fileno=int(sys.argv[1]))
-while True:
-    text, fds, _, _ = socket.recv_fds(control, 100_000, 2)
-    if not text:
-        sys.exit()
-    pid = os.fork()
-    if pid == 0:
-        break
-    for fd in fds:
-        os.close(fd)
-    control.send(b"%d" % pid)
-    control.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-control.close()
-os.setsid()
-for number, fd in enumerate(fds, 1):
-    os.dup2(fd, number)
-    os.close(fd)
-exec(compile(text, "program", "exec"))
-"""
 
 PREAMBLE = """
 import atexit, gc, os, signal, sys, time
@@ -73,96 +39,16 @@ def tell(*what):
 """
 
 
-class Program:
-    def __init__(self, control: socket.socket, text: str) -> None:
-        self.control = control
-        (self.out, out), (self.err, err) = os.pipe(), os.pipe()
-        socket.send_fds(control, [(PREAMBLE + textwrap.dedent(text)).encode()], [out, err])
-        os.close(out)
-        os.close(err)
-        self.pid = int(control.recv(100))
-        self.returncode: int | None = None
-
-    def line(self) -> str:
-        """What it says next."""
-        said = b""
-        while not said.endswith(b"\n"):
-            more = os.read(self.out, 1)
-            assert more, f"it ended after {said!r}, and said {self.all_of(self.err)}"
-            said += more
-        return said.decode().rstrip()
-
-    def all_of(self, fd: int) -> str:
-        """To the end: which comes when the last process that could write there is gone."""
-        return "".join(iter(lambda: os.read(fd, 65536).decode(), ""))
-
-    def end(self, within: float = 8) -> tuple[int, str, str]:
-        """Its exit code, and what it said on either side, if it and all its workers end in time."""
-        assert select.select([self.control], [], [], within)[0], "it does not end"
-        self.returncode = int(self.control.recv(100))
-        assert not survivors(self.pid, 3), "processes are left"
-        return self.returncode, self.all_of(self.out), self.all_of(self.err)
-
-    def close(self) -> None:
-        for pid in session(self.pid):
-            os.kill(pid, signal.SIGKILL)
-        if self.returncode is None:
-            self.control.recv(100)
-        os.close(self.out)
-        os.close(self.err)
-
-
-def session(leader: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(sid) == leader and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def survivors(leader: int, seconds: float) -> list[int]:
-    """Who of a session is left after so long."""
-    deadline = time.monotonic() + seconds
-    for pid in session(leader):
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        select.select([pidfd], [], [], max(0, deadline - time.monotonic()))
-        os.close(pidfd)
-    return session(leader)
-
-
 @pytest.fixture(scope="module")
-def forge() -> Iterator[socket.socket]:
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-W", "error", "-c", FORGE, str(its.fileno())]
-    with ours, its, subprocess.Popen(command, pass_fds=[its.fileno()]):
-        its.close()
-        yield ours
-        ours.close()
-
-
-Begin = Callable[[str], Program]
+def torch_forge() -> Iterator[socket.socket]:
+    with forge("import torch, penstock.torch") as control:
+        yield control
 
 
 @pytest.fixture
-def begin(forge: socket.socket) -> Iterator[Begin]:
-    """Begins a program; whatever becomes of it is gone at the end of the test."""
-    begun: list[Program] = []
-
-    def start(text: str) -> Program:
-        begun.append(Program(forge, text))
-        return begun[-1]
-
-    yield start
-    for program in begun:
-        program.close()
+def begin(torch_forge: socket.socket, tmp_path: Path) -> Iterator[Begin]:
+    with programs(torch_forge, tmp_path, PREAMBLE) as begin:
+        yield begin
 
 
 ENDINGS = {
@@ -478,45 +364,26 @@ def test_a_worker_of_one_loader_that_dies_does_not_disturb_the_other(begin: Begi
     assert program.end() == (0, "lost\n49\n", "")
 
 
-@contextmanager
-def fresh(tmp_path: Path, text: str) -> Iterator[subprocess.Popen[str]]:
-    """A program from a file, as spawn needs it."""
-    path = tmp_path / "program.py"
-    path.write_text(PREAMBLE + textwrap.dedent(text))
-    command = [sys.executable, "-W", "error", str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            for pid in session(process.pid):
-                os.kill(pid, signal.SIGKILL)
+# As in a script that has no __main__ guard: workers of these methods must not run it again.
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_of_other_start_methods_die_with_the_main_program(tmp_path: Path, method: str) -> None:
-    text = f"""
-    if __name__ == "__main__":
+def test_workers_of_other_start_methods_die_with_the_main_program(begin: Begin, method: str) -> None:
+    program = begin(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))
         next(batches)
         tell("ready")
         time.sleep(60)
-    """
-    with fresh(tmp_path, text) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.kill()
-        out, err = process.communicate(timeout=20)
-        assert (out, err, survivors(process.pid, 3)) == ("", "", [])
+        """)
+    assert program.line() == "ready"
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.end() == (-signal.SIGKILL, "", "")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_program_with_workers_of_other_start_methods_ends_silently(tmp_path: Path, method: str) -> None:
-    text = f"""
-    if __name__ == "__main__":
+def test_a_program_with_workers_of_other_start_methods_ends_silently(begin: Begin, method: str) -> None:
+    program = begin(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))
         next(batches)
-    """
-    with fresh(tmp_path, text) as process:
-        out, err = process.communicate(timeout=20)
-        assert (process.returncode, out, err, survivors(process.pid, 3)) == (0, "", "", [])
+        """)
+    assert program.end(20) == (0, "", "")

@@ -193,5 +193,5 @@ def test_a_stream_cannot_be_rolled_over() -> None:
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    with pytest.raises(ValueError, match="with a stream: where it ends"):
+    with pytest.raises(ValueError, match="with a stream: the number of batches"):
         DataLoader(Stream(), 2, last_batch="rollover")

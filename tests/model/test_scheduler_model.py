@@ -20,53 +20,53 @@ WORLDS = {
     "two crashes": Setting(runs=(4,), crashes=2, unread=0),
     "two crashes, no retries": Setting(runs=(4,), crashes=2, retries=0, unread=0),
     "a run prefetched behind another": Setting(runs=(4, 2), hold=2),
-    "a run prefetched, ends found": Setting(runs=(3, 2), course="found", crashes=1, unread=0),
-    "nothing prefetched": Setting(runs=(2, 2), course="found", crashes=1, ahead=False, unread=0),
-    "empty runs": Setting(runs=(1, 0, 1, 0), course="found", crashes=1, cancels=1),
+    "a run prefetched, ends found": Setting(runs=(3, 2), ends="found", crashes=1, unread=0),
+    "nothing prefetched": Setting(runs=(2, 2), ends="found", crashes=1, ahead=False, unread=0),
+    "empty runs": Setting(runs=(1, 0, 1, 0), ends="found", crashes=1, cancels=1),
     "cancel and open again": Setting(runs=(3, 2), cancels=1, unread=0),
     "cancel and crash": Setting(runs=(2, 1), window=2, cancels=1, crashes=1),
     "as they come": Setting(runs=(3, 1), in_order=False, crashes=1, unread=0),
     "as they come, cancel": Setting(runs=(2, 2), in_order=False, cancels=1, unread=0),
-    "stream": Setting(runs=(1, 1), course="stream"),
-    "stream, crash": Setting(runs=(2, 1), course="stream", window=2, crashes=1, unread=0),
-    "stream, crash, wide window": Setting(runs=(1, 1), course="stream", crashes=1, unread=0),
-    "stream, crash, no retries": Setting(runs=(1, 1), course="stream", retries=0, crashes=1, unread=0),
+    "stream": Setting(runs=(1, 1), ends="stream"),
+    "stream, crash": Setting(runs=(2, 1), ends="stream", window=2, crashes=1, unread=0),
+    "stream, crash, wide window": Setting(runs=(1, 1), ends="stream", crashes=1, unread=0),
+    "stream, crash, no retries": Setting(runs=(1, 1), ends="stream", retries=0, crashes=1, unread=0),
     "stream, crash, cancel": Setting(
-        runs=(2, 1), course="stream", window=2, workers=1, crashes=1, cancels=1, unread=0
+        runs=(2, 1), ends="stream", window=2, workers=1, crashes=1, cancels=1, unread=0
     ),
     "stream as they come, crash": Setting(
-        runs=(2, 1), course="stream", window=2, workers=1, in_order=False, crashes=1
+        runs=(2, 1), ends="stream", window=2, workers=1, in_order=False, crashes=1
     ),
-    "stream, cancel": Setting(runs=(0, 1, 1), course="stream", window=2, cancels=1),
-    "stream as they come": Setting(runs=(2, 1), course="stream", in_order=False, window=2),
+    "stream, cancel": Setting(runs=(0, 1, 1), ends="stream", window=2, cancels=1),
+    "stream as they come": Setting(runs=(2, 1), ends="stream", in_order=False, window=2),
     "a crew that dies at birth": Setting(runs=(3, 1), window=2, workers=1, retries=0, crashes=5),
     "half a crew that dies at birth": Setting(runs=(2,), window=2, retries=0, crashes=5),
     "a crew that dies, cancel": Setting(runs=(1, 1), window=1, retries=0, crashes=4, cancels=1, unread=0),
     "a worker that is not started": Setting(runs=(3,), crashes=1, refusals=1, unread=0),
     "workers that are not started": Setting(
-        runs=(2, 1), course="found", window=2, retries=0, crashes=1, refusals=3, unread=0
+        runs=(2, 1), ends="found", window=2, retries=0, crashes=1, refusals=3, unread=0
     ),
     "workers that are not started, stream": Setting(
-        runs=(2,), course="stream", window=2, workers=1, retries=0, crashes=1, refusals=2
+        runs=(2,), ends="stream", window=2, workers=1, retries=0, crashes=1, refusals=2
     ),
     "workers that are not started, cancel": Setting(
         runs=(1, 1), window=2, workers=1, retries=0, crashes=1, refusals=2, cancels=1, unread=0
     ),
     "workers that are not started, bundles as they come": Setting(
-        runs=(4,), course="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
+        runs=(4,), ends="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
     ),
-    "bundles, crash": Setting(runs=(5,), course="found", bundle=2, window=2, crashes=1),
-    "bundles, two crashes": Setting(runs=(4, 1), course="found", bundle=2, window=2, crashes=2, unread=0),
+    "bundles, crash": Setting(runs=(5,), ends="found", bundle=2, window=2, crashes=1),
+    "bundles, two crashes": Setting(runs=(4, 1), ends="found", bundle=2, window=2, crashes=2, unread=0),
     "bundles, no retries": Setting(
-        runs=(3, 2), course="found", bundle=2, window=2, retries=0, crashes=2, unread=0
+        runs=(3, 2), ends="found", bundle=2, window=2, retries=0, crashes=2, unread=0
     ),
-    "bundles of three": Setting(runs=(3,), course="found", bundle=3, window=1, crashes=3, hold=2),
+    "bundles of three": Setting(runs=(3,), ends="found", bundle=3, window=1, crashes=3, hold=2),
     "bundles, cancel": Setting(
-        runs=(3, 2), course="found", bundle=2, window=2, crashes=1, cancels=1, unread=0
+        runs=(3, 2), ends="found", bundle=2, window=2, crashes=1, cancels=1, unread=0
     ),
-    "bundles as they come": Setting(runs=(4,), course="found", bundle=2, window=2, crashes=1, in_order=False),
+    "bundles as they come": Setting(runs=(4,), ends="found", bundle=2, window=2, crashes=1, in_order=False),
     "a crew that dies at birth, bundles": Setting(
-        runs=(3,), course="found", bundle=2, window=1, workers=1, retries=0, crashes=5
+        runs=(3,), ends="found", bundle=2, window=1, workers=1, retries=0, crashes=5
     ),
     "every free slab is cooled": Setting(runs=(3,), window=2, hold=2, spare=0, crashes=1),
 }
@@ -342,7 +342,7 @@ CRASH = Setting(runs=(2,), window=2, crashes=1, unread=0)
 CRASHES = Setting(runs=(2,), window=2, crashes=2, unread=0)
 CANCEL = Setting(runs=(2, 2), window=2, cancels=1, unread=0)
 NEXT = Setting(runs=(2, 2), window=3, unread=0)
-STREAM = Setting(runs=(1, 1), course="stream", window=2)
+STREAM = Setting(runs=(1, 1), ends="stream", window=2)
 HALF = Setting(runs=(3,), window=2, retries=0, crashes=2, unread=0)
 BIRTH = Setting(runs=(3,), window=1, workers=1, retries=0, crashes=3)
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock._wire.task import Notice, Task, encode_keys, put_keys
+from penstock._wire.task import Notice, Task, encode_keys
 
 
 def arrived(keys: Any, batched: bool = True) -> tuple[Any, bool]:
     """The keys as a worker gets them, and whether they travelled as an array."""
     task = Task(7, 1, 2, 3, keys)
     root = np.zeros(4096, np.uint8)
-    size = put_keys(encode_keys(keys, batched, main_is_there=True), root)
+    data, size = encode_keys(keys, batched, main_is_there=True)
+    root[: len(data)] = data
     there = Notice(7, 1, 2, 3, size, 1, 0, 0, 4096, 0, 4096).task(root)
     assert there[:4] == task[:4]
     return there.keys, size >= 0

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
@@ -22,38 +22,11 @@ from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.run import Run
 from penstock._memory.lease import Leases
 from penstock._resume.marks import NOT_LOST, known, refusal
-from penstock._schedule.commands import (
-    Break,
-    Cool,
-    Deliver,
-    DeliverLost,
-    Fail,
-    Finish,
-    GiveUp,
-    Hire,
-    Post,
-    Rescind,
-    Retire,
-)
+from penstock._schedule import commands, events
 from penstock._schedule.course import Course
-from penstock._schedule.events import (
-    Asked,
-    Bounded,
-    Cancelled,
-    Changed,
-    Closed,
-    Event,
-    Exhausted,
-    Opened,
-    Rescinded,
-    Resized,
-    SlabReturned,
-    StepEnded,
-    StepFilled,
-    WorkerLeft,
-    WorkerLost,
-)
+from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
+from penstock._schedule.states import method_for
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change
@@ -158,7 +131,7 @@ class Engine:
         with self.held():
             self._course.open(run)
             self._losses = {worker: self._losses[worker] for worker in self._scheduler.blamed & self._losses.keys()}
-            self._carry_out(Opened(run.seat))
+            self._carry_out(events.Opened(run.seat))
             self._backend.flush()
             self._begun = True
 
@@ -187,9 +160,9 @@ class Engine:
                 return self._unwrap()
             deadline = None if timeout is None else self._backend.clock() + timeout
             for slab in self._leases.collect():
-                self._carry_out(SlabReturned(slab))
+                self._carry_out(events.SlabReturned(slab))
             if not self._scheduler.ask_is_open:  # it is, after a timeout
-                self._carry_out(Asked())
+                self._carry_out(events.Asked())
             self._backend.flush()
             while self._answer is None:
                 left = None if deadline is None else deadline - self._backend.clock()
@@ -230,7 +203,7 @@ class Engine:
             self._course.cancel()
             self._outcomes.clear()
             self._answer = None
-            self._carry_out(Cancelled())
+            self._carry_out(events.Cancelled())
             # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
             self._take_in(0)
             deadline = None if timeout is None else self._backend.clock() + timeout
@@ -274,14 +247,14 @@ class Engine:
         self._course.redo()
         self._outcomes.clear()
         self._pace.forget()
-        self._carry_out(Changed())
+        self._carry_out(events.Changed())
         # What was done before it could be withdrawn gives its slot back.
         self._take_in(0)
 
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
-            self._carry_out(Resized(workers, window))
+            self._carry_out(events.Resized(workers, window))
             self._backend.flush()
 
     # The end.
@@ -315,7 +288,7 @@ class Engine:
 
     def _end(self, by: str) -> None:
         self._turn.ended_by = by
-        self._scheduler.handle(Closed())
+        self._scheduler.handle(events.Closed())
         self._backend.close()
         # Not before: if an interrupt comes in between, the finalizer does the rest.
         self._finalizer.detach()
@@ -360,15 +333,15 @@ class Engine:
             if not isinstance(outcome, Failed):
                 steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
                 self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
-            self._carry_out(StepFilled(seq, worker))
+            self._carry_out(events.StepFilled(seq, worker))
         elif isinstance(outcome, Ended):
             task = self._course.forget(outcome.seq)
             run = self._course.run
             if task is not None and outcome.mark is not None and run is not None and run.number == task.run:
                 run.end = run.ends[outcome.worker] = outcome.mark
-            self._carry_out(StepEnded(outcome.seq, outcome.worker))
+            self._carry_out(events.StepEnded(outcome.seq, outcome.worker))
         elif isinstance(outcome, Left):
-            self._carry_out(WorkerLeft(outcome.worker))
+            self._carry_out(events.WorkerLeft(outcome.worker))
         else:
             self._take_loss(outcome)
 
@@ -381,11 +354,11 @@ class Engine:
         run, position = self._course.run, self._position
         resumable = run is not None and position is not None and position[0] == run.number
         resumable = resumable and position is not None and known(position[1]) is not None
-        self._carry_out(WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
+        self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
 
     # What each command means.
 
-    def _hire(self, command: Hire) -> None:
+    def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
         self._empty.pop(seat, None)
         self._backend.flush()
@@ -399,22 +372,22 @@ class Engine:
             before = next(reversed(self._losses.values()), None)
             loss = before or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
             self._losses[worker] = loss._replace(seq=None, cause=error, unborn=unborn)
-            self._events.append(WorkerLost(worker, None))
+            self._events.append(events.WorkerLost(worker, None))
 
-    def _retire(self, command: Retire) -> None:
+    def _retire(self, command: commands.Retire) -> None:
         self._backend.retire()
 
-    def _give_up(self, command: GiveUp) -> None:
+    def _give_up(self, command: commands.GiveUp) -> None:
         self._empty[command.seat] = self._losses[command.worker]
 
-    def _post(self, command: Post) -> None:
-        seq, slab, seat = command
+    def _post(self, command: commands.Post) -> None:
+        seq, slab, seat, resume = command
         task = self._course.find(seq)
         if task is None:
             task, ends = self._course.draw(seq, self._pace.bundle)
             if ends:
-                self._events.append(Bounded(seq))
-        elif self._position is not None and self._position[0] == task.run:
+                self._events.append(events.Bounded(seq))
+        if resume and task is not None and self._position is not None and self._position[0] == task.run:
             assert self._course.run is not None
             task = self._course.run.continued(task, self._position[1])
         if task is not None:
@@ -425,14 +398,14 @@ class Engine:
                 keys = shorten(task.keys)
                 annotate(error, f"The keys {keys} of step {task.step} could not be sent to a worker.")
                 if self._course.refuse(seq, error):
-                    self._events.append(Bounded(seq))
-        self._events.append(Exhausted(seq))
+                    self._events.append(events.Bounded(seq))
+        self._events.append(events.Exhausted(seq))
 
-    def _rescind(self, command: Rescind) -> None:
+    def _rescind(self, command: commands.Rescind) -> None:
         if self._backend.rescind(command.seq):
-            self._events.append(Rescinded(command.seq))
+            self._events.append(events.Rescinded(command.seq))
 
-    def _deliver(self, command: Deliver) -> None:
+    def _deliver(self, command: commands.Deliver) -> None:
         if self._empty:  # not before there is a batch: if nobody is left, an error tells it
             for loss in self._empty.values():
                 warnings.warn(vacancy(loss), RuntimeWarning, stacklevel=2)
@@ -460,7 +433,7 @@ class Engine:
             return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
         return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
-    def _deliver_lost(self, command: DeliverLost) -> None:
+    def _deliver_lost(self, command: commands.DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
         assert task is not None
         errors = []
@@ -470,8 +443,9 @@ class Engine:
         self._course.deliver(command.seq, errors)
         self._answer = self._unwrap()
 
-    def _break(self, command: Break) -> None:
-        run, task = self._course.run, self._course.find(command.seq)
+    def _break(self, command: commands.Break) -> None:
+        run = self._course.run
+        task = self._course.find(command.seq) or self._course.draw(command.seq)[0]
         assert run is not None and task is not None
         why = None
         if command.unknown:
@@ -480,16 +454,16 @@ class Engine:
         run.error = broken_error(task, self._losses[command.worker], self._retries, why)
         self._course.forget_from(command.seq)
 
-    def _fail(self, command: Fail) -> None:
+    def _fail(self, command: commands.Fail) -> None:
         loss = self._losses[command.worker]
         raise irreplaceable(loss, self._course.find(loss.seq))
 
-    def _finish(self, command: Finish) -> None:
+    def _finish(self, command: commands.Finish) -> None:
         assert self._course.run is not None
         error, self._course.run.error = self._course.run.error, None
         self._answer = Handout(None, error=error)
 
-    def _cool(self, command: Cool) -> None:
+    def _cool(self, command: commands.Cool) -> None:
         self._backend.cool(command.slab)
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
@@ -505,15 +479,5 @@ def _close_at_last(backend: Backend, turn: Turn) -> None:
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
-    Post: Engine._post,
-    Deliver: Engine._deliver,
-    DeliverLost: Engine._deliver_lost,
-    Break: Engine._break,
-    Fail: Engine._fail,
-    Finish: Engine._finish,
-    Hire: Engine._hire,
-    Retire: Engine._retire,
-    GiveUp: Engine._give_up,
-    Rescind: Engine._rescind,
-    Cool: Engine._cool,
+    kind: getattr(Engine, method_for(kind)) for kind in get_args(commands.Command)
 }

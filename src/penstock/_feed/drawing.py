@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock._at_work import StepSource, working_at
+from penstock._at_work import working_at
 from penstock._resume.reading import Mark, Reading
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class StepSource:
+    """A step whose samples are not made here: a stream's light items are read for it."""
+
+    part: Sequence[int] | None = None
+
+    def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
+        self._of = seed, epoch, step, use
+        self._rng: Generator | None = None
+
+    def rng(self) -> Generator:
+        if self._rng is None:
+            from penstock._work.seeding import generator  # late: see InlineBackend
+
+            self._rng = generator(*self._of)
+        return self._rng
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        return iter(keys)
+
+    def rows_asked_for(self) -> Sequence[int]:
+        return ()
 
 
 class Drawing:

@@ -80,6 +80,7 @@ class Course(Generic[R, W]):
     def refuse(self, seq: int, error: BaseException) -> bool:
         """The run that this task was drawn from ends before it, with this error; whether that is the current run."""
         del self._out[seq]
+        self._again.clear()  # these come after it
         run = self.ahead or self.run
         assert run is not None
         run.error = error

@@ -21,7 +21,6 @@ After each event the rules of `_settle` run until none applies. There is no cloc
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
 from typing import NoReturn, get_args
 
@@ -64,12 +63,13 @@ from penstock._schedule.states import (
     POSTED,
     Phase,
     Step,
+    method_for,
 )
 from penstock.errors import InternalError
 
-# The method for each event (`_step_filled` for StepFilled). Names, not functions, so that a subclass can replace a
-# rule: the other schedulers do, and the model test plants bugs that way.
-_HANDLER_OF = {kind: re.sub("(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Event)}
+# Names, not functions, so that a subclass can replace a rule: the other schedulers do, and the model test plants bugs
+# that way.
+_HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
 # While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, and a filled
 # step makes no room. They are two of the three events of every batch.
@@ -361,6 +361,7 @@ class Scheduler:
 
     def _resized(self, event: Resized, out: list[Command]) -> None:
         self._slabs.spare += event.window - self._window
+        self._slabs.cool(out)
         self._window = event.window
         if self._phase is NEW:
             self._crew.size = event.workers
@@ -371,6 +372,8 @@ class Scheduler:
         if event.worker not in self._crew or not self._crew.leaving:
             self._impossible(event, "this worker was not asked to leave, or is not alive")
         self._crew.left(event.worker)
+        if not self._crew:  # the others were given up: somebody must try again
+            self._crew.forgive()
         self._crew.hire(out)
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
@@ -483,4 +486,7 @@ class Scheduler:
             assert not self.run_is_over, "no end is withheld"
             assert self._crew or steps, "somebody is at work for a consumer that waits"
         if self._crew and not self._drained and not self._may_wait():
-            assert len(steps) >= self._window, "there is no room left"
+            assert not self._has_room(), "there is no room left"
+
+    def _has_room(self) -> bool:
+        return len(self._steps) < self._window

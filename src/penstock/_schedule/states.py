@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import NamedTuple
 
@@ -39,3 +40,8 @@ class Step(NamedTuple):
     slab: int
     attempt: int = 0
     worker: int = -1  # the last one that died while doing it
+
+
+def method_for(kind: type) -> str:
+    """The name of the method that handles an event or a command: `_step_filled` for StepFilled."""
+    return re.sub("(?=[A-Z])", "_", kind.__name__).lower()

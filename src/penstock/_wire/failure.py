@@ -1,12 +1,12 @@
-"""Exceptions as values that cross a process border, and come out with their own type.
+"""Failures: exceptions that cross a process boundary and keep their type.
 
-`Failure.capture` runs in the worker and gives bytes; `restore` runs in the parent and gives the
-exception back: same type, args, attributes and notes, a further note that says where it happened, and
-the remote traceback as its cause. Neither ever fails because of what the exception does.
+`Failure.capture` runs in the worker and returns bytes. `restore` runs in the parent and returns the exception, with
+the same type, args, attributes and notes, one more note that says where it happened, and the remote traceback as its
+cause. Neither fails, whatever the exception's own methods do.
 
-Types without an importable name (classes of `__main__`, classes made inside a function) travel by a tag
-that both processes know, so that `except MyError` works in the parent. Refused: cloudpickle's own class
-tracking, because on the way back it writes the worker's attributes and methods over the parent's class.
+Types without an importable name travel by tag (see `tags.py`), so that `except MyError` works in the parent. Refused:
+cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over the
+parent's class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock._wire.tags import tag_if_known
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
-_dict_of = vars(BaseException)["__dict__"].__get__  # past what a type may have put in its way
+_dict_of = vars(BaseException)["__dict__"].__get__  # works also for types that define their own
 _SHOWN = 200  # characters of a repr that a note may hold
 
 _by_tag = by_tag(tag_if_known)
@@ -31,7 +31,7 @@ _by_tag = by_tag(tag_if_known)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception on its way from a worker to the parent: plain values, and itself pickled if it can be."""
+    """An exception as plain values, and as a pickle (`body`) if it can be pickled."""
 
     name: str
     message: str
@@ -52,7 +52,7 @@ class Failure:
         return dumps(cls(_type_name(exc), _str(exc), where, _text(exc), notes, body))
 
     def exception(self) -> BaseException:
-        """The exception again, or a RuntimeError with its name and message."""
+        """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -61,21 +61,21 @@ class Failure:
             exc = RuntimeError(f"{self.name}: {self.message}")
         for note in (*self.notes, self.where):
             annotate(exc, note)
-        # Past the type's own __setattr__, which may refuse.
+        # Not by the type's own __setattr__, which may refuse.
         BaseException.__setattr__(exc, "__cause__", RemoteTraceback(self.traceback))
         return exc
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """The exception that `Failure.capture` was given, ready to be raised."""
+    """The exception that `Failure.capture` got, ready to be raised."""
     failure: Failure = loads(data)
     return failure.exception()
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """`exc` as it comes out of `restore`, where it crosses no border: to be kept, and not raised now.
+    """`exc` in the form that `restore` returns, for a worker that is not a process: to be kept, and not raised now.
 
-    Its traceback becomes text, because the frames hold the samples that were at hand.
+    The traceback becomes text, because its frames keep samples alive.
     """
     text = _text(exc)
     exc.__traceback__ = exc.__context__ = None
@@ -84,7 +84,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """`exc` with the note `where`, once."""
+    """Adds the note `where` to `exc`, unless it has it already."""
     with suppress(Exception):  # its notes may have been set to something that is not a list
         notes = _dict_of(exc).setdefault("__notes__", [])  # not add_note: a __setattr__ may refuse
         if where not in notes:
@@ -93,7 +93,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """`exc` pickled by its own means if that gives the same again, else taken apart."""
+    """`exc` pickled in its own way if the copy equals it, else taken apart."""
     plain = _round_trip(exc)
     if plain is not None and _alike(exc, plain[1]):
         return plain[0]
@@ -114,7 +114,7 @@ def _alike(exc: BaseException, other: object) -> bool:
 
 
 class _Parts:
-    """An exception taken apart; what is unpickled from it is the exception."""
+    """An exception taken apart. Unpickling it returns the exception."""
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
         self.cls = type(exc)
@@ -147,7 +147,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """What `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
+    """Attributes that `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -165,7 +165,7 @@ def _rebuild(
     exc = _bare(cls, args)
     _dict_of(exc).update(attributes)
     for name, value in slots.items():
-        with suppress(Exception):  # it may be read-only
+        with suppress(Exception):  # the attribute may be read-only
             # Only what differs: OSError shows a filename2 that was set to None.
             if getattr(exc, name, _UNSET) is not value:
                 BaseException.__setattr__(exc, name, value)
@@ -173,7 +173,7 @@ def _rebuild(
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance of `cls` made by the built-in type below it: the user's `__init__` is not called."""
+    """An instance of `cls`, made by its built-in base type: the user's `__init__` is not called."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue

@@ -11,7 +11,6 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -27,13 +26,7 @@ from penstock._wire.pickling import dumps, loads
 from penstock._wire.stray import Strays, stray_writer
 from penstock._wire.task import Mended
 
-
-class Verdict(IntEnum):
-    FILLED = 0
-    FAILED = 1
-    ENDED = 2
-    BUNDLE = 3
-
+_FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
 # A worker whose batches never look alike sends the layout of each, and neither side remembers it.
 _MOST_LAYOUTS = 64
@@ -94,15 +87,15 @@ class Replier:
             # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
             with stray_writer(self._strays, seq, self._worker, writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
-        return self._reply(seq, Verdict.FILLED, rows, writer, base, began, *written)
+        return self._reply(seq, _FILLED, rows, writer, base, began, *written)
 
     def failed(
         self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
     ) -> bytes:
-        return self._tell(seq, Verdict.FAILED, dumps((failure, mark)), writer, base, began)
+        return self._tell(seq, _FAILED, dumps((failure, mark)), writer, base, began)
 
     def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
-        return self._tell(seq, Verdict.ENDED, mark or b"", writer, base, began)
+        return self._tell(seq, _ENDED, mark or b"", writer, base, began)
 
     def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
         written = _put(writer, told)
@@ -115,7 +108,7 @@ class Replier:
         """One reply for all of these, which are put into the slab at `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
-        return self._reply(seq, Verdict.BUNDLE, 0, writer, 0, began, _UNNUMBERED, table, len(joined))
+        return self._reply(seq, _BUNDLE, 0, writer, 0, began, _UNNUMBERED, table, len(joined))
 
     def send(self, reply: bytes) -> None:
         os.write(self._pipe, reply)
@@ -183,11 +176,11 @@ class Receiver:
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
     ) -> list[Filled | Failed | Bundle | Ended]:
         """The outcomes that replies tell of. `root_of(seq)` is called once for each, and gives the task's slab."""
-        return [
-            self._outcome(root_of(reply[0]), *reply)
-            for reply in REPLY.iter_unpack(data)
-            if reply[0] != _NO_STEP
-        ]
+        outcomes = []  # by a loop: a comprehension is a function call, 0.2 µs, up to Python 3.11
+        for reply in REPLY.iter_unpack(data):
+            if reply[0] != _NO_STEP:
+                outcomes.append(self._outcome(root_of(reply[0]), *reply))  # noqa: PERF401
+        return outcomes
 
     def _outcome(
         self,
@@ -209,19 +202,19 @@ class Receiver:
         elif base:
             root = root[base:]
         if not length:
-            if verdict == Verdict.ENDED:
+            if verdict == _ENDED:
                 return Ended(seq, worker)
             layout = self._layouts[worker, number]
             if isinstance(layout, Exception):
                 return Failed(seq, worker, layout)
             return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
         data = root[start : start + length].tobytes()
-        if verdict == Verdict.BUNDLE:
+        if verdict == _BUNDLE:
             steps: list[Any] = [self._outcome(root, *reply) for reply in REPLY.iter_unpack(data)]
             return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
-        if verdict == Verdict.ENDED:
+        if verdict == _ENDED:
             return Ended(seq, worker, data)
-        if verdict == Verdict.FAILED:
+        if verdict == _FAILED:
             failure, mark = loads(data)
             return Failed(seq, worker, restore(failure), mark)
         try:

@@ -1,12 +1,11 @@
-"""A payload pickled once for all workers, its arrays out of band in one piece of shared memory.
+"""A shipment: a payload that is pickled once for all workers, with its arrays out of band in shared memory.
 
-The memory is a memfd: it has no name, so nothing is left behind, whoever dies. It holds
+The memory is a memfd: it has no name, so nothing is left behind if a process dies. It holds
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a table of (start, length) per buffer
 
-Each worker maps it private and copy on write: N workers hold one copy of every array, an array is as
-writable as after a fork, and what one worker writes no other sees. Memory-mapped arrays travel as the
-name of their file.
+Each worker maps it private and copy-on-write: N workers share one copy of every array, and a worker may write to its
+arrays, as after a fork, without a change for the others. Memory-mapped arrays travel as the name of their file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Shipment:
 
     @classmethod
     def pack(cls, payload: object) -> Shipment:
-        """Pickle `payload`; what cannot be pickled raises UnshippableDataset, which names it."""
+        """Pickles `payload`. UnshippableDataset names the part that cannot be pickled."""
         fd = os.memfd_create("penstock-shipment", os.MFD_CLOEXEC)
         try:
             return cls(fd, _write(fd, payload))
@@ -52,14 +51,14 @@ class Shipment:
             raise
 
     def close(self) -> None:
-        """Give up this process's hold on the memory; what workers have mapped stays with them."""
+        """Closes this process's descriptor. Workers keep what they have mapped."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def unpack(fd: int) -> Any:
-    """The payload, its arrays looking into a private mapping of the shipment."""
+    """The payload. Its arrays are views of a private mapping of the shipment."""
     view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
     length, table, count = _HEAD.unpack_from(view)
     entries = _ENTRY.iter_unpack(view[table : table + count * _ENTRY.size])
@@ -80,7 +79,7 @@ def _write(fd: int, payload: object) -> int:
             raise
         except Exception as exc:
             culprit = _culprit(payload)
-            if culprit is None:  # it fails only as a whole, or not a second time
+            if culprit is None:  # it fails only as a whole, or only the first time
                 raise
             raise _unshippable(*culprit) from exc
         end = length = file.tell()
@@ -88,7 +87,7 @@ def _write(fd: int, payload: object) -> int:
     for buffer in buffers:
         raw = buffer.raw()
         start = -(-end // _ALIGN) * _ALIGN
-        _write_at(fd, raw, start)  # straight from the array: the parent makes no copy beside this one
+        _write_at(fd, raw, start)  # straight from the array: the parent makes no other copy
         table += _ENTRY.pack(start, raw.nbytes)
         end = start + raw.nbytes
     _write_at(fd, memoryview(table), end)
@@ -104,7 +103,7 @@ def _write_at(fd: int, data: memoryview, start: int) -> None:
 
 
 class _Tags:
-    """The classes that went by value, each with its tag; put last, so that it is pickled complete."""
+    """The classes that went by value, each with its tag. Pickled last, when all of them are known."""
 
     def __init__(self) -> None:
         self.classes: dict[bytes, type] = {}

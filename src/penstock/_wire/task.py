@@ -100,35 +100,25 @@ class Notice(NamedTuple):
 
 NOTICE = struct.Struct(f"<{len(Notice._fields)}q")
 
-_INT64 = np.dtype(np.int64)
+_INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
-def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> NDArray[np.uint8] | bytes:
-    """In the parent: the keys of a task. An int64 array, or a list of ints, travels as an array, others are pickled.
+def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
+    """In the parent: the keys of a task as bytes for the slab, and `Notice.keys`.
 
-    `batched`: a list is the keys of a batch, and not one key. `main_is_there`: workers have the `__main__` of this
-    process, and can look up its classes.
+    An int64 array, or a list of ints, travels as an array; everything else is pickled. `batched`: a list is the keys
+    of a batch, and not one key. `main_is_there`: workers have the `__main__` of this process, and find its classes.
     """
-    if not batched:
-        pass
-    elif type(keys) is np.ndarray:
-        if keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
-            return keys.view(np.uint8)
-    elif type(keys) is list and set(map(type, keys)) == {int}:
-        with suppress(OverflowError):
-            return np.array(keys, np.int64).view(np.uint8)
+    if batched:
+        if type(keys) is list and set(map(type, keys)) == {int}:
+            with suppress(OverflowError):
+                keys = np.array(keys, np.int64)
+        if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
+            return keys.view(_UINT8), keys.nbytes
     data = dumps(keys)
-    return data if main_is_there or b"__main__" not in data else dumps(keys, by_value=True)
-
-
-def put_keys(keys: NDArray[np.uint8] | bytes, root: NDArray[np.uint8]) -> int:
-    """In the parent: writes what `encode_keys` returned to the slab. Returns `Notice.keys`."""
-    size = len(keys)
-    if isinstance(keys, bytes):
-        root[:size] = np.frombuffer(keys, np.uint8)
-        return -size
-    root[:size] = keys
-    return size
+    if b"__main__" in data and not main_is_there:
+        data = dumps(keys, by_value=True)
+    return np.frombuffer(data, np.uint8), -len(data)
 
 
 def shorten(keys: Any) -> str:

@@ -20,7 +20,7 @@ _PATIENCE = 0.5
 _MOST_FRAMES = 12
 
 # Frames of penstock around the user's code, and the innermost frame of a worker that waits for a task.
-_OURS = re.compile(r"penstock/(_work/|backends/_process/worker\.py|torch/_worker\.py)")
+_OURS = re.compile(r"penstock/(_work/|\S*/_?worker\.py)")
 _WAITING = re.compile(
     r'penstock/backends/(_process/worker\.py", line \d+ in main|_threads\.py", line \d+ in _work)$'
 )

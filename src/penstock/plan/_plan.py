@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._resume.reading import Reading
 from penstock.errors import StateError
 from penstock.plan._order import Order
 from penstock.plan._samplers import batches, check_drop_last, positive
@@ -218,6 +217,23 @@ class Draw:
         return self._block[at : self._at], count
 
 
+class Batchwise(Protocol):
+    """An iterable that is being read, of which `read` batches were taken."""
+
+    read: int
+
+    def take(self, size: int) -> list[Any]: ...
+
+
+class _Iterated:
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self.read = 0
+        self._keys = iter(sampler)
+
+    def take(self, size: int) -> list[Any]:
+        return list(islice(self._keys, size))
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
     """Steps from a user's sampler, which is read no further than steps are drawn.
@@ -257,14 +273,12 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0, reading: Reading | None = None) -> Iterator[Any]:
+    def draw(self, epoch: int, start: int = 0, reading: Batchwise | None = None) -> Iterator[Any]:
         _check_start(start)
-        if reading is None:
-            reading = Reading(self.sampler)
-            reading.open()
+        reading = reading or _Iterated(self.sampler)
         return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
 
-    def _read(self, reading: Reading) -> Iterator[Any]:
+    def _read(self, reading: Batchwise) -> Iterator[Any]:
         """The batches of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):

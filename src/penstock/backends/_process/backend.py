@@ -18,7 +18,7 @@ from penstock._wire.outcome import Bundle, Filled
 from penstock._wire.reply import REPLY, WAKE, Receiver
 from penstock._wire.stray import Strays
 from penstock._wire.tags import classes_of_main
-from penstock._wire.task import MOST_STEPS, Task, encode_keys, put_keys
+from penstock._wire.task import MOST_STEPS, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job
 from penstock.backends import _stack as stack
@@ -96,7 +96,7 @@ class ProcessBackend:
         self._board = Board(board)
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
-        self._method = method
+        self._main_is_there = method == "fork"  # in the workers
         self._known = classes_of_main() if method == "fork" else None
         # A weak reference: this object lives until the workers are ended, and the job may refer, through objects of
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
@@ -149,16 +149,17 @@ class ProcessBackend:
             self._launcher.close()
             self._launcher = self._former
             raise
-        self._method, self._fork_is_our_choice = method, False
+        self._main_is_there = self._fork_is_our_choice = False
         self._known = None  # the new workers do not have our tags
         return process
 
     def post(self, task: Task, slab: int, seat: int) -> None:
-        keys = encode_keys(task.keys, self._batched, self._method == "fork")
-        region = self._slabs.region(slab, len(keys), task.steps, self.most_steps)
+        seq, run, epoch, step, keys, count, _ = task
+        data, size = encode_keys(keys, self._batched, self._main_is_there)
+        length = abs(size)
+        region = self._slabs.region(slab, length, count, self.most_steps)
         root = self._slabs.arena.root(region)
-        size = put_keys(keys, root)
-        seq, run, epoch, step, _, count, _ = task
+        root[:length] = data
         slot = self._board.post(seq, run, epoch, step, size, count, self._log.end, *region)
         self._posted[seq] = slot, root
         token = TOKEN.pack(slot, seq)
@@ -301,12 +302,14 @@ class ProcessBackend:
                 data = os.read(self._replies, REPLY.size * _MOST_REPLIES)
             except BlockingIOError:
                 return outcomes
-            received = self._receiver.read(data, self._forget)
-            for outcome in received:
-                if isinstance(outcome, (Filled, Bundle)):
-                    count = len(outcome.steps) if isinstance(outcome, Bundle) else 1
-                    self._slabs.learn(outcome.nbytes // count + 1)
-            outcomes = (outcomes or []) + received
+            if outcomes is None:
+                outcomes = []
+            for outcome in self._receiver.read(data, self._forget):
+                if type(outcome) is Filled:
+                    self._slabs.learn(outcome.nbytes + 1)
+                elif type(outcome) is Bundle:
+                    self._slabs.learn(outcome.nbytes // len(outcome.steps) + 1)
+                outcomes.append(outcome)
             if not everything:
                 return outcomes
 
