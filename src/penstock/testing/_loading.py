@@ -75,8 +75,10 @@ class LoaderLaws(Laws):
         same(list(loader), [-1, -5, -4])
 
     def test_a_key_keeps_its_type_and_value(self) -> None:
-        for key in (7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([[1.5]])):
-            ((kind, value),) = list(self.loader(sources.Echo(), batch_size=None, sampler=[key]))
+        keys: list[Any] = [7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([[1.5]])]
+        for key, (kind, value) in zip(
+            keys, self.loader(sources.Echo(), batch_size=None, sampler=keys), strict=True
+        ):
             assert kind == type(key).__name__ and np.array_equal(value, key), f"{key!r} came as {kind} {value!r}"
 
     def test_batches_say_which_samples_they_hold(self) -> None:
@@ -257,7 +259,8 @@ class LoaderLaws(Laws):
 
     def test_a_stream_with_a_state_goes_on_in_another_worker(self) -> None:
         self._can_lose()
-        loader, plain = self.loader(sources.Stateful(40), 2, seed=1), self.plain(sources.Stateful(40), 2, seed=1)
+        loader = self.loader(sources.Stateful(40), 2, seed=1, retries=9)
+        plain = self.plain(sources.Stateful(40), 2, seed=1)
         for _ in range(3):
             found = []
             for step, batch in enumerate(loader):
@@ -277,20 +280,20 @@ class LoaderLaws(Laws):
 
     def test_a_worker_that_replaces_another_has_every_update_once(self) -> None:
         self._can_lose()
-        loader = self.loader(sources.Numbers(), 2)
-        batches = iter(loader)
-        expected = rows([next(batches)])
-        for times in range(1, 4):
+        batches = iter(loader := self.loader(sources.Numbers(), 2, retries=9))
+        found = rows([next(batches)])
+        for _ in range(3):
             self.kill(loader)
             loader.update(sources.once_more)
-            expected += rows([next(batches)])
-            assert expected[-1][2] == [times, times]
+            found += rows([next(batches)])
             self.kill(loader)
-        assert {value for _, _, times in rows(batches) for value in times} == {3}
+        found += rows(batches)
+        same(found, [([key, key + 1], [1, 1], [min(key // 2, 3)] * 2) for key in range(0, 40, 2)])
 
     def test_workers_may_be_lost_while_their_number_changes(self) -> None:
         self._can_lose()
-        plain, loader = self.plain(sources.Numbers(200), **_SHUFFLED), self.loader(sources.Numbers(200), **_SHUFFLED)
+        plain = self.plain(sources.Numbers(200), **_SHUFFLED)
+        loader = self.loader(sources.Numbers(200), retries=9, **_SHUFFLED)
         found = []
         for step, batch in enumerate(loader):
             found += rows([batch])
@@ -332,7 +335,7 @@ class LoaderLaws(Laws):
     def test_close_at_any_point_leaves_nothing_and_a_later_epoch_begins_anew(self) -> None:
         for dataset in (sources.Numbers(12), sources.Light(12), sources.Countdown(12)):
             loader = self.loader(dataset, 2)
-            for taken in range(8):
+            for taken in (0, 1, 3, 7):
                 batches = iter(loader)
                 assert len(list(islice(batches, taken))) == min(taken, 6)
                 loader.close()

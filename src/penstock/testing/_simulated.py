@@ -266,6 +266,14 @@ class SimulatedBackend:
         is_done = len(worker.done) == posted.task.steps or (posted.is_void and worker.done)
         return Action(REPORT if is_done else FILL, worker.id, self._step(worker))
 
+    def _task(self, action: Action) -> Task | None:
+        """The task, or the single step, that an action is about."""
+        worker = self._workers[action.worker]
+        if worker.posted is None:
+            return self._next_task(worker.seat) if action.kind == CLAIM else None
+        task = worker.posted.task
+        return task.single()[worker.step()] if action.kind == FILL else task
+
     def _is_free(self, worker: _Worker) -> bool:
         return worker.runner is not None and worker.posted is None and worker.busy_until <= self.clock()
 
@@ -295,13 +303,12 @@ class SimulatedBackend:
 
     def _perform(self, action: Action) -> None:
         worker = self._workers[action.worker]
-        epoch = -1 if worker.posted is None else worker.posted.task.epoch
         if action.kind == DIE:
             self._simulation.deaths -= 1
             worker.kill()
         elif action.kind == BURY:
             self._bury(worker)
-        elif self._simulation.kills(action, epoch, worker.seat):
+        elif self._simulation.kills(action, self._task(action), worker.seat):
             self._simulation.history[-1] = action._replace(kind=DIE)
             worker.kill()
         else:

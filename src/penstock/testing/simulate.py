@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._wire.task import Task
 from penstock._work.job import Job
 from penstock.backends import Backend, register, unregister
 from penstock.testing._simulated import Action, SimulatedBackend, Stuck, sleep
@@ -73,6 +74,14 @@ class Kill:
     epoch: int | None = None
     seat: int | None = None
     times: int = 1
+
+    def concerns(self, task: Task | None, seat: int) -> bool:
+        if self.seat not in (None, seat):
+            return False
+        if task is None:
+            return self.step is None and self.epoch is None
+        steps = range(task.step, task.step + task.steps)
+        return (self.step is None or self.step in steps) and self.epoch in (None, task.epoch)
 
 
 @dataclass
@@ -164,13 +173,11 @@ class Simulation:
         self.history.append(actions[at])
         return actions[at]
 
-    def kills(self, action: Action, epoch: int, seat: int) -> bool:
-        """Whether a fault kills the worker that would do this."""
+    def kills(self, action: Action, task: Task | None, seat: int) -> bool:
+        """Whether a fault kills the worker that would do this to this task."""
         for fault, (times, _) in self._faults:
-            if isinstance(fault, Kill) and times and fault.action == action.kind:
-                wanted = (fault.step, action.step), (fault.epoch, epoch), (fault.seat, seat)
-                if all(one is None or one == other for one, other in wanted):
-                    return self._use(fault)
+            if isinstance(fault, Kill) and times and fault.action == action.kind and fault.concerns(task, seat):
+                return self._use(fault)
         return False
 
     def refusal(self, seat: int) -> Exception | None:
