@@ -8,7 +8,6 @@ on their own.
 from __future__ import annotations
 
 import os
-import time
 import warnings
 import weakref
 from collections import deque
@@ -159,14 +158,14 @@ class Engine:
         try:  # not _closed_on_error, which costs 2 µs for every batch
             if self._course.ready:
                 return self._unwrap()
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else self._backend.clock() + timeout
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
             if not self._scheduler.ask_is_open:  # it is, after a timeout
                 self._carry_out(events.Asked())
             self._backend.flush()
             while self._answer is None:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self._backend.clock()
                 if left is not None and left <= 0:
                     break
                 self._take_in(left)
@@ -207,9 +206,9 @@ class Engine:
             self._carry_out(events.Cancelled())
             # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
             self._take_in(0)
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else self._backend.clock() + timeout
             while self._scheduler.must_settle:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self._backend.clock()
                 if left is not None and left <= 0:
                     break
                 self._take_in(left)
