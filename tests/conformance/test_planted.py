@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import DataLoader, Dataset, IterableDataset, StateError, rng
+from penstock import DataLoader, Dataset, IterableDataset, rng
 
 
 class Arrays(Dataset[Any]):
@@ -106,6 +108,80 @@ def test_a_batch_that_has_no_room_in_its_slab_holds_no_descriptor() -> None:
         assert not [target for target in targets if "penstock-stray" in target]
 
 
+class Deadly(Stepped):
+    """Its worker dies at these samples, once at each: in a bundle of which batches without room were sent already."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1200, 600, (1, 20_000))
+        self.folder = folder
+
+    def __getitem__(self, key: int) -> Any:
+        if key in (602, 640, 650) and not (self.folder / str(key)).exists():
+            (self.folder / str(key)).touch()
+            os._exit(1)
+        return super().__getitem__(key)
+
+
+def test_what_a_dead_worker_sent_of_its_bundle_is_closed_with_the_loader(tmp_path: Path) -> None:
+    with DataLoader(Deadly(tmp_path), num_workers=1, multiprocessing_context="fork") as loader:
+        kept = list(loader)  # so that slabs are new, and have room for small batches only
+        assert [int(batch[0, 0]) for batch in kept] == list(range(1200))
+    assert len(list(tmp_path.iterdir())) == 3  # and the fixture finds nothing left behind
+
+
+_LAST_WORDS = """
+import os, signal, sys, time
+from pathlib import Path
+import penstock
+
+PARENT, ASKED, DIED = os.getpid(), *map(Path, sys.argv[1:])
+
+def wait_for_parent(state):
+    while Path(f"/proc/{PARENT}/stat").read_text().split()[2] != state:
+        time.sleep(0.001)
+
+class Numbers:
+    def __len__(self):
+        return 40
+    def __getitem__(self, key):
+        if key == 20 and not DIED.exists():
+            DIED.touch()
+            while not ASKED.exists():
+                time.sleep(0.001)
+            wait_for_parent("S")
+            os.write = last_words
+        return key
+
+def last_words(fd, reply, write=os.write):
+    os.kill(PARENT, signal.SIGSTOP)
+    wait_for_parent("T")
+    write(fd, reply)
+    worker = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == worker:
+            time.sleep(0.001)
+        os.kill(PARENT, signal.SIGCONT)
+    os._exit(0)
+
+found = []
+# With a timeout nothing is bundled: each step has a reply of its own.
+with penstock.DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork", timeout=60) as loader:
+    batches = iter(loader)
+    while len(found) < 40:
+        if len(found) == 20:
+            ASKED.touch()
+        found.append(next(batches).item())
+print(found == list(range(40)), DIED.exists())
+"""
+
+
+def test_the_last_reply_of_a_dead_worker_counts(tmp_path: Path) -> None:
+    """The consumer, which waits for it, is stopped meanwhile: it learns of the reply and of the death at once."""
+    command = [sys.executable, "-c", _LAST_WORDS, str(tmp_path / "asked"), str(tmp_path / "died")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
 @pytest.mark.parametrize("make", ["inline", "fork-2"], indirect=True)
 def test_steps_that_were_handed_out_early_do_not_come_again_in_bundles(make: Any) -> None:
     n = 3000
@@ -173,27 +249,6 @@ def test_a_stream_that_shuffles_in_a_buffer_is_resumed(make: Any) -> None:
         assert [batch.tolist() for batch in loader] == whole[stop:]
 
 
-class Versioned(Drawn):
-    """A dataset with a state of its own."""
-
-    version = 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"version": self.version}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.version = state["version"]
-
-
-@pytest.mark.parametrize("make", ["inline", "thread-2", "fork-2"], indirect=True)
-def test_a_state_of_another_loader_leaves_the_dataset_as_it_is(make: Any) -> None:
-    loader = make(Versioned(), 4, seed=1)
-    state = {**loader.state_dict(), "dataset": {"version": 2}}
-    with pytest.raises(StateError, match="batch_size"):
-        loader.load_state_dict({**state, "about": {**state["about"], "batch_size": 5}})
-    assert loader.dataset.version == 1
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_end_with_a_loader_whose_close_was_interrupted(method: str) -> None:
     loader = DataLoader(list(range(9)), num_workers=1, multiprocessing_context=method)
@@ -211,6 +266,21 @@ def test_workers_end_with_a_loader_whose_close_was_interrupted(method: str) -> N
     del batches, loader
     gc.collect()
     assert not worker.is_alive()  # and the fixture finds nothing left behind
+
+
+@pytest.mark.parametrize("make", ["fork-2", "forkserver-2"], indirect=True)
+@pytest.mark.parametrize("whole", [True, False])
+def test_workers_that_are_not_persistent_end_with_their_epoch(make: Any, whole: bool) -> None:
+    loader = make(list(range(9)), persistent_workers=False)
+    batches = iter(loader)
+    next(batches)
+    workers = loader.workers
+    assert len(workers) == 2
+    if whole:
+        assert len(list(batches)) == 8
+    else:
+        batches.close()
+    assert not loader.workers and not any(worker.is_alive() for worker in workers)
 
 
 def test_worker_threads_end_with_their_loader() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import Sampler, WeightedRandomSampler
 
 from parity import sources
 from parity.pair import Ours, Tape, both, epoch
@@ -19,6 +20,27 @@ def test_each_worker_drops_the_incomplete_last_batch_of_its_stream(workers: int,
         loader = loader_class(sources.NoisyStream(10), batch_size, drop_last=True, num_workers=workers)
         for _ in range(2):
             epoch(loader, tape)
+
+    both(program)
+
+
+class Marking(Sampler[int]):
+    """Changes the dataset while it is asked."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[int]:
+        for key in range(6):
+            self.dataset.tag = key
+            yield key
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_have_the_dataset_as_it_was_before_the_sampler_was_asked(workers: int) -> None:
+    def program(loader_class: Any, tape: Tape) -> None:
+        data = sources.Noisy(6)
+        epoch(loader_class(data, 2, sampler=Marking(data), num_workers=workers), tape)
 
     both(program)
 

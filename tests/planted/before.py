@@ -131,7 +131,10 @@ BUGS = [
         "_engine.py",
         "again = [task for task, _ in self._ready]",
         "again: list[Task] = []",
-        ("conformance/test_update.py::test_the_next_batch_has_the_change", "conformance/test_beside.py"),
+        (
+            "conformance/test_beside.py::test_update_comes_before_a_thread_that_asks_without_pause_and_all_in_one_order",
+            "conformance/test_update.py::test_the_next_batch_has_the_change",
+        ),
         "Steps of a delivered bundle that were not handed out yet must be done again after a change, not lost.",
     ),
     Bug(
@@ -140,7 +143,7 @@ BUGS = [
         "_engine.py",
         "self._again.extend(task for task in again if ahead is None or task.epoch == run.epoch)",
         "self._again.extend(again)",
-        ("conformance/test_update.py",),
+        ("conformance/test_update.py::test_the_next_batch_has_the_change",),
         "Only steps of the epoch that is being read are redone; the next epoch is drawn anew when it begins.",
     ),
     Bug(
@@ -149,7 +152,7 @@ BUGS = [
         "_engine.py",
         "            self._again.clear()\n",
         "",
-        ("conformance/test_update.py", "conformance/test_beside.py"),
+        ("conformance/test_update.py::test_the_next_batch_has_the_change",),
         "Steps that wait to be redone are collected again by the next update; the old list must be emptied.",
     ),
     Bug(
@@ -190,7 +193,7 @@ BUGS = [
         "            self._leases.lend(slab, outcome.root)\n            self._ready.extend(",
         '            self._leases.lend(slab, getattr(outcome.steps[0], "root", outcome.root))\n'
         "            self._ready.extend(",
-        ("conformance/test_bundles.py", "laws/test_lending_laws.py", "conformance/test_memory.py"),
+        ("conformance/test_bundles.py::test_bundles_give_what_the_plain_loop_gives",),
         "All batches of a bundle look into one slab: it is free when the last of them is gone, not the first.",
     ),
     Bug(
@@ -239,7 +242,7 @@ BUGS = [
         "_memory/arena.py",
         "for start in range(0, length, capacity))",
         "for start in range(0, length, PAGE))",
-        ("conformance/test_memory.py::test_every_batch_may_be_kept", "laws/test_lending_laws.py"),
+        ("conformance/test_memory.py::test_every_batch_may_be_kept",),
         "Regions of an extent lie one after the other at the distance of their capacity.",
     ),
     Bug(
@@ -257,7 +260,7 @@ BUGS = [
         "_schedule/scheduler.py",
         "coldest = self._warm.popleft()",
         "coldest = self._warm.pop()",
-        ("unit/test_scheduler.py", "conformance/test_memory.py"),
+        ("unit/test_scheduler.py",),
         "Of too many free slabs the one unused for longest gives up its pages; else each batch faults pages in.",
     ),
     Bug(
@@ -288,7 +291,7 @@ BUGS = [
         "_memory/layout.py",
         "if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):",
         "if False:",
-        ("unit/test_layout.py", "parity/test_memory.py"),
+        ("unit/test_layout.py",),
         "What is one object in a batch is one object after its journey, so that a change of one is seen in both.",
     ),
     Bug(
@@ -297,7 +300,7 @@ BUGS = [
         "_memory/layout.py",
         "start = (self.used + ALIGN - 1) & -ALIGN",
         "start = self.used",
-        ("unit/test_layout.py", "laws/test_collate_laws.py", "conformance/test_batches.py"),
+        ("unit/test_layout.py",),
         "Every array of a batch begins at a multiple of 64 bytes; torch and BLAS rely on aligned memory.",
     ),
     Bug(
@@ -317,10 +320,7 @@ BUGS = [
         "_memory/layout.py",
         "if self.used > self._size:",
         "if start > self._size:",
-        (
-            "conformance/test_batches.py::test_large_batches_among_small_ones_arrive_whole",
-            "conformance/test_found.py::test_a_batch_that_fills_its_slab_to_the_last_byte_arrives",
-        ),
+        ("conformance/test_batches.py::test_large_batches_among_small_ones_arrive_whole",),
         "Whether an array fits is decided by its end, not by its beginning.",
     ),
     # ---- wire ------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ BUGS = [
         "_work/loop.py",
         "used = max(0, payload)",
         "used = 0",
-        ("conformance/test_batches.py", "conformance/test_rng.py", "conformance/test_bundles.py"),
+        ("conformance/test_batches.py::test_a_backend_gives_what_the_plain_loop_gives",),
         "Int64 keys are read where they lie in the slab, so the batch must begin behind them.",
     ),
     Bug(
@@ -368,7 +368,7 @@ BUGS = [
         "backends/processes.py",
         "        if not self._assigned:\n            self._send_tokens_again()\n",
         "",
-        ("faults/test_lost_workers.py", "unit/test_board.py", "faults/test_soak.py"),
+        ("faults/test_lost_workers.py::test_beside_threads_that_came_later_a_replacement_is_not_forked",),
         "A worker may die between reading a token and claiming its task: then nobody comes for the task any more.",
     ),
     Bug(
@@ -398,11 +398,7 @@ BUGS = [
         "backends/processes.py",
         "return outcomes + [self._bury(fd) for fd in dead]",
         "return [self._bury(fd) for fd in dead] + outcomes",
-        (
-            "conformance/test_bundles.py::test_a_worker_may_die_when_all_steps_are_done_and_nobody_knows",
-            "faults/test_lost_workers.py",
-            "faults/test_soak.py",
-        ),
+        ("conformance/test_planted.py::test_the_last_reply_of_a_dead_worker_counts",),
         "All that a dead worker has sent is handled before its loss, or a result comes from a worker not alive.",
     ),
     Bug(
@@ -440,7 +436,7 @@ BUGS = [
         "_work/loop.py",
         "return self._replier.failed(task.seq, failure, writer, base, began, self._runner.mark)",
         "return self._replier.failed(task.seq, failure, writer, 0, began, self._runner.mark)",
-        ("conformance/test_errors.py", "conformance/test_bundles.py"),
+        ("conformance/test_bundles.py::test_bundles_give_what_the_plain_loop_gives",),
         "Each step of a bundle has a piece of the slab of its own, and positions in its reply count from there.",
     ),
     Bug(
@@ -472,7 +468,7 @@ BUGS = [
         "            for engine, packed in zip(engines, sent, strict=True):\n"
         "                engine.update(packed)\n"
         "            change(dataset)\n",
-        ("conformance/test_beside.py", "conformance/test_update.py", "conformance/test_found.py"),
+        ("conformance/test_update.py::test_another_dataset_in_a_subset_is_gathered_from",),
         "A worker that is forked between the two would believe to have the change, and does not.",
     ),
     # ---- resume ----------------------------------------------------------------------------------------------
@@ -561,7 +557,7 @@ BUGS = [
         "plan/plan.py",
         "return min(self.start + (step - self.first_step) * self._stride, self.order.size(epoch))",
         "return min((step - self.first_step) * self._stride, self.order.size(epoch))",
-        ("laws/test_rank_laws.py::test_the_order_goes_on_in_another_shape", "laws/test_resume_laws.py"),
+        ("laws/test_rank_laws.py::test_the_order_goes_on_in_another_shape",),
         "A run that was resumed in another world size and stopped again must go on behind both parts.",
     ),
     Bug(
@@ -617,10 +613,7 @@ BUGS = [
         "loader.py",
         "            except BaseException:\n                self.update(Restoring(before))\n                raise\n",
         "            except BaseException:\n                raise\n",
-        (
-            "conformance/test_resume.py::test_a_dataset_may_be_as_long_as_its_own_state_says",
-            "conformance/test_planted.py::test_a_state_of_another_loader_leaves_the_dataset_as_it_is",
-        ),
+        ("conformance/test_resume.py::test_a_dataset_may_be_as_long_as_its_own_state_says",),
         "load_state_dict either takes all of a state or changes nothing.",
     ),
     Bug(
@@ -629,9 +622,7 @@ BUGS = [
         "torch/place.py",
         "self._seat = (worker + 1) % self._workers",
         "self._seat = worker",
-        (
-            "parity/test_moments.py::test_with_workers_a_state_goes_on_as_without_stopping",
-        ),
+        ("parity/test_moments.py::test_with_workers_a_state_goes_on_as_without_stopping",),
         "The turns of the workers' copies of a stream go on where they were.",
     ),
     Bug(
@@ -695,11 +686,7 @@ BUGS = [
         "backends/processes.py",
         "            process.kill()\n            process.join()\n            process.close()\n",
         "            process.join()\n            process.close()\n",
-        (
-            "conformance/test_found.py::test_closing_from_another_thread_wakes_the_one_that_waits",
-            "conformance/test_epochs.py::test_breaking_off_is_not_waited_for",
-            "faults/test_torch_endings.py::test_a_loader_deleted_in_the_middle_takes_its_busy_workers_with_it",
-        ),
+        ("conformance/test_epochs.py::test_breaking_off_is_not_waited_for",),
         "After a short grace workers are killed; a sample that takes an hour must not hold up the end.",
     ),
     Bug(
@@ -722,10 +709,7 @@ BUGS = [
         "    signal.signal(signal.SIGINT, signal.SIG_IGN)"
         "  # Ctrl-C goes to the whole group; the parent answers it\n",
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n",
-        (
-            "faults/test_launch_faults.py::test_ctrl_c_is_heard_by_the_parent_alone",
-            "faults/test_endings.py::test_ctrl_c_gives_one_clean_keyboard_interrupt",
-        ),
+        ("faults/test_launch_faults.py::test_ctrl_c_is_heard_by_the_parent_alone",),
         "Ctrl-C is one KeyboardInterrupt in the parent, without tracebacks of workers.",
     ),
     Bug(
@@ -746,10 +730,7 @@ BUGS = [
         "_engine.py",
         "        if not self._end_if_free():\n            self._backend.wake()\n",
         "        self._end_if_free()\n",
-        (
-            "conformance/test_found.py::test_closing_from_another_thread_wakes_the_one_that_waits",
-            "conformance/test_beside.py::test_an_iterator_may_be_closed_while_another_thread_waits_in_it",
-        ),
+        ("conformance/test_beside.py::test_an_iterator_may_be_closed_while_another_thread_waits_in_it",),
         "close() in one thread ends a next() in another, which would wait for its slow batch.",
     ),
     Bug(
@@ -758,10 +739,7 @@ BUGS = [
         "_crew.py",
         "        for engine in tuple(self.live):\n            engine.close()\n        self._idle = None",
         "        self._idle = None\n        for engine in tuple(self.live):\n            engine.close()\n        ...",
-        (
-            "conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",
-            "conformance/test_found.py::test_a_loader_that_its_own_job_refers_to_is_freed",
-        ),
+        ("conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",),
         "The garbage collector may free an iterator while the loader closes: its crew must not stay as idle.",
     ),
     Bug(
@@ -779,7 +757,7 @@ BUGS = [
         "backends/processes.py",
         "        self._close_fds(*self._fds, *self._unclaimed_strays.values())\n",
         "        self._close_fds(*self._fds)\n",
-        ("conformance/test_beside.py", "conformance/test_batches.py", "faults/test_endings.py"),
+        ("conformance/test_planted.py::test_what_a_dead_worker_sent_of_its_bundle_is_closed_with_the_loader",),
         "A large batch whose reply was not read yet has sent its memory already: close() must close that too.",
     ),
     Bug(
@@ -831,7 +809,7 @@ BUGS = [
         "loader.py",
         "if self._options.persistent_workers or self._options.num_workers == 0:",
         "if True:",
-        ("conformance/test_epochs.py", "faults/test_endings.py", "unit/test_options.py"),
+        ("conformance/test_planted.py::test_workers_that_are_not_persistent_end_with_their_epoch",),
         "With persistent_workers=False the workers end with their epoch.",
     ),
     # ---- torch parity ----------------------------------------------------------------------------------------
@@ -843,10 +821,7 @@ BUGS = [
         "        if not first_iter:\n"
         "            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)\n"
         "            self._place = Place(",
-        (
-            "parity/test_randomness.py::test_beginning_an_epoch_draws_the_base_seed_and_nothing_else_does",
-            "parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",
-        ),
+        ("parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",),
         "torch draws the base seed once for each iterator; an extra draw shifts the order of all later epochs.",
     ),
     Bug(
@@ -855,7 +830,7 @@ BUGS = [
         "torch/worker.py",
         "seed = job.seed + seat\n",
         "seed = job.seed\n",
-        ("parity/test_randomness.py",),
+        ("parity/test_randomness.py::test_in_worker_init_fn_the_seed_is_torchs_initial_seed_and_stays_so",),
         "Worker i is seeded with base seed + i, as in torch; else augmentations repeat.",
     ),
     Bug(
@@ -864,7 +839,7 @@ BUGS = [
         "torch/worker.py",
         "np.random.seed(private.numpy_seed(job.seed, seat))",
         "np.random.seed(private.numpy_seed(job.seed, 0))",
-        ("parity/test_randomness.py", "parity/test_streams.py"),
+        ("parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",),
         "numpy.random in worker i is seeded as torch seeds it, from base seed and worker.",
     ),
     Bug(
@@ -873,7 +848,7 @@ BUGS = [
         "_schedule/assigned.py",
         "        out.sort(key=lambda command: type(command) is not Hire)\n",
         "",
-        ("parity/test_samplers.py", "laws/test_assigned_laws.py", "parity/test_state.py", "parity/test_errors.py"),
+        ("parity/test_planted.py::test_workers_have_the_dataset_as_it_was_before_the_sampler_was_asked",),
         "torch starts its workers before it asks the sampler: a sampler that raises or changes the dataset shows it.",
     ),
     Bug(
@@ -945,7 +920,7 @@ BUGS = [
         "torch/worker.py",
         "        torch.set_num_threads(1)\n",
         "",
-        ("parity/test_randomness.py", "parity/test_face.py", "parity/test_quirks.py", "parity/test_samplers.py"),
+        ("parity/test_randomness.py::test_a_sample_sees_its_worker",),
         "torch's workers run with one thread each.",
     ),
     Bug(
@@ -954,7 +929,7 @@ BUGS = [
         "torch/tensors.py",
         "if start is None or not source.is_contiguous():",
         "if start is None:",
-        ("unit/test_torch_tensors.py", "parity/test_types.py"),
+        ("unit/test_torch_tensors.py::test_a_part_of_a_tensor_in_the_slab_that_has_gaps_is_copied",),
         "A slice of memory in the slab is not the tensor's bytes where the tensor skips some of them.",
     ),
     Bug(
@@ -994,10 +969,7 @@ BUGS = [
         "torch/place.py",
         "        if self.base_seed is None:\n            self.base_seed = drawn\n",
         "        self.base_seed = drawn\n",
-        (
-            "parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",
-            "parity/test_moments.py",
-        ),
+        ("parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",),
         "The base seed of the epoch is part of the state, so that a worker has the seed that it had.",
     ),
     Bug(
@@ -1017,10 +989,7 @@ BUGS = [
         "torch/iterators.py",
         "            if not self._persistent_workers:\n                self._shutdown_workers()\n",
         "",
-        (
-            "parity/test_face.py::test_workers_start_with_the_first_iterator_and_can_be_watched",
-            "faults/test_torch_endings.py::test_a_whole_epoch_leaves_no_worker_and_no_noise",
-        ),
+        ("parity/test_face.py::test_workers_start_with_the_first_iterator_and_can_be_watched",),
         "torch ends its workers when the last batch was handed out, though the iterator is still referred to.",
     ),
 ]
