@@ -58,7 +58,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
     return None
 
 
-def refusal(mark: bytes) -> str:
+def refusal(mark: bytes | None) -> str:
     """Why there is no mark in these bytes, for a message."""
     try:
         opened(mark)
