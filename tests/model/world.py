@@ -224,7 +224,7 @@ NOT_IN_KEY: dict[type, set[str]] = {
 
 
 class World:
-    """`bug`: a scheduler, crew or course to be used in place of the real one."""
+    """`bug`: a scheduler, crew or course to be used in place of the real one. `checked`: after each event."""
 
     def __init__(self, setting: Setting, bug: type | None = None, checked: bool = True) -> None:
         assert not (setting.ends == "known" and (setting.changes or setting.bundle > 1))
@@ -629,11 +629,16 @@ class World:
                 self.bury(event.worker)
             commands = self.scheduler.handle(event)
             if self.checked:
-                self.scheduler.check()
+                self.check()
             for command in commands:
                 events.extend(self.carry_out(command, event))
-        if self.checked and self.owned:
+
+    def check(self) -> None:
+        try:
+            self.scheduler.check()
             self.course.check()
+        except AssertionError as error:
+            raise Breach(f"{type(error).__name__}: {error}", self.events()) from error
 
     def carry_out(self, command: Command, cause: Event) -> Iterator[Event]:
         self.law(not self.stopped, "nothing is commanded after the end")
@@ -995,12 +1000,12 @@ def explore(
     """Take every action in every state, breadth first; raise the first (shortest) breach."""
     gc.disable()  # nothing here is cyclic, and a million live tuples make every collection slow
     try:
-        return _explore(World(setting, bug, checked), closing, full, limit)
+        return _explore(World(setting, bug, checked=False), checked, closing, full, limit)
     finally:
         gc.enable()
 
 
-def _explore(start: World, closing: bool, full: bool, limit: int) -> Walk:
+def _explore(start: World, checked: bool, closing: bool, full: bool, limit: int) -> Walk:
     key_of = World.full_key if full else World.key
     seen = {key_of(start)}
     waiting = deque([start])
@@ -1009,6 +1014,8 @@ def _explore(start: World, closing: bool, full: bool, limit: int) -> Walk:
         world = waiting.popleft()
         actions = list(world.actions())
         world.laws_of_rest()
+        if checked:  # once for each state: after each event it would take a quarter of the time
+            world.check()
         if closing:
             world.laws_of_closing()
         if not actions:
