@@ -42,7 +42,7 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
-from penstock._schedule.slabs import Slabs
+from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import ABANDONED, FILLED, LOST, OPEN, POSTED, Step
 
 EVERY = frozenset(range(9))
@@ -344,7 +344,7 @@ PARTS = [
     OneReader(window=1, retries=0),
     Assigned(window=1, workers=1),
     Crew(1, 0),
-    Slabs(1),
+    SlabStates(1),
     Course(look_ahead=True),
 ]
 

@@ -53,7 +53,7 @@ from penstock._schedule.events import (
 )
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
-from penstock._schedule.slabs import Slabs
+from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import OPEN
 
 
@@ -210,7 +210,7 @@ IN_KEY: dict[type, set[str]] = {
     OneReader: {"_first", "_resume"},
     Assigned: {"_ended", "_seat_of", "_turn"},
     Crew: {"size", "leaving", "seats", "losses"},
-    Slabs: {"warm", "cold"},
+    SlabStates: {"warm", "cold"},
     Course: {"run", "ahead", "ready", "_out", "_again"},
 }  # fmt: skip
 NOT_IN_KEY: dict[type, set[str]] = {
@@ -218,7 +218,7 @@ NOT_IN_KEY: dict[type, set[str]] = {
     OneReader: set(),
     Assigned: set(),
     Crew: {"_retries", "next_worker"},
-    Slabs: {"spare", "states", "_next"},
+    SlabStates: {"spare", "states", "_next"},
     Course: {"_look_ahead"},
 }
 
@@ -971,7 +971,7 @@ PARTS = frozenset({"_crew", "_slabs"})
 def state_of(part: Any) -> str:
     """All that a part knows, but for the log."""
     known = {
-        k: state_of(v) if isinstance(v, Crew | Slabs | Run) else repr(v)
+        k: state_of(v) if isinstance(v, Crew | SlabStates | Run) else repr(v)
         for k, v in vars(part).items()
         if k not in ("_log", "setting")
     }

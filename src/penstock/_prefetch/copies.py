@@ -9,25 +9,23 @@ import numpy as np
 from penstock._deliver.delivery import Delivery
 from penstock._fill.cast import Field
 from penstock._fill.out import converted
-from penstock._memory.free import FreeSlabs
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.lease import Leases
 from penstock._memory.slabs import Slabs
 from penstock._memory.tree import flatten, unflatten
+from penstock._schedule.slabs import SlabStates
 
 
 class Copies:
     """Copies batches into slabs, which come back when the caller drops the copy. `most` slabs keep their pages."""
 
     def __init__(self, most: int, field: Field | None, deliver: Delivery | None) -> None:
-        self._most = most
         self._field = field
         self._deliver = deliver
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
-        self._free = FreeSlabs()
-        self._lent = 0
+        self._states = SlabStates(most)  # lent slabs count too: `spare` is for the others
 
     def copy(self, tree: object) -> Any:
         """The tree with its arrays in a slab that is lent."""
@@ -43,25 +41,27 @@ class Copies:
                     break
                 needed = writer.used
         except BaseException:
-            self._free.put(slab)
+            self._free(slab)
             raise
         if writer.used:
             self._leases.lend(slab, writer.root)
-            self._lent += 1
+            self._states.lend(slab)
+            self._states.spare -= 1
         else:
-            self._free.put(slab)
+            self._free(slab)
         return unflatten(spec, made)
 
     def _take(self) -> int:
-        free = self._free
         for slab in self._leases.collect():
-            self._lent -= 1
-            free.put(slab)
-            if len(free.warm) + self._lent > self._most:
-                for surplus in free.surplus(max(0, self._most - self._lent)):
-                    self._slabs.cool(surplus)
-        taken = free.take()
-        return self._lent if taken is None else taken  # all slabs are lent, so this number is new
+            self._states.spare += 1
+            self._free(slab)
+        return self._states.take()
+
+    def _free(self, slab: int) -> None:
+        commands: list[Any] = []
+        self._states.free(slab, commands)
+        for command in commands:
+            self._slabs.cool(command.slab)
 
 
 def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | None) -> Any:

@@ -51,7 +51,7 @@ from penstock._schedule.events import (
     WorkerLeft,
     WorkerLost,
 )
-from penstock._schedule.slabs import Slabs
+from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import (
     ABANDONED,
     CLOSED,
@@ -118,7 +118,7 @@ class Scheduler:
         self._abandoned: dict[int, Step] = {}
         self._arrived: OrderedDict[int, None] = OrderedDict()  # in order of arrival; only if not in_order
 
-        self._slabs = Slabs(window + 2 if spare is None else spare)
+        self._slabs = SlabStates(window + 2 if spare is None else spare)
         self._crew = Crew(workers, retries)
         self._next_seq = 0
         self._log: deque[Event | Command] = deque(maxlen=_LOG)

@@ -14,7 +14,7 @@ from penstock._schedule.commands import Command, Cool
 from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
-class Slabs:
+class SlabStates:
     """`spare`: how many free slabs keep their pages."""
 
     def __init__(self, spare: int) -> None:
@@ -45,7 +45,8 @@ class Slabs:
     def free(self, slab: int, out: list[Command]) -> None:
         self.states[slab] = FREE
         self.warm.append(slab)
-        self.cool(out)
+        if len(self.warm) > self.spare:
+            self.cool(out)
 
     def cool(self, out: list[Command]) -> None:
         while len(self.warm) > max(0, self.spare):
