@@ -29,11 +29,15 @@ class TestFork(conformance.Suite):
     settings = {"multiprocessing_context": "fork"}  # noqa: RUF012
 
 
+# Laws that start dozens of workers.
+_MANY = ("more_or_fewer", "batches_are_those", "close_at_any_point_leaves", "resumes_at_every_step")
+
+
 def fresh(suite: type[conformance.Suite]) -> type[conformance.Suite]:
-    """A fresh interpreter takes long to start: without `make wide`, each law has one of the two ways to start one."""
+    """A fresh interpreter takes long to start: without `make wide`, a law has one of the two ways at most."""
     for name in filter(re.compile("test_").match, dir(suite)):
         chosen = "TestForkserver" if crc32(name.encode()) % 3 else "TestSpawn"
-        if suite.__name__ != chosen:
+        if suite.__name__ != chosen or any(part in name for part in _MANY):
             law = getattr(suite, name)
             setattr(suite, name, pytest.mark.wide(functools.wraps(law)(lambda self, law=law: law(self))))
     return suite

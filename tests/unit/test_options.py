@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
+from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, backends, default_collate
 
 
 class Stream(IterableDataset[Any]):
@@ -254,3 +254,20 @@ def test_numpy_integers_become_integers() -> None:
 
 def test_the_loader_is_generic() -> None:
     assert DataLoader[int] is not None
+
+
+def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
+    backends.register("mine", lambda job, context: backends.make("thread", job))
+    try:
+        with DataLoader(range(4), 2, num_workers=3, backend="mine") as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        with pytest.raises(ValueError, match='multiprocessing_context has no meaning with backend="mine"'):
+            DataLoader(range(4), num_workers=1, backend="mine", multiprocessing_context="fork")
+        with pytest.raises(ValueError, match='None, "process", "thread" or "mine", got \'yours\''):
+            DataLoader(range(4), num_workers=1, backend="yours")
+    finally:
+        backends.unregister("mine")
+    with pytest.raises(ValueError, match="must be an identifier"):
+        backends.register("no name", lambda job, context: backends.make("thread", job))
+    with pytest.raises(ValueError, match='None, "process" or "thread", got \'inline\''):
+        DataLoader(range(4), num_workers=1, backend="inline")

@@ -217,3 +217,17 @@ def test_a_reader_that_dies_idle_is_followed_by_one_that_begins_with_the_right_s
                 if step in (0, 6):
                     loader.workers[0].kill()
             assert found == list(range(1, 31)), f"seed {seed}"
+
+
+def test_a_state_from_before_the_first_batch_is_resumed_though_the_reader_has_read_on() -> None:
+    """Found by the law of resizing: the reader's dataset was where its prefetching had left it."""
+    for seed in range(10):
+        with (
+            simulate.workers(simulate.seeded(seed)) as simulation,
+            DataLoader(sources.Stateful(10), 2, num_workers=1, backend=simulation.name, seed=1) as loader,
+        ):
+            batches: Any = iter(loader)
+            state = loader.state_dict()
+            batches.close()
+            loader.load_state_dict(state)
+            assert [value for batch in loader for value in batch[0].tolist()] == list(range(1, 11)), f"seed {seed}"

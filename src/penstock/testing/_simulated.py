@@ -150,7 +150,6 @@ class SimulatedBackend:
 
     def retire(self) -> None:
         self._leaving += 1
-        assert self._leaving <= len(self._workers), "no more workers are asked to leave than there are"
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         assert task.seq not in self._board, "a task is posted once"
