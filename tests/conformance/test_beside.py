@@ -114,10 +114,10 @@ class AtTheGate:
         self.found: list[tuple[int, int]] = []
         next(self.batches), next(self.batches)
         self.reading = self._began(self._read)
-        while self.engine._inside != "next":
+        while self.engine._turn.holder is None:
             time.sleep(0.001)
         self.changing = [self._began(self.loader.update, change) for change in changes]
-        while not self.engine._wanted:
+        while not self.engine._turn.waiting:
             time.sleep(0.001)
 
     def _began(self, *what: Any) -> threading.Thread:

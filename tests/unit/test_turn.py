@@ -56,7 +56,7 @@ def test_two_threads_that_ask_at_the_same_time_are_an_error() -> None:
 def test_asking_inside_an_ask_is_an_error() -> None:
     turn = Turn()
     turn.take((get_ident(), NEXT))
-    with pytest.raises(RuntimeError, match="inside its own"):
+    with pytest.raises(RuntimeError, match="from inside of its own next"):
         turn.take((get_ident(), NEXT))
     with pytest.raises(RuntimeError, match="cannot be changed"):
         turn.take((get_ident(), CHANGE))

@@ -248,8 +248,7 @@ class Engine:
         self._outcomes.clear()
         self._pace.forget()
         self._carry_out(events.Changed())
-        # What was done before it could be withdrawn gives its slot back.
-        self._take_in(0)
+        self._backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
@@ -330,9 +329,9 @@ class Engine:
                 self._outcomes[seq] = outcome
                 if not isinstance(outcome, Bundle):
                     self._position = None if outcome.mark is None else (task.run, outcome.mark)
-            if not isinstance(outcome, Failed):
-                steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
-                self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
+                if not isinstance(outcome, Failed):
+                    steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
+                    self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
             self._carry_out(events.StepFilled(seq, worker))
         elif isinstance(outcome, Ended):
             task = self._course.forget(outcome.seq)

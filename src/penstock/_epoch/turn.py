@@ -77,7 +77,7 @@ class Turn:
         if self.ended_by:
             raise self.closed_error()
         if self.is_used_here():
-            raise RuntimeError("The loader was asked for a batch inside its own next() or update().")
+            raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
         if self.holder is not None and self.holder[1] is NEXT:
             raise RuntimeError(
                 "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
