@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends._process import launch
+from penstock.backends._process import methods
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -85,7 +85,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 def the_runners_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest's watchdog and xdist's receiver are threads: beside them, no loader would fork unless told to."""
     before = set(os.listdir("/proc/self/task"))
-    monkeypatch.setattr(launch, "survives_fork", lambda: set(os.listdir("/proc/self/task")) <= before)
+    monkeypatch.setattr(methods, "survives_fork", lambda: set(os.listdir("/proc/self/task")) <= before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

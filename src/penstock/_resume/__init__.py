@@ -1,1 +1,1 @@
-"""Where a run is, and how it goes on from there."""
+"""Resume states: what was handed out of an epoch, and how reading continues from there."""
