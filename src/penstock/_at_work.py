@@ -1,4 +1,4 @@
-"""The sample or step that the calling thread is computing, for `penstock.rng()`, and the worker that it belongs to."""
+"""The sample or step that the calling thread is computing, for `penstock.rng()`, and the worker it belongs to."""
 
 from __future__ import annotations
 

@@ -120,9 +120,9 @@ class _NumpyState:
     """The state of `numpy.random`, taken and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
-    generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a pair
-    of normal numbers, which numpy keeps elsewhere: if drawing a normal number leaves the memory unchanged, then the
-    number drawn was the kept one.
+    generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
+    pair of normal numbers, which numpy keeps elsewhere: if drawing a normal number leaves the memory unchanged, then
+    the number drawn was the kept one.
     """
 
     # mt19937: 624 words and the position.

@@ -7,7 +7,6 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
@@ -192,11 +191,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return len(core_of(self))
 
 
+_PIPES = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
+_warned: set[str] = set()
+
+
 def _iterate(loader: Any) -> Any:
     if loader.num_workers and private.is_pipe(loader.dataset):
-        _say_why_not(
-            "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-        )
+        if not _warned:
+            _warned.add(_PIPES)
+            warnings.warn(_PIPES, stacklevel=3)
         return _theirs(loader)
     if isinstance(loader, DataLoader) and loader._ours.seed is not None:
         return Seeded(loader)
@@ -216,15 +219,6 @@ DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 _theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
-_said: set[str] = set()
-
-
-def _say_why_not(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, stacklevel=4)
-
-
 class enable:
     """From now on every loader of torch's in this process uses penstock's engine.
 
@@ -236,27 +230,17 @@ class enable:
     """
 
     def __init__(self) -> None:
-        self._was = _is_enabled()
-        _set(_iterate)
+        self._was = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
+        setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _iterate)
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._was:
+    def __exit__(self, *error: object) -> None:
+        if self._was is not _iterate:
             disable()
 
 
 def disable() -> None:
     """Loaders of torch's use torch's own engine again. Iterators that exist stay as they are."""
-    _set(_theirs)
-
-
-def _is_enabled() -> bool:
-    return getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD) is _iterate
-
-
-def _set(method: Any) -> None:
-    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, method)
+    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _theirs)

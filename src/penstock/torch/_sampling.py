@@ -90,7 +90,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew from them; before and after the pass, the present ones."""
+        """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return generators.texts_of(self.generators)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -112,12 +111,11 @@ class Replica:
         wrapped = private.ExceptionWrapper(
             (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
         )
-        failure = TorchFailure(wrapped, f"In {where}")
         try:
-            return dumps(failure)
+            return dumps(TorchFailure(wrapped, f"In {where}"))
         except Exception:  # an exception that cannot be pickled
             text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
-            return pickle.dumps(_Told(text, f"In {where}"))
+            return dumps(TorchFailure(text, f"In {where}"))
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
@@ -170,28 +168,20 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text."""
+    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text.
+
+    `wrapped` is the text alone if the exception cannot be pickled.
+    """
 
     wrapped: Any
     note: str
 
     def exception(self) -> BaseException:
         try:
-            self.wrapped.reraise()
+            raise RuntimeError(self.wrapped) if isinstance(self.wrapped, str) else self.wrapped.reraise()
         except BaseException as error:
             error.__traceback__ = error.__context__ = None
             return annotate(error, self.note)
-        raise AssertionError("reraise() raises")
-
-
-class _Told(NamedTuple):
-    """The text of an exception that cannot be pickled."""
-
-    text: str
-    note: str
-
-    def exception(self) -> BaseException:
-        return annotate(RuntimeError(self.text), self.note)
 
 
 def sealed(keys: Any) -> Any:
