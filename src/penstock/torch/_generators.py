@@ -14,7 +14,7 @@ import torch
 
 def text_of(state: torch.Tensor) -> str:
     """The state of a torch generator, 5 KB, as text."""
-    return b64encode(state.numpy().tobytes()).decode()
+    return _text(state.numpy())
 
 
 def tensor_of(text: str) -> torch.Tensor:
@@ -22,8 +22,28 @@ def tensor_of(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
+def _text(array: Any) -> str:
+    return b64encode(array.tobytes()).decode()
+
+
+def _words(text: str) -> Any:
+    return np.frombuffer(b64decode(text, validate=True), np.uint32)
+
+
+def _plain_numpy(state: Any) -> Any:
+    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
+        return None
+    words, position = state["state"].values()
+    return [_text(words), position, state["has_gauss"], state["gauss"]]
+
+
+def _parse_random(plain: Any) -> Any:
+    words, normal = plain
+    return 3, tuple(_words(words).tolist()), normal
+
+
 class _Global(NamedTuple):
-    """A generator that the whole process shares. `parse` reverses `plain`, and raises if the state is damaged."""
+    """A generator that the whole process shares. `parse` reverses `plain`."""
 
     take: Callable[[], Any]
     put: Callable[[Any], object]
@@ -31,46 +51,20 @@ class _Global(NamedTuple):
     parse: Callable[[Any], Any]
 
 
-def _parse_torch(plain: Any) -> torch.Tensor:
-    state = tensor_of(plain)
-    torch.Generator().set_state(state)
-    return state
-
-
-def _take_numpy() -> Any:
-    return np.random.get_state(legacy=False)
-
-
-def _plain_numpy(state: Any) -> Any:
-    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
-        return None
-    words, position = state["state"].values()
-    return [b64encode(words.tobytes()).decode(), position, state["has_gauss"], state["gauss"]]
-
-
-def _parse_numpy(plain: Any) -> Any:
-    words, *rest = plain
-    state = ("MT19937", np.frombuffer(b64decode(words, validate=True), np.uint32), *rest)
-    np.random.RandomState().set_state(state)
-    return state
-
-
-def _plain_random(state: Any) -> Any:
-    _, words, normal = state
-    return [b64encode(np.array(words, np.uint32).tobytes()).decode(), normal]
-
-
-def _parse_random(plain: Any) -> Any:
-    words, normal = plain
-    state = (3, tuple(np.frombuffer(b64decode(words, validate=True), np.uint32).tolist()), normal)
-    random.Random().setstate(state)
-    return state
-
-
 _GLOBALS = {
-    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, _parse_torch),
-    "numpy": _Global(_take_numpy, np.random.set_state, _plain_numpy, _parse_numpy),
-    "random": _Global(random.getstate, random.setstate, _plain_random, _parse_random),
+    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, tensor_of),
+    "numpy": _Global(
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        _plain_numpy,
+        lambda plain: ("MT19937", _words(plain[0]), *plain[1:]),
+    ),
+    "random": _Global(
+        random.getstate,
+        random.setstate,
+        lambda state: [_text(np.array(state[1], np.uint32)), state[2]],
+        _parse_random,
+    ),
 }
 
 
@@ -81,7 +75,9 @@ def take() -> dict[str, Any]:
 
 def parse(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The states among the results of `take`, ready for `lent`; any exception if one is damaged."""
-    return {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
+    states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
+    with lent(states):  # raises if one is damaged
+        return states
 
 
 @contextmanager

@@ -72,18 +72,16 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         except StopIteration:
             cursor.end()
             raise
+        ended = False
         try:
             data = self._dataset_fetcher.fetch(index)
         except StopIteration as error:
-            if cursor.is_stream:
-                cursor.end()
-                raise
-            cursor.passed_inline()
-            raise RuntimeError(NOT_THE_END) from error
-        except BaseException:
-            cursor.passed_inline()
+            ended = cursor.is_stream
+            if not ended:
+                raise RuntimeError(NOT_THE_END) from error
             raise
-        cursor.passed_inline()
+        finally:
+            cursor.end() if ended else cursor.passed_inline()
         if self._into is not None:
             data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
         return data if self._deliver is None else self._deliver(data)
@@ -95,12 +93,6 @@ class _Ours(private.WorkersIterator):  # type: ignore[misc]
     _workers: list[Any]
     _persistent_workers: bool
     _deliver: Delivery | None
-
-    def _shutdown_workers(self) -> None:
-        raise NotImplementedError
-
-    def __del__(self) -> None:
-        self._shutdown_workers()
 
 
 class Workers(_Ours):
@@ -179,6 +171,8 @@ class Workers(_Ours):
         engine, self._engine = getattr(self, "_engine", None), None
         if engine is not None:
             engine.close()
+
+    __del__ = _shutdown_workers
 
 
 class Seeded(_Ours):
