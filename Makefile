@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint frameworks soak interop bench clean
+.PHONY: demo test test-engine test-faces lint frameworks soak planted interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -36,6 +36,10 @@ frameworks: $(VENV)/.frameworks
 # Kills workers for a minute.
 soak: $(VENV)/.developed
 	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
+
+# Plants bugs one by one, and checks that the tests find each of them: minutes.
+planted: $(VENV)/.developed
+	$(BIN)/python -m tests.planted.run $(BUGS)
 
 # Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
 interop: $(VENV)/.developed $(MXNET)/.made

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock._fill.cast import Cast
 from penstock._ranks import Shard, from_environment
+from penstock.backends import _registry as backends
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
 
@@ -73,7 +74,7 @@ class Options:
             given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
         given["shuffle"] = bool(given["shuffle"])
         given["persistent_workers"] = given["num_workers"] > 0 and given["persistent_workers"] is not False
-        given["backend"] = (given["backend"] or "process") if given["num_workers"] else "inline"
+        given["backend"] = (given["backend"] or backends.DEFAULT) if given["num_workers"] else "inline"
         _check_platform(given["backend"])
         _warn(given)
         return cls(batch_sampler=batch_sampler, **given)
@@ -97,8 +98,9 @@ def _check_workers(given: dict[str, Any]) -> None:
             f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
         )
     backend = given["backend"]
-    if backend not in (None, "process", "thread"):
-        raise ValueError(f'backend must be None, "process" or "thread", got {backend!r}.')
+    if backend is not None and backend not in backends.known():
+        *names, last = (f'"{name}"' for name in backends.known())
+        raise ValueError(f"backend must be None, {', '.join(names)} or {last}, got {backend!r}.")
     if factor is not None and (not _is_int(factor) or factor < 1):
         raise ValueError(
             f"prefetch_factor must be an integer of at least 1: how many steps each worker may be ahead. "
@@ -115,9 +117,9 @@ def _check_workers(given: dict[str, Any]) -> None:
     context = given["multiprocessing_context"]
     if context is None:
         return
-    if backend == "thread":
+    if not backends.has_processes(backend or backends.DEFAULT):
         raise ValueError(
-            'multiprocessing_context has no meaning with backend="thread": leave one of them out.'
+            f'multiprocessing_context has no meaning with backend="{backend}": leave one of them out.'
         )
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
     from penstock.backends._process.methods import choose_method
@@ -280,7 +282,7 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
 
 
 def _check_platform(backend: str) -> None:
-    if backend == "process" and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+    if backends.has_processes(backend) and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         raise RuntimeError(
             f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
             'Use backend="thread", or num_workers=0.'
@@ -289,7 +291,7 @@ def _check_platform(backend: str) -> None:
 
 def _warn(given: dict[str, Any]) -> None:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if given["backend"] == "process" and given["num_workers"] > usable:
+    if backends.has_processes(given["backend"]) and given["num_workers"] > usable:
         warnings.warn(
             f"num_workers={given['num_workers']} is more than the {usable} CPUs that this process may use. That "
             'helps only if samples wait for something, and then backend="thread" does the same with less memory.',

@@ -31,6 +31,7 @@ from penstock._options import Options
 from penstock._resume.epochs import Epochs
 from penstock._resume.marks import asked, known
 from penstock._resume.progress import Progress, content
+from penstock._resume.reading import has_state
 from penstock._resume.state import ANEW, State
 from penstock._wire.updates import Restoring, Setting
 from penstock._work.job import Job
@@ -420,8 +421,11 @@ class DataLoader(Generic[_T_co]):
         length, order = self._feed.length(), self._feed.replacements(plan)
         engine = self._engines.take()
         if engine is not None:
-            grown = length != self._length and engine.copies_dataset
-            if grown or engine.job.order != order:
+            grown = length != self._length
+            # A state from before the first batch has no position to return to, and the reader may have read on.
+            loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None
+            read_on = loaded is not None and loaded.mark is None
+            if ((grown or read_on) and engine.copies_dataset) or engine.job.order != order:
                 engine.close()
                 engine = None
         self._length = length

@@ -116,7 +116,7 @@ def test_a_batch_that_cannot_be_pickled_says_what_to_do(make_processes: Any) -> 
     for step in range(2):
         with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock'") as caught:
             next(batches)
-        assert "pickles the rest. Let collate_fn return what can be pickled" in notes(caught.value)
+        assert "pickles everything else. Let collate_fn return objects that can be pickled" in notes(caught.value)
         assert f"step {step}" in notes(caught.value)
 
 

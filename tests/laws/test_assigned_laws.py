@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._schedule import Assigned
+from penstock._schedule.assigned import Assigned
 from penstock._schedule.commands import Deliver, Finish, Hire, Post, Rescind
 from penstock._schedule.events import (
     Asked,
@@ -63,12 +63,14 @@ class World:
     def tell(self, event: Event) -> None:
         events = deque([event])
         while events:
-            for command in self.scheduler.handle(events.popleft()):
+            commands = self.scheduler.handle(events.popleft())
+            self.scheduler.check()
+            for command in commands:
                 match command:
                     case Hire(worker, seat):
                         assert seat not in self.hired, "a seat is filled once: nobody is replaced"
                         self.hired[seat] = worker
-                    case Post(seq, slab, 0, seat):
+                    case Post(seq, slab, seat):
                         assert slab not in self.slab_of.values(), "a slab has one holder"
                         if self.lengths is None and self.drawn >= self.steps:
                             events.append(Exhausted(seq))
@@ -187,13 +189,13 @@ def test_a_cancelled_run_is_done_before_the_next_is_opened() -> None:
     made.work(0)
     assert made.got == [(0, 0)]
     made.tell(Cancelled())
-    assert made.scheduler.is_busy
+    assert made.scheduler.must_settle
     with pytest.raises(InternalError, match="not done yet"):
         made.scheduler.handle(Opened())
     for seat in (0, 1):
         while made.queues[seat]:
             made.work(seat)
-    assert not made.scheduler.is_busy
+    assert not made.scheduler.must_settle
     assert sum(made.done) == 5, "all that was posted: four, and one for the one that was delivered"
     made.begin()
     made.run(lambda count: 0)

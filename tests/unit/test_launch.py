@@ -26,7 +26,7 @@ from penstock._descriptors import close_in_child, forget
 from penstock.backends._process import launcher, methods
 from penstock.backends._process.handles import UNKNOWN, WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
-from penstock.backends._process.methods import choose_method
+from penstock.backends._process.methods import choose_method, survives_fork
 from penstock.errors import InternalError, WorkerLost
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
@@ -566,6 +566,7 @@ def test_what_was_set_in_multiprocessing_is_taken_and_not_fixed(monkeypatch: pyt
 
 @pytest.mark.usefixtures("start_method_unset")
 def test_a_single_thread_forks_and_more_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "survives_fork", survives_fork)  # the real one, and not that of conftest.py
     monkeypatch.setattr(methods, "_NATIVE_THREADS", methods._threads() - threading.active_count())
     for name in methods._NEVER_FORKED:
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
+from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, backends, default_collate
 
 
 class Stream(IterableDataset[Any]):
@@ -117,8 +117,25 @@ def test_pinning_numpy_is_a_warning() -> None:
         DataLoader([1], pin_memory_device="cuda")
 
 
+@pytest.mark.parametrize(("made", "wrong"), [(0, 2), (2, 0), (2, -1), (2, True), (2, 1.5), (2, None)], ids=str)
+def test_the_number_of_workers_changes_only_between_positive_numbers(made: int, wrong: Any) -> None:
+    loader = DataLoader([1, 2], num_workers=made)
+    with pytest.raises(ValueError, match="make a new loader"):
+        loader.num_workers = wrong
+    assert loader.num_workers == made
+
+
+def test_the_number_of_workers_may_be_set_before_the_first_epoch() -> None:
+    with DataLoader(range(6), batch_size=2, num_workers=1) as loader:
+        loader.num_workers = np.int64(2)
+        assert loader.num_workers == 2
+        batches = iter(loader)
+        assert len(loader.workers) == 2
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
 @pytest.mark.parametrize(
-    "name", ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "num_workers"]
+    "name", ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "prefetch_factor"]
 )
 def test_settings_cannot_be_changed_afterwards(name: str) -> None:
     loader = DataLoader([1])
@@ -237,3 +254,20 @@ def test_numpy_integers_become_integers() -> None:
 
 def test_the_loader_is_generic() -> None:
     assert DataLoader[int] is not None
+
+
+def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
+    backends.register("mine", lambda job, context: backends.make("thread", job))
+    try:
+        with DataLoader(range(4), 2, num_workers=3, backend="mine") as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        with pytest.raises(ValueError, match='multiprocessing_context has no meaning with backend="mine"'):
+            DataLoader(range(4), num_workers=1, backend="mine", multiprocessing_context="fork")
+        with pytest.raises(ValueError, match='None, "process", "thread" or "mine", got \'yours\''):
+            DataLoader(range(4), num_workers=1, backend="yours")
+    finally:
+        backends.unregister("mine")
+    with pytest.raises(ValueError, match="must be an identifier"):
+        backends.register("no name", lambda job, context: backends.make("thread", job))
+    with pytest.raises(ValueError, match='None, "process" or "thread", got \'inline\''):
+        DataLoader(range(4), num_workers=1, backend="inline")

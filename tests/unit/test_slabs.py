@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._memory.free import FreeSlabs
 from penstock._memory.slabs import BUNDLE, EXTENT, Slabs
+from penstock._schedule.slabs import SlabStates
 
 
 @pytest.fixture(params=["private", "shared"])
@@ -65,22 +65,25 @@ def test_a_cold_slab_reads_as_zeros_and_is_usable(slabs: Slabs) -> None:
 @settings(max_examples=200)
 @given(st.lists(st.integers(-3, 5), max_size=60))
 def test_free_slabs_are_taken_warm_first_and_the_coldest_lose_their_pages(script: list[int]) -> None:
-    """A number from 0 on: cool what is beyond it. -1: put. Below: take."""
-    free, warm, cold, new = FreeSlabs(), [], [], 0
+    """A number from 0 on: so many keep their pages from now on. -1: free one that is held. Below: take."""
+    states, warm, cold, held, spare = SlabStates(2), [], [], [], 2
     for action in script:
+        cooled: list[Any] = []
         if action >= 0:
-            beyond = warm[: max(0, len(warm) - action)]
-            assert free.surplus(action) == beyond
-            warm, cold = warm[len(beyond) :], cold + beyond
-        elif action == -1:
-            free.put(new)
-            warm.append(new)
-            new += 1
+            states.spare = spare = action
+            states.cool(cooled)
+        elif action == -1 and held:
+            states.free(held[0], cooled)
+            warm.append(held.pop(0))
         else:
-            assert free.take() == (warm.pop() if warm else cold.pop() if cold else None)
-        assert (list(free.warm), free.cold, len(free)) == (warm, cold, len(warm) + len(cold))
-    free.clear()
-    assert free.take() is None and len(free) == 0
+            new = len(warm) + len(cold) + len(held)
+            held.append(warm.pop() if warm else cold.pop() if cold else new)
+            assert states.take() == held[-1]
+        beyond = warm[: max(0, len(warm) - spare)]
+        assert [command.slab for command in cooled] == beyond
+        warm, cold = warm[len(beyond) :], cold + beyond
+        assert (list(states.warm), states.cold) == (warm, cold)
+        states.check(held)
 
 
 def test_a_root_is_a_new_array_each_time() -> None:

@@ -366,7 +366,17 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Sig
     assert dataset.deaths == ["1", "1"]
 
 
-@pytest.mark.parametrize("name", ["random", "testing._same", "testing._faults", "testing._resumed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random",
+        "testing._same",
+        "testing._faults",
+        "testing._resumed",
+        "testing.simulate",
+        "testing.conformance",
+    ],
+)
 def test_the_examples_in_the_docstrings_hold(name: str) -> None:
     ran = doctest.testmod(importlib.import_module(f"penstock.{name}"))
     assert ran.attempted and not ran.failed

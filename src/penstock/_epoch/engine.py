@@ -8,7 +8,6 @@ on their own.
 from __future__ import annotations
 
 import os
-import time
 import warnings
 import weakref
 from collections import deque
@@ -22,7 +21,7 @@ from penstock._epoch.reports import broken_error, irreplaceable, lost_error, tim
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.run import Run
 from penstock._memory.lease import Leases
-from penstock._resume.marks import NOT_LOST, known, refusal
+from penstock._resume.marks import known, refusal
 from penstock._schedule import commands, events
 from penstock._schedule.course import Course
 from penstock._schedule.events import Event
@@ -159,14 +158,14 @@ class Engine:
         try:  # not _closed_on_error, which costs 2 µs for every batch
             if self._course.ready:
                 return self._unwrap()
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else self._backend.clock() + timeout
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
             if not self._scheduler.ask_is_open:  # it is, after a timeout
                 self._carry_out(events.Asked())
             self._backend.flush()
             while self._answer is None:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self._backend.clock()
                 if left is not None and left <= 0:
                     break
                 self._take_in(left)
@@ -207,9 +206,9 @@ class Engine:
             self._carry_out(events.Cancelled())
             # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
             self._take_in(0)
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else self._backend.clock() + timeout
             while self._scheduler.must_settle:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self._backend.clock()
                 if left is not None and left <= 0:
                     break
                 self._take_in(left)
@@ -352,10 +351,13 @@ class Engine:
         if steps and at is not None:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
-        run, position = self._course.run, self._position
-        resumable = run is not None and position is not None and position[0] == run.number
-        resumable = resumable and position is not None and known(position[1]) is not None
+        resumable = known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
+
+    def _position_in(self, run: Run | None) -> bytes | None:
+        """Where the stream of this run was behind its last filled step, if that is known."""
+        known_in, mark = self._position or (-1, None)
+        return mark if run is not None and run.number == known_in else None
 
     # What each command means.
 
@@ -382,15 +384,14 @@ class Engine:
         self._empty[command.seat] = self._losses[command.worker]
 
     def _post(self, command: commands.Post) -> None:
-        seq, slab, seat = command
+        seq, slab, seat, resume = command
         task = self._course.find(seq)
         if task is None:
             task, ends = self._course.draw(seq, self._pace.bundle)
             if ends:
                 self._events.append(events.Bounded(seq))
-        elif self._position is not None and self._position[0] == task.run:
-            assert self._course.run is not None
-            task = self._course.run.continued(task, self._position[1])
+        if resume and task is not None and self._course.run is not None:
+            task = self._course.run.continued(task, self._position_in(self._course.run))
         if task is not None:
             try:
                 self._backend.post(task, slab, seat)
@@ -437,20 +438,15 @@ class Engine:
     def _deliver_lost(self, command: commands.DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
         assert task is not None
-        errors = []
-        for step in task.single():
-            error = lost_error(step, loss, self._retries)
-            errors.append(Failed(step.seq, command.worker, error))
-        self._course.deliver(command.seq, errors)
+        lost = [(step.seq, command.worker, lost_error(step, loss, self._retries)) for step in task.single()]
+        self._course.deliver(command.seq, [Failed(*one) for one in lost])
         self._answer = self._unwrap()
 
     def _break(self, command: commands.Break) -> None:
-        run, task = self._course.run, self._course.find(command.seq)
+        run = self._course.run
+        task = self._course.find(command.seq) or self._course.draw(command.seq)[0]
         assert run is not None and task is not None
-        why = None
-        if command.unknown:
-            position = self._position if self._position is not None and self._position[0] == run.number else None
-            why = NOT_LOST if position is None else refusal(position[1])
+        why = refusal(self._position_in(run)) if command.unknown else None
         run.error = broken_error(task, self._losses[command.worker], self._retries, why)
         self._course.forget_from(command.seq)
 

@@ -108,7 +108,7 @@ def window(num_workers: int, options: Options, feed: Feed) -> int:
 def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
     ahead, retries, in_order = window(options.num_workers, options, feed), options.retries, options.in_order
     scheduler: Scheduler
-    if feed.one_reader:
+    if feed.one_reader and options.num_workers:
         scheduler = OneReader(window=ahead, retries=retries, in_order=in_order)
     else:
         size = max(1, job.num_workers)

@@ -55,7 +55,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
     return None
 
 
-def refusal(mark: bytes) -> str:
+def refusal(mark: bytes | None) -> str:
     """The reason why the mark could not be taken, for a message."""
     try:
         opened(mark)

@@ -8,8 +8,8 @@ replaced.
 
 from __future__ import annotations
 
-from penstock._schedule.commands import Command, Fail, Hire, Post, Rescind
-from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLost
+from penstock._schedule.commands import Command, Deliver, Fail, Hire, Post, Rescind
+from penstock._schedule.events import Cancelled, Closed, Event, Opened, StepEnded, WorkerLost
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import POSTED, Step
 
@@ -40,6 +40,11 @@ class Assigned(Scheduler):
         # torch starts its workers before it asks the sampler.
         out.sort(key=lambda command: type(command) is not Hire)
 
+    def _deliver(self, out: list[Command]) -> None:
+        super()._deliver(out)
+        if out and type(out[-1]) is Deliver:
+            del self._seat_of[out[-1].seq]
+
     def _post(self, out: list[Command]) -> None:
         while not self._drained and len(self._steps) < self._window:
             seat = self._next_seat()
@@ -54,7 +59,7 @@ class Assigned(Scheduler):
     def _next_seat(self) -> int | None:
         """The seat whose turn it is; out of order, only if it has no more than its share of steps."""
         workers = self._crew.size
-        share = self._window // (workers - len(self._ended)) if not self._in_order else self._window
+        share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):
             seat = self._turn
             self._turn = (seat + 1) % workers
@@ -68,22 +73,32 @@ class Assigned(Scheduler):
         if event.seq in self._abandoned:
             self._forget_abandoned(event.seq, out)
             return
+        seat = self._seat_of.get(event.seq, -1)
         self._forget_posted(event.seq, event, out)
-        seat = self._seat_of[event.seq]
         self._ended.add(seat)
         self._abandon([seq for seq in self._steps if self._seat_of[seq] == seat and seq > event.seq], out)
         if len(self._ended) == self._crew.size:
             self._drained = True
             self._lower_bound_to(self._next_seq)
 
+    def _forget_posted(self, seq: int, event: Event, out: list[Command]) -> None:
+        super()._forget_posted(seq, event, out)
+        del self._seat_of[seq]
+
     def _abandon(self, seqs: list[int], out: list[Command]) -> None:
         commands: list[Command] = []
         super()._abandon(seqs, commands)
         out.extend(command for command in commands if type(command) is not Rescind)
+        for seq in seqs:
+            del self._seat_of[seq]
 
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
         super()._cancelled(event, out)
         self._drained = True
+
+    def _closed(self, event: Closed, out: list[Command]) -> None:
+        super()._closed(event, out)
+        self._seat_of.clear()
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         out.append(Fail(event.worker))
@@ -93,7 +108,13 @@ class Assigned(Scheduler):
 
     _resized = _changed = _refused
 
+    def _has_room(self) -> bool:
+        turn = self._turn
+        seat = self._next_seat()
+        self._turn = turn
+        return seat is not None and super()._has_room()
+
     def check(self) -> None:
         super().check()
-        assert self._seat_of.keys() >= {*self._steps}, "every step has a seat"
+        assert self._seat_of.keys() == {*self._steps}, "every step has a seat"
         assert all(0 <= seat < self._crew.size for seat in (*self._seat_of.values(), *self._ended, self._turn))

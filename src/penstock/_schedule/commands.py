@@ -32,12 +32,14 @@ class Post(NamedTuple):
     A slab id not seen before means: allocate one. (If the draw ends in `Exhausted`, nothing need be allocated, and
     a later Post may name the same id.)
 
-    `seat` is the worker that must do the step; -1 means any free worker.
+    `seat` is the worker that must do the step; -1 means any free worker. `resume`: a new reader does the step, so the
+    task goes with the position of the stream behind the last filled step.
     """
 
     seq: int
     slab: int
     seat: int = -1
+    resume: bool = False
 
 
 class Rescind(NamedTuple):

@@ -80,6 +80,7 @@ class Course(Generic[R, W]):
     def refuse(self, seq: int, error: BaseException) -> bool:
         """The run that this task was drawn from ends before it, with this error; whether that is the current run."""
         del self._out[seq]
+        self._again.clear()  # these come after it
         run = self.ahead or self.run
         assert run is not None
         run.error = error
@@ -105,7 +106,11 @@ class Course(Generic[R, W]):
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
         """The scheduler delivered a task: its steps, each with its outcome, wait to be handed out."""
-        self.ready.extend(zip(self._out.pop(seq).single(), outcomes, strict=True))
+        task = self._out.pop(seq)
+        if len(outcomes) == 1:
+            self.ready.append((task, outcomes[0]))
+        else:
+            self.ready.extend(zip(task.single(), outcomes, strict=True))
 
     def forget(self, seq: int) -> W | None:
         return self._out.pop(seq, None)

@@ -5,50 +5,75 @@ first step of the run, or behind a step that told the state of the stream. Other
 error and never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
-             read --WorkerLost, unknown, or the step has no retries left--> Break, and the run ends before that step
+             read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
+             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break, and the run ends there
 """
 
 from __future__ import annotations
 
 from penstock._schedule.commands import Break, Command, Post, Rescind
-from penstock._schedule.events import Opened, Rescinded, WorkerLost
+from penstock._schedule.events import Changed, Opened, Rescinded, Resized, WorkerLost
 from penstock._schedule.scheduler import Scheduler
-from penstock._schedule.states import POSTED, Step
+from penstock._schedule.states import OPEN, POSTED, Step
 
 
 class OneReader(Scheduler):
-    """As `Scheduler`, with one worker. A seq that is posted again goes with the position of the stream."""
+    """As `Scheduler`, with one worker, whatever the number asked for."""
 
     def __init__(self, *, window: int, retries: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=1, retries=retries, in_order=in_order)
         self._first = 0  # the seq that the run began at
+        self._resume = False  # the next step that is posted goes with the position
 
     def _opened(self, event: Opened, out: list[Command]) -> None:
         self._first = self._next_seq
+        self._resume = False
         super()._opened(event, out)
+
+    def _post(self, out: list[Command]) -> None:
+        posts: list[Command] = []
+        super()._post(posts)
+        for i, command in enumerate(posts):
+            if self._resume and isinstance(command, Post):
+                posts[i] = command._replace(resume=True)
+                self._resume = False
+        out += posts
 
     def _take_back(self, event: WorkerLost, out: list[Command]) -> None:
         if event.seq in self._abandoned:
             super()._take_back(event, out)
-        seq = next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
-        if seq is None:
+        if self._phase is not OPEN:
             return
+        seq = next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
+        if seq is not None:
+            self._post_again(seq, event, out)
+        elif not self._drained:
+            self._resume = event.resumable
+            if not event.resumable:
+                out.append(Break(self._next_seq, event.worker, unknown=True))
+                self._end_stream(self._next_seq, [], out)
+
+    def _post_again(self, seq: int, event: WorkerLost, out: list[Command]) -> None:
         claimed = event.seq == seq
         step = self._steps[seq]
-        step = Step(POSTED, step.slab, step.attempt + claimed, event.worker)
+        self._steps[seq] = step = Step(POSTED, step.slab, step.attempt + claimed, event.worker)
         unknown = seq != self._first and not event.resumable
-        if unknown or step.attempt > self._retries:
+        if unknown or step.attempt > self._retries or self._crew.given_up():
             out.append(Break(seq, event.worker, unknown))
             if claimed:
                 self._forget_posted(seq, event, out)
             self._end_stream(seq, [later for later in self._steps if later >= seq], out)
             return
-        self._steps[seq] = step
-        # A task that the dead reader had not claimed is withdrawn first: it was posted without the position.
-        out.append(Post(seq, step.slab) if claimed else Rescind(seq))
+        if not claimed:  # the task on the board has no position
+            out.append(Rescind(seq))
+        out.append(Post(seq, step.slab, resume=seq != self._first))
 
     def _rescinded(self, event: Rescinded, out: list[Command]) -> None:
-        if self._crew and event.seq not in self._abandoned:
-            out.append(Post(event.seq, self._posted_step(event.seq, event).slab))
-        else:
+        if event.seq in self._abandoned:  # otherwise it was posted again at once
             super()._rescinded(event, out)
+
+    def _resized(self, event: Resized, out: list[Command]) -> None:
+        super()._resized(Resized(1, event.window), out)
+
+    def _changed(self, event: Changed, out: list[Command]) -> None:
+        self._impossible(event, "what a worker has read from a stream cannot be read again")

@@ -21,9 +21,10 @@ After each event the rules of `_settle` run until none applies. There is no cloc
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import NoReturn, get_args
 
+from penstock._schedule import events
 from penstock._schedule.commands import (
     Command,
     Deliver,
@@ -34,24 +35,9 @@ from penstock._schedule.commands import (
     Rescind,
 )
 from penstock._schedule.crew import Crew
-from penstock._schedule.events import (
-    Asked,
-    Bounded,
-    Cancelled,
-    Changed,
-    Closed,
-    Event,
-    Exhausted,
-    Opened,
-    Rescinded,
-    Resized,
-    SlabReturned,
-    StepEnded,
-    StepFilled,
-    WorkerLeft,
-    WorkerLost,
-)
-from penstock._schedule.slabs import Slabs
+from penstock._schedule.events import Event
+from penstock._schedule.log import Log
+from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import (
     ABANDONED,
     CLOSED,
@@ -73,10 +59,7 @@ _HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
 # While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, and a filled
 # step makes no room. They are two of the three events of every batch.
-_QUIET = frozenset({SlabReturned, StepFilled})
-
-# Events and commands that `story` can look back on: those of all steps on their way, and more.
-_LOG = 1000
+_QUIET = frozenset({events.SlabReturned, events.StepFilled})
 
 
 class Scheduler:
@@ -118,10 +101,10 @@ class Scheduler:
         self._abandoned: dict[int, Step] = {}
         self._arrived: OrderedDict[int, None] = OrderedDict()  # in order of arrival; only if not in_order
 
-        self._slabs = Slabs(window + 2 if spare is None else spare)
+        self._slabs = SlabStates(window + 2 if spare is None else spare)
         self._crew = Crew(workers, retries)
         self._next_seq = 0
-        self._log: deque[Event | Command] = deque(maxlen=_LOG)
+        self._log = Log()
 
     @property
     def phase(self) -> Phase:
@@ -224,7 +207,7 @@ class Scheduler:
 
     # Runs
 
-    def _opened(self, event: Opened, out: list[Command]) -> None:
+    def _opened(self, event: events.Opened, out: list[Command]) -> None:
         if self._ask_is_open or (self._phase is OPEN and not self.run_is_over):
             self._impossible(event, "a run was opened before the last one was over or cancelled")
         self._phase = OPEN
@@ -236,18 +219,18 @@ class Scheduler:
         self._settle(out)
         out += crew  # last, so that the first worker to start finds a task at once
 
-    def _asked(self, event: Asked, out: list[Command]) -> None:
+    def _asked(self, event: events.Asked, out: list[Command]) -> None:
         if self._ask_is_open:
             self._impossible(event, "the consumer asked again before it was answered")
         if self._phase is not OPEN:
             self._impossible(event, "the consumer asked outside a run")
         self._ask_is_open = True
 
-    def _bounded(self, event: Bounded, out: list[Command]) -> None:
+    def _bounded(self, event: events.Bounded, out: list[Command]) -> None:
         if self._phase is OPEN:  # otherwise it concerns a run that was cancelled meanwhile
             self._lower_bound_to(event.seq)
 
-    def _exhausted(self, event: Exhausted, out: list[Command]) -> None:
+    def _exhausted(self, event: events.Exhausted, out: list[Command]) -> None:
         if event.seq in self._abandoned:
             self._forget_abandoned(event.seq, out)
             return
@@ -255,19 +238,19 @@ class Scheduler:
         self._drained = True
         self._lower_bound_to(event.seq)
 
-    def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
+    def _cancelled(self, event: events.Cancelled, out: list[Command]) -> None:
         if self._phase is OPEN:
             self._phase = IDLE
         self._ask_is_open = False
         self._abandon(list(self._steps), out)
 
-    def _changed(self, event: Changed, out: list[Command]) -> None:
+    def _changed(self, event: events.Changed, out: list[Command]) -> None:
         if self._phase is OPEN:
             self._abandon(list(self._steps), out)
             self._bound = None
             self._drained = False
 
-    def _closed(self, event: Closed, out: list[Command]) -> None:
+    def _closed(self, event: events.Closed, out: list[Command]) -> None:
         self._phase = CLOSED
         self._ask_is_open = False
         for table in (self._steps, self._abandoned, self._arrived, self._slabs, self._crew.seats):
@@ -278,7 +261,7 @@ class Scheduler:
 
     # Steps
 
-    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+    def _step_filled(self, event: events.StepFilled, out: list[Command]) -> None:
         seq, worker = event
         if worker not in self._crew.seats:
             self._impossible(event, "it comes from a worker that is not alive")
@@ -296,7 +279,7 @@ class Scheduler:
         if not self._in_order:
             self._arrived[seq] = None
 
-    def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
+    def _step_ended(self, event: events.StepEnded, out: list[Command]) -> None:
         seq, worker = event
         if worker not in self._crew:
             self._impossible(event, "it comes from a worker that is not alive")
@@ -322,7 +305,7 @@ class Scheduler:
         self._drained = True
         self._lower_bound_to(seq)
 
-    def _rescinded(self, event: Rescinded, out: list[Command]) -> None:
+    def _rescinded(self, event: events.Rescinded, out: list[Command]) -> None:
         if event.seq in self._abandoned:
             self._forget_abandoned(event.seq, out)
             return
@@ -359,21 +342,24 @@ class Scheduler:
 
     # Workers
 
-    def _resized(self, event: Resized, out: list[Command]) -> None:
+    def _resized(self, event: events.Resized, out: list[Command]) -> None:
         self._slabs.spare += event.window - self._window
+        self._slabs.cool(out)
         self._window = event.window
         if self._phase is NEW:
             self._crew.size = event.workers
         else:
             self._crew.resize(event.workers, out)
 
-    def _worker_left(self, event: WorkerLeft, out: list[Command]) -> None:
+    def _worker_left(self, event: events.WorkerLeft, out: list[Command]) -> None:
         if event.worker not in self._crew or not self._crew.leaving:
             self._impossible(event, "this worker was not asked to leave, or is not alive")
         self._crew.left(event.worker)
+        if not self._crew:  # the others were given up: somebody must try again
+            self._crew.forgive()
         self._crew.hire(out)
 
-    def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
+    def _worker_lost(self, event: events.WorkerLost, out: list[Command]) -> None:
         if event.worker not in self._crew:
             self._impossible(event, "the worker is not alive")
         seat = self._crew.lost(event.worker, idle=event.seq is None)
@@ -388,7 +374,7 @@ class Scheduler:
                     self._steps[seq] = Step(POSTED, step.slab, step.attempt, event.worker)
                     out.append(Rescind(seq))
 
-    def _take_back(self, event: WorkerLost, out: list[Command]) -> None:
+    def _take_back(self, event: events.WorkerLost, out: list[Command]) -> None:
         """Post the step of a dead worker again, in the same slab, or lose it."""
         seq = event.seq
         if seq is None:
@@ -420,7 +406,7 @@ class Scheduler:
 
     # Slabs
 
-    def _slab_returned(self, event: SlabReturned, out: list[Command]) -> None:
+    def _slab_returned(self, event: events.SlabReturned, out: list[Command]) -> None:
         if not self._slabs.is_lent(event.slab):
             self._impossible(event, "the slab is not lent")
         self._slabs.free(event.slab, out)
@@ -429,28 +415,19 @@ class Scheduler:
 
     def story(self, seq: int) -> list[str]:
         """Everything that happened to a step, as far back as the log goes, and its present state."""
-
-        def concerns(entry: Event | Command) -> bool:
-            first = getattr(entry, "seq", None)
-            if first is None:
-                return False
-            return bool(first <= seq < first + (entry.steps if isinstance(entry, WorkerLost) else 1))
-
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
-        return [*(repr(entry) for entry in self._log if concerns(entry)), now]
+        return [*self._log.about(seq), now]
 
     def _impossible(self, event: Event, why: str) -> NoReturn:
-        recent = "\n    ".join(map(repr, list(self._log)[-50:]))
         steps = {seq: step.state.value for seq, step in self._steps.items()}
         seq = getattr(event, "seq", None)
-        told = "" if seq is None else f"  Step {seq}: {', '.join(self.story(seq))}.\n"
         raise InternalError(
             f"The scheduler was told {event!r}, but {why}.\n"
             f"  It is {self._phase.value}: window {self._window}, crew {self._crew.seats}, bound {self._bound}, "
-            f"steps {steps}, abandoned {list(self._abandoned)}.\n{told}"
-            f"  This is a bug in penstock, not in your program. Please report it with this text.\n"
-            f"  The last events and commands:\n    {recent}"
+            f"steps {steps}, abandoned {list(self._abandoned)}.\n"
+            + ("" if seq is None else f"  Step {seq}: {', '.join(self.story(seq))}.\n")
+            + self._log.report()
         )
 
     def check(self) -> None:
@@ -483,4 +460,7 @@ class Scheduler:
             assert not self.run_is_over, "no end is withheld"
             assert self._crew or steps, "somebody is at work for a consumer that waits"
         if self._crew and not self._drained and not self._may_wait():
-            assert len(steps) >= self._window, "there is no room left"
+            assert not self._has_room(), "there is no room left"
+
+    def _has_room(self) -> bool:
+        return len(self._steps) < self._window

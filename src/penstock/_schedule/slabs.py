@@ -14,7 +14,7 @@ from penstock._schedule.commands import Command, Cool
 from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
-class Slabs:
+class SlabStates:
     """`spare`: how many free slabs keep their pages."""
 
     def __init__(self, spare: int) -> None:
@@ -46,6 +46,10 @@ class Slabs:
         self.states[slab] = FREE
         self.warm.append(slab)
         if len(self.warm) > self.spare:
+            self.cool(out)
+
+    def cool(self, out: list[Command]) -> None:
+        while len(self.warm) > max(0, self.spare):
             coldest = self.warm.popleft()
             self.cold.append(coldest)
             out.append(Cool(coldest))
@@ -58,6 +62,7 @@ class Slabs:
     def check(self, held: list[int]) -> None:
         """Raise AssertionError unless these, and no others, are held."""
         free = [*self.warm, *self.cold]
+        assert len(self.warm) <= max(0, self.spare), "only so many free slabs keep their pages"
         assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"
         assert {slab for slab, state in self.states.items() if state is FREE} == set(free)
         assert {slab for slab, state in self.states.items() if state is HELD} == set(held)

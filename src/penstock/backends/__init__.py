@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from penstock.backends._base import Backend, Bundle, Doing, Ended, Failed, Filled, Left, Lost, Outcome
-from penstock.backends._registry import known, make, register
+from penstock.backends._registry import known, make, register, unregister
 
 __all__ = [
     "Backend",
@@ -21,4 +21,5 @@ __all__ = [
     "known",
     "make",
     "register",
+    "unregister",
 ]

@@ -76,6 +76,9 @@ class Backend(Protocol):
     leaves_nothing: bool
     """Whether it may be forgotten without being closed."""
 
+    def clock(self) -> float:
+        """Seconds that timeouts are measured in: `time.monotonic()`, unless time is simulated."""
+
     @property
     def workers(self) -> list[Any]:
         """Handles of the living worker processes, by seat."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock._work.job import Job
 from penstock.backends._base import Backend
@@ -31,8 +31,17 @@ def _process(job: Job, context: Any) -> Backend:
     return ProcessBackend(job, choose_method(context), explicit=context is not None)
 
 
+class Entry(NamedTuple):
+    """A backend in the table. `processes`: its workers are processes, started by a method of multiprocessing."""
+
+    make: Make
+    processes: bool = False
+
+
 # Each imports what it needs when it is first used: processes take some 10 ms.
-_MAKERS: dict[str, Make] = {"inline": _inline, "process": _process, "thread": _thread}
+_TABLE: dict[str, Entry] = {"inline": Entry(_inline), "process": Entry(_process, True), "thread": Entry(_thread)}
+
+DEFAULT = "process"
 
 
 def register(name: str, make: Make) -> None:
@@ -42,13 +51,22 @@ def register(name: str, make: Make) -> None:
     """
     if not name.isidentifier():
         raise ValueError(f"The name of a backend must be an identifier, got {name!r}.")
-    _MAKERS[name] = make
+    _TABLE[name] = Entry(make)
+
+
+def unregister(name: str) -> None:
+    """`backend=name` is not known any more. Loaders that were made keep their workers."""
+    del _TABLE[name]
 
 
 def known() -> list[str]:
     """The names that `backend=` takes."""
-    return [name for name in _MAKERS if name != "inline"]
+    return [name for name in _TABLE if name != "inline"]
+
+
+def has_processes(name: str) -> bool:
+    return _TABLE[name].processes
 
 
 def make(name: str, job: Job, context: Any = None) -> Backend:
-    return _MAKERS[name](job, context)
+    return _TABLE[name].make(job, context)

@@ -36,6 +36,7 @@ class ThreadBackend:
     most_steps = 1
     copies_dataset = False
     leaves_nothing = False
+    clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job) -> None:
         self._slabs = Slabs(None)

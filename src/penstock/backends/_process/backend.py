@@ -50,6 +50,7 @@ class ProcessBackend:
 
     copies_dataset = True
     leaves_nothing = False
+    clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
         self._pid = os.getpid()

@@ -1,0 +1,165 @@
+"""What every law of a backend is stated with: loaders of the backend, the plain loop beside them, and its name."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import SkipTest
+
+from penstock import DataLoader
+from penstock._feed.keys import KeyFetch
+from penstock._work.job import Job
+from penstock.backends import Backend, Outcome, make
+from penstock.testing._same import difference
+
+# Seconds after which something that should have happened has not.
+_PATIENCE = 60.0
+
+
+class BrokenLaw(AssertionError):
+    """A backend breaks a law. The text says which one, and how."""
+
+
+def sentence(method: Callable[..., Any]) -> str:
+    return method.__name__.removeprefix("test_").replace("_", " ")
+
+
+def _law(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def checked(self: Laws) -> None:
+        try:
+            method(self)
+        except SkipTest:
+            raise
+        except AssertionError as error:
+            raise BrokenLaw(f"{self.named()} breaks the law that {sentence(method)}. {error}") from error
+        except Exception as error:
+            error.add_note(f"{self.named()} breaks the law that {sentence(method)}.")
+            raise
+
+    return checked
+
+
+class Laws:
+    """Derived classes state laws: methods whose names begin with `test_`, and go on as a sentence."""
+
+    backend: str = ""
+    settings: Mapping[str, Any] = {}
+    workers = 2
+    loses_workers = True
+    own_generators = True
+    blocks = True
+    seats = True
+
+    def __init_subclass__(cls) -> None:
+        for name, value in list(vars(cls).items()):
+            if name.startswith("test_") and callable(value):
+                setattr(cls, name, _law(value))
+
+    # What an author of a backend may replace.
+
+    def kill(self, loader: Any) -> None:
+        """Kills one worker of a loader (or of a `Backend`), and returns when it is dead."""
+        for worker in loader.workers[:1]:  # the last one may be dead, and not replaced yet
+            worker.kill()
+            worker.join(10)
+
+    def nothing_is_left(self) -> None:
+        """Called after each law, when all loaders are closed: raises if a worker, a file or memory is left."""
+
+    def setup_method(self) -> None:
+        self._made: list[Any] = []
+
+    def teardown_method(self) -> None:
+        while self._made:
+            self._made.pop().close()
+        gc.collect()
+        self.nothing_is_left()
+
+    # What laws are written with.
+
+    def named(self) -> str:
+        more = "".join(f", {name}={value!r}" for name, value in self.settings.items())
+        return f'backend="{self.backend}"{more}' if self.backend else "num_workers=0"
+
+    def loader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """A loader on the backend, which is closed after the law."""
+        given: dict[str, Any] = {"num_workers": self.workers, **self.settings}
+        if self.backend:
+            given["backend"] = self.backend
+        with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
+            warnings.simplefilter("ignore")
+            self._made.append(DataLoader(dataset, *args, **given | kwargs))
+        return self._made[-1]
+
+    def plain(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """The plain loop that a loader on the backend must equal."""
+        return DataLoader(dataset, *args, **kwargs)
+
+    def needs(self, what: object, why: str) -> None:
+        if not what:
+            raise SkipTest(f"{self.named()}: {why}")
+
+    def needs_workers(self) -> None:
+        self.needs(self.workers, "there are no workers")
+
+    @contextmanager
+    def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Iterator[Backend]:
+        """The backend itself, with so many workers hired: worker i in seat i."""
+        number = max(1, self.workers)
+        given = {"collate_fn": None, "worker_init_fn": None, "drop_last": False, **job}
+        made = Job(dataset=dataset, fetch=KeyFetch, num_workers=number, seed=1, **given)
+        backend = make(self.backend or "inline", made, self.settings.get("multiprocessing_context"))
+        try:
+            for worker in range(number if hired is None else hired):
+                backend.hire(worker, worker)
+            yield backend
+        finally:
+            backend.close()
+
+
+def same(found: Any, expected: Any, where: str = "") -> None:
+    differs = difference(found, expected)
+    assert differs is None, f"{where}: not as in the plain loop{differs}"
+
+
+def outcomes(backend: Backend, enough: Callable[[list[Outcome]], object]) -> list[Outcome]:
+    """What `poll` tells, until it is enough."""
+    found: list[Outcome] = []
+    deadline = backend.clock() + _PATIENCE
+    while not enough(found):
+        backend.flush()
+        found += backend.poll(deadline - backend.clock())
+        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has told no more than {found}"
+    return found
+
+
+@contextmanager
+def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
+    """The block raises this, and the error and its notes say all these parts."""
+    try:
+        yield
+    except kind as error:
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        missing = [part for part in parts if part not in said]
+        if type(error) is not kind or missing:
+            raise AssertionError(f"{type(error).__name__} came without {missing}: {said}") from error
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"it has not happened that {what}"
+        time.sleep(0.001)
+
+
+def rows(batches: Iterable[Any]) -> list[Any]:
+    """Batches of `Numbers` as lists, so that nothing of them is lent."""
+    return [tuple(column.tolist() for column in batch) for batch in batches]

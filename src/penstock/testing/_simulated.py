@@ -1,0 +1,404 @@
+"""The simulated backend: workers as objects, one action at a time. `simulate` is how tests use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import current_worker, set_worker_info
+from penstock._memory.layout import ALIGN, Writer
+from penstock._memory.slabs import Slabs
+from penstock._wire.failure import annotate
+from penstock._wire.pickling import dumps, loads
+from penstock._wire.task import Task
+from penstock._wire.updates import Change, encode
+from penstock._work.job import Job
+from penstock._work.runner import Runner
+from penstock._work.samples import StreamEnded
+from penstock._work.seeding import borrowed_generators
+from penstock.backends import Bundle, Doing, Ended, Failed, Filled, Left, Lost, Outcome
+
+if TYPE_CHECKING:
+    from penstock.testing.simulate import Simulation
+
+START, CLAIM, FILL, REPORT, LEAVE, DIE, BURY = "start", "claim", "fill", "report", "leave", "die", "bury"
+RETURN, WAIT = "return", "wait"
+
+# Real seconds that a loader with nothing to wait for waits for another thread to wake it, if there is one.
+_PATIENCE = 10.0
+
+
+class Action(NamedTuple):
+    """What may happen next: `worker` does this, to `step` of the plan where that has a meaning."""
+
+    kind: str
+    worker: int = -1
+    step: int = -1
+
+
+class Stuck(AssertionError):
+    """The loader waits, and nothing can ever happen again."""
+
+
+_slept: list[float] = []  # by the steps that are being filled, the innermost last
+
+
+def sleep(seconds: float) -> None:
+    """For datasets: the step takes this many seconds more of virtual time. Outside a simulation nothing happens."""
+    if _slept:
+        _slept[-1] += seconds
+
+
+class _Posted:
+    """A task on the board."""
+
+    def __init__(self, task: Task, slab: int, root: NDArray[np.uint8], seat: int, changes: int) -> None:
+        self.task, self.slab, self.root, self.seat, self.changes = task, slab, root, seat, changes
+        self.worker: int | None = None
+        self.is_void = False
+
+
+class _Worker:
+    """One worker. It is also what `loader.workers` shows: tests may kill it."""
+
+    def __init__(self, worker: int, seat: int) -> None:
+        self.id, self.seat = worker, seat
+        self.runner: Runner | None = None
+        self.info: Any = None
+        self.posted: _Posted | None = None
+        self.done: list[Filled | Failed | Ended] = []
+        self.busy_until = self.took = 0.0
+        self.used = 0
+        self.changes = 0  # how many of them its dataset has
+        self.cause: BaseException | None = None
+        self._is_alive = True
+
+    @property
+    def who(self) -> str:
+        return f"worker {self.seat} (simulated)"
+
+    def kill(self) -> None:
+        self._is_alive = False
+
+    def is_alive(self) -> bool:
+        return self._is_alive
+
+    def join(self, timeout: float | None = None) -> None:
+        """A killed worker is dead at once."""
+
+    def step(self) -> int:
+        """The step of its task that is at work, counted from 0."""
+        assert self.posted is not None
+        return min(len(self.done), self.posted.task.steps - 1)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For the block, the calling thread is this worker."""
+        outer = current_worker()
+        set_worker_info(self.info, of_process=False)
+        _slept.append(0.0)
+        try:
+            yield
+        finally:
+            self.info = current_worker()
+            set_worker_info(outer, of_process=False)
+            self.took = _slept.pop()
+
+
+class SimulatedBackend:
+    """Its simulation decides what happens next, and which faults happen."""
+
+    leaves_nothing = False
+
+    def __init__(self, simulation: Simulation, job: Job) -> None:
+        self._simulation = simulation
+        self.most_steps, self.copies_dataset = simulation.most_steps, simulation.copies_dataset
+        self._job = job
+        self._shipped = dumps(job, by_value=True) if self.copies_dataset else b""
+        self._slabs = Slabs(None)
+        self._board: dict[int, _Posted] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._hired: set[int] = set()
+        self._outbox: list[Outcome] = []
+        self._changes: list[bytes] = []
+        self._leaving = 0
+        self._woken = threading.Event()
+
+    # What the engine calls.
+
+    def clock(self) -> float:
+        return self._simulation.now
+
+    @property
+    def workers(self) -> list[Any]:
+        return sorted(filter(_Worker.is_alive, self._workers.values()), key=lambda worker: worker.seat)
+
+    def hire(self, worker: int, seat: int) -> None:
+        refusal = self._simulation.refusal(seat)
+        if refusal is not None:
+            raise refusal
+        assert worker not in self._hired, "a worker id is used once"
+        assert all(other.seat != seat for other in self._workers.values()), "a seat has one worker"
+        self._hired.add(worker)
+        self._workers[worker] = _Worker(worker, seat)
+        self.flush()
+
+    def retire(self) -> None:
+        self._leaving += 1
+
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        assert task.seq not in self._board, "a task is posted once"
+        assert all(other.slab != slab for other in self._board.values()), "a slab belongs to one task"
+        assert task.steps <= self.most_steps, "a task has no more steps than it may"
+        if self.copies_dataset and not isinstance(task.keys, np.ndarray):
+            task = task._replace(keys=loads(dumps(task.keys)))
+        root = self._slabs.arena.root(self._slabs.region(slab, 0, task.steps, self.most_steps))
+        self._board[task.seq] = _Posted(task, slab, root, seat, len(self._changes))
+        self.flush()
+
+    def cool(self, slab: int) -> None:
+        assert all(other.slab != slab for other in self._board.values()), "only a free slab is cooled"
+        self._slabs.cool(slab)
+
+    def encode(self, change: Change) -> bytes:
+        return encode(change) if self.copies_dataset else b""
+
+    def update(self, change: bytes) -> None:
+        if self.copies_dataset:
+            self._changes.append(change)
+            return
+        for worker in self._workers.values():
+            if worker.runner is not None:
+                worker.runner.fetch.look_up()
+
+    def flush(self) -> None:
+        """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
+        while len(actions := [Action(RETURN), *self._actions()]) > 1:
+            action = self._simulation.choose(actions)
+            if action.kind == RETURN:
+                return
+            self._perform(action)
+
+    def rescind(self, seq: int) -> bool:
+        self.flush()
+        posted = self._board.get(seq)
+        if posted is None or posted.worker is not None:
+            if posted is not None:
+                posted.is_void = True
+            return False
+        del self._board[seq]
+        return True
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        deadline = None if timeout is None else self.clock() + timeout
+        while not self._woken.is_set():
+            actions = self._actions()
+            wakes = self._next_time(deadline)
+            if self._outbox or (deadline is not None and self.clock() >= deadline):
+                actions.insert(0, Action(RETURN))
+            elif all(action.kind == DIE for action in actions):
+                if wakes is None:
+                    self._wait_for_ever()
+                    continue
+                actions.insert(0, Action(WAIT))
+            action = self._simulation.choose(actions)
+            if action.kind == RETURN:
+                break
+            if action.kind == WAIT:
+                assert wakes is not None
+                self._simulation.now = wakes
+            else:
+                self._perform(action)
+        self._woken.clear()
+        found, self._outbox = self._outbox, []
+        return found
+
+    def open(self, outcome: Filled) -> object:
+        return outcome.held
+
+    def doing(self, seq: int | None) -> list[Doing]:
+        at_work = [
+            Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.task.step + worker.step())
+            for worker in self.workers
+            if (posted := worker.posted) is not None
+        ]
+        return [one for one in at_work if one.seq == seq is not None] or at_work
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        self._board.clear()
+        self._workers.clear()
+        self._outbox.clear()
+        if self in self._simulation.open:
+            self._simulation.open.remove(self)
+
+    # What may happen next.
+
+    def _actions(self) -> list[Action]:
+        found = [self._action(worker) for worker in self._workers.values()]
+        actions = [action for action in found if action is not None]
+        if self._leaving:
+            actions += [Action(LEAVE, worker.id) for worker in self.workers if self._is_free(worker)]
+        if self._simulation.deaths:
+            actions += [Action(DIE, worker.id, self._step(worker)) for worker in self.workers]
+        return actions
+
+    def _action(self, worker: _Worker) -> Action | None:
+        """What this worker does next, if it need not wait and does not leave."""
+        posted = worker.posted
+        if not worker.is_alive():
+            return Action(BURY, worker.id, self._step(worker))
+        if worker.runner is None:
+            return Action(START, worker.id)
+        if worker.busy_until > self.clock():
+            return None
+        if posted is None:
+            task = self._next_task(worker.seat)
+            return None if task is None else Action(CLAIM, worker.id, task.step)
+        is_done = len(worker.done) == posted.task.steps or (posted.is_void and worker.done)
+        return Action(REPORT if is_done else FILL, worker.id, self._step(worker))
+
+    def _task(self, action: Action) -> Task | None:
+        """The task, or the single step, that an action is about."""
+        worker = self._workers[action.worker]
+        if worker.posted is None:
+            return self._next_task(worker.seat) if action.kind == CLAIM else None
+        task = worker.posted.task
+        return task.single()[worker.step()] if action.kind == FILL else task
+
+    def _is_free(self, worker: _Worker) -> bool:
+        return worker.runner is not None and worker.posted is None and worker.busy_until <= self.clock()
+
+    def _step(self, worker: _Worker) -> int:
+        return -1 if worker.posted is None else worker.posted.task.step + worker.step()
+
+    def _next_task(self, seat: int) -> Task | None:
+        """The one with the lowest seq: the only reader of a stream relies on their order."""
+        unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
+        return min(unclaimed, key=lambda task: task.seq, default=None)
+
+    def _next_time(self, deadline: float | None) -> float | None:
+        """When something happens by itself: a worker has slept long enough, or the timeout is over."""
+        times = [worker.busy_until for worker in self.workers if worker.busy_until > self.clock()]
+        return min(times + ([] if deadline is None else [max(deadline, self.clock())]), default=None)
+
+    def _wait_for_ever(self) -> None:
+        if threading.active_count() > 1 and self._woken.wait(_PATIENCE):
+            return
+        tasks = [posted.task.step for posted in self._board.values()]
+        raise Stuck(
+            f"The loader waits, and nothing can happen any more: {len(self.workers)} workers live, the steps {tasks} "
+            f"are posted. The last actions: {self._simulation.history[-20:]}"
+        )
+
+    # What happens.
+
+    def _perform(self, action: Action) -> None:
+        worker = self._workers[action.worker]
+        if action.kind == DIE:
+            self._simulation.deaths -= 1
+            worker.kill()
+        elif action.kind == BURY:
+            self._bury(worker)
+        elif self._simulation.kills(action, self._task(action), worker.seat):
+            self._simulation.history[-1] = action._replace(kind=DIE)
+            worker.kill()
+        else:
+            _PERFORM[action.kind](self, worker)
+
+    def _start(self, worker: _Worker) -> None:
+        try:
+            job: Job = loads(self._shipped) if self.copies_dataset else self._job
+        except Exception as error:
+            worker.cause = error
+            worker.kill()
+            return
+        worker.runner = runner = (job.make_runner or Runner)(job, worker.who)
+        with worker.at_work(), borrowed_generators(job.seed, -1, runner.number(worker.seat)):
+            runner.begin(worker.seat, alone=False)
+        worker.busy_until = self.clock() + worker.took
+
+    def _claim(self, worker: _Worker) -> None:
+        task = self._next_task(worker.seat)
+        assert task is not None
+        worker.posted = self._board[task.seq]
+        worker.posted.worker = worker.id
+        worker.used = 0
+
+    def _fill(self, worker: _Worker) -> None:
+        posted, runner = worker.posted, worker.runner
+        assert posted is not None and runner is not None
+        task = posted.task.single()[len(worker.done)]
+        # Each step of a bundle has a piece of the slab of its own.
+        base = -(-worker.used // ALIGN) * ALIGN
+        writer = Writer(posted.root[base:] if base else posted.root)
+        changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes
+        with worker.at_work():
+            if changes:
+                with runner.borrowed(task):
+                    runner.change(loads(change) for change in changes)
+            with runner.borrowed(task):
+                outcome = _run(runner, worker.id, task, writer)
+        if isinstance(outcome, Filled):
+            outcome = outcome._replace(seconds=worker.took)
+        worker.done.append(outcome)
+        worker.used = base + writer.used
+        worker.busy_until = self.clock() + worker.took
+
+    def _report(self, worker: _Worker) -> None:
+        posted, done = worker.posted, worker.done
+        assert posted is not None
+        worker.posted, worker.done = None, []
+        del self._board[posted.task.seq]
+        outcome: Outcome = done[0]
+        if posted.task.steps > 1:
+            seconds = sum(one.seconds for one in done if isinstance(one, Filled))
+            steps: list[Any] = done
+            outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, steps, posted.root)
+        self._slabs.learn(worker.used // len(done) + 1)
+        self._outbox.append(outcome)
+
+    def _leave(self, worker: _Worker) -> None:
+        self._leaving -= 1
+        del self._workers[worker.id]
+        self._outbox.append(Left(worker.id))
+
+    def _bury(self, worker: _Worker) -> None:
+        del self._workers[worker.id]
+        seq, at = None, 0 if self._simulation.names_step else None
+        if worker.posted is not None:
+            seq = worker.posted.task.seq
+            if worker.posted.task.steps > 1 and at is not None:
+                at = worker.step()
+            del self._board[seq]
+        lost = Lost(worker.id, seq, at, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)
+        self._outbox.append(lost)
+
+
+_PERFORM: dict[str, Callable[[SimulatedBackend, _Worker], None]] = {
+    START: SimulatedBackend._start,
+    CLAIM: SimulatedBackend._claim,
+    FILL: SimulatedBackend._fill,
+    REPORT: SimulatedBackend._report,
+    LEAVE: SimulatedBackend._leave,
+}
+
+
+def _run(runner: Runner, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
+    try:
+        tree = runner.run(task, writer)
+    except StreamEnded:
+        return Ended(task.seq, worker, runner.mark)
+    except KeyboardInterrupt:
+        raise  # the developer's
+    except BaseException as error:
+        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+    rows, mended, mark = runner.rows, runner.mended, runner.mark
+    return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, tree, mended, mark)

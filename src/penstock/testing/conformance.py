@@ -1,0 +1,75 @@
+"""The laws that every backend keeps, for whoever writes one.
+
+As one function, which needs nothing but penstock:
+
+    >>> import penstock
+    >>> from penstock.testing import conformance
+    >>> from penstock.backends._threads import ThreadBackend  # imagine your own
+    >>> penstock.backends.register("mine", lambda job, context: ThreadBackend(job))
+    >>> threads = dict(loses_workers=False, own_generators=False, seats=False)
+    >>> broken = conformance.check(backend="mine", only="posted", **threads)
+    >>> penstock.backends.unregister("mine")
+
+or as a class for pytest, with a test for each law:
+
+    class TestMine(conformance.Suite):
+        backend = "mine"
+
+        def nothing_is_left(self):
+            assert not my_cluster.processes()
+
+Each law is a method, and its name is the sentence that it checks. A law that a backend cannot have is skipped, and
+says why (`unittest.SkipTest`, which pytest knows). See `Suite` for what can be told about a backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import SkipTest
+
+from penstock.testing._laws import BrokenLaw, sentence
+from penstock.testing._loading import LoaderLaws
+from penstock.testing._protocol import ProtocolLaws
+
+__all__ = ["BrokenLaw", "Suite", "check"]
+
+
+class Suite(LoaderLaws, ProtocolLaws):
+    """All laws. Derive from it, and say what it is to check:
+
+    - `backend`: the registered name. `settings`: more arguments for every loader.
+    - `workers`: how many a loader has (default 2; 0 checks the plain loop).
+    - `loses_workers`: a worker can be killed without the caller. `kill(loader)` kills one: by default the first of
+      `loader.workers`, by its `kill()` and `join(timeout)`.
+    - `own_generators`: workers have `random` and `numpy.random` for themselves, as threads do not.
+    - `blocks`: a dataset that waits does not keep the caller from running.
+    - `seats`: a task can be posted for one worker, which only penstock.torch needs.
+    - `nothing_is_left()`: called after each law, to raise if the backend has left anything behind.
+    - `setup_method()` and `teardown_method()`: called before and after each law. Call those of `super()` too.
+    """
+
+
+def check(*, only: str = "", **told: Any) -> list[str]:
+    """Checks all laws, and returns those that were skipped, each with its reason. A broken one raises `BrokenLaw`.
+
+    The arguments are the attributes and methods of `Suite`: `check(backend="mine", workers=3)`. `only` is a part of
+    the names of the laws to check.
+    """
+    suite = type("Checked", (Suite,), told)
+    broken: list[BaseException] = []
+    skipped: list[str] = []
+    for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
+        one = suite()
+        one.setup_method()
+        try:
+            getattr(one, name)()
+        except SkipTest as reason:
+            skipped.append(f"{sentence(getattr(suite, name))}: {reason}")
+        except Exception as error:
+            broken.append(error)
+        finally:
+            one.teardown_method()
+    if broken:
+        said = "\n".join(f"  {type(error).__name__}: {error}" for error in broken)
+        raise BrokenLaw(f"{len(broken)} laws are broken:\n{said}") from broken[0]
+    return skipped

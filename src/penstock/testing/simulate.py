@@ -1,0 +1,197 @@
+"""A backend with virtual time and a chosen order of events, in one thread: races without processes.
+
+Everything of penstock but the backend is real. The workers are objects, and the calling thread runs the user's code
+for them. What happens next is decided by a function: `choose` gets the list of all actions that are possible now, and
+returns the index of one. So a race is a list of numbers: hypothesis can search for it, and a test can keep it.
+
+    >>> import penstock
+    >>> from penstock.testing import simulate
+    >>> faults = [simulate.Kill("report", step=1, times=2)]  # twice, whichever worker has filled step 1
+    >>> with simulate.workers(faults=faults, choose=simulate.seeded(7)) as simulation:
+    ...     with penstock.DataLoader(range(6), 2, num_workers=2, backend=simulation.name) as loader:
+    ...         print([batch.tolist() for batch in loader])
+    [[0, 1], [2, 3], [4, 5]]
+    >>> [action.step for action in simulation.history if action.kind == "die"]
+    [1, 1]
+
+The actions of a worker, in the order of its life:
+
+    start     runs `worker_init_fn`
+    claim     takes the next task
+    fill      does one step of the task: this runs the dataset's code
+    report    sends the result
+    leave     leaves, because the number of workers was reduced
+    die       dies, with everything it has in hand
+    bury      the death becomes known to the loader
+
+and those of the loader: `return` (it goes on with what was reported so far) and `wait` (time passes until a worker
+wakes up, or until the timeout). Time is virtual: only `simulate.sleep` takes any, and time passes only when nothing
+else can happen. If nothing can ever happen again, the loader would wait for ever: `Stuck` is raised.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._wire.task import Task
+from penstock._work.job import Job
+from penstock.backends import Backend, register, unregister
+from penstock.testing._simulated import Action, SimulatedBackend, Stuck, sleep
+
+__all__ = [
+    "Action",
+    "Choose",
+    "Kill",
+    "Refuse",
+    "Simulation",
+    "Stuck",
+    "replay",
+    "seeded",
+    "sleep",
+    "workers",
+]
+
+Choose = Callable[[Sequence[Action]], int]
+"""Returns the index of the action that happens next. It is asked only if there are several."""
+
+
+@dataclass
+class Kill:
+    """A fault: a worker dies instead of doing this action, `times` times.
+
+    `Kill("fill", step=3)` kills a worker that has claimed step 3, before it does it; "report" after it has done it,
+    and "claim" when it is about to claim it and has nothing in hand. `Kill("start", seat=1, times=4)` makes four
+    workers crash at start-up. What is None matches anything.
+    """
+
+    action: str
+    step: int | None = None
+    epoch: int | None = None
+    seat: int | None = None
+    times: int = 1
+
+    def concerns(self, task: Task | None, seat: int) -> bool:
+        if self.seat not in (None, seat):
+            return False
+        if task is None:
+            return self.step is None and self.epoch is None
+        steps = range(task.step, task.step + task.steps)
+        return (self.step is None or self.step in steps) and self.epoch in (None, task.epoch)
+
+
+@dataclass
+class Refuse:
+    """A fault: a worker cannot be started, `times` times, in this seat or in any (None). `after`: so many can."""
+
+    seat: int | None = None
+    times: int = 1
+    after: int = 0
+    error: Exception | None = None
+
+
+_Fault = Kill | Refuse
+
+
+def seeded(seed: int) -> Choose:
+    """A random order, a function of the seed."""
+    numbers = random.Random(seed)
+    return lambda actions: numbers.randrange(len(actions))
+
+
+def replay(numbers: Iterable[int]) -> Choose:
+    """These choices, as `Simulation.choices` has kept them; after the last of them, always the first action.
+
+    The first action is the plainest: the loader returns as soon as it can, and the first worker does everything.
+    """
+    left = iter(numbers)
+    return lambda actions: next(left, 0) % len(actions)
+
+
+@contextmanager
+def workers(
+    choose: Choose | None = None,
+    faults: Iterable[_Fault] = (),
+    *,
+    deaths: int = 0,
+    copies_dataset: bool = True,
+    most_steps: int = 1,
+    names_step: bool = True,
+) -> Iterator[Simulation]:
+    """Registers a simulated backend for the block: `DataLoader(..., num_workers=2, backend=simulation.name)`.
+
+    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: so many workers
+    may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a process,
+    or all share the caller's, as threads do. `most_steps`: small steps may travel together, so many at most.
+    `names_step=False`: a loss does not tell which step of a bundle was at work, as on a remote machine.
+    """
+    simulation = Simulation(choose or seeded(0), list(faults), deaths, copies_dataset, most_steps, names_step)
+    register(simulation.name, simulation.make)
+    try:
+        yield simulation
+    finally:
+        unregister(simulation.name)
+
+
+_numbers = itertools.count(1)
+
+
+class Simulation:
+    """What `workers` returns: the backend's `name`, the virtual time (`now`), and what has happened so far.
+
+    `history` has every action, and `choices` every number that `choose` returned: `replay(choices)` repeats it all.
+    `open` are the backends that were not closed.
+    """
+
+    def __init__(
+        self, choose: Choose, faults: list[_Fault], deaths: int, copies: bool, most_steps: int, names_step: bool
+    ) -> None:
+        self.name = f"simulated_{next(_numbers)}"
+        self.now = 0.0
+        self.deaths = deaths
+        self.history: list[Action] = []
+        self.choices: list[int] = []
+        self.open: list[Backend] = []
+        self.copies_dataset, self.most_steps, self.names_step = copies, most_steps, names_step
+        self._choose = choose
+        self._faults = [(fault, [fault.times, getattr(fault, "after", 0)]) for fault in faults]
+
+    def make(self, job: Job, context: Any = None) -> Backend:
+        backend = SimulatedBackend(self, job)
+        self.open.append(backend)
+        return backend
+
+    def choose(self, actions: Sequence[Action]) -> Action:
+        at = 0
+        if len(actions) > 1:
+            at = self._choose(actions)
+            self.choices.append(at)
+        self.history.append(actions[at])
+        return actions[at]
+
+    def kills(self, action: Action, task: Task | None, seat: int) -> bool:
+        """Whether a fault kills the worker that would do this to this task."""
+        for fault, (times, _) in self._faults:
+            if isinstance(fault, Kill) and times and fault.action == action.kind and fault.concerns(task, seat):
+                return self._use(fault)
+        return False
+
+    def refusal(self, seat: int) -> Exception | None:
+        """The error that keeps a worker from being started in this seat, if a fault wants it."""
+        for fault, count in self._faults:
+            if isinstance(fault, Refuse) and fault.seat in (None, seat):
+                if count[1]:
+                    count[1] -= 1
+                elif count[0] and self._use(fault):
+                    return fault.error or OSError("the simulation refuses to start a worker")
+        return None
+
+    def _use(self, fault: _Fault) -> bool:
+        for one, count in self._faults:
+            if one is fault:
+                count[0] -= 1
+        return True
