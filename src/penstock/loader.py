@@ -257,7 +257,7 @@ class DataLoader(Generic[_T_co]):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give "
                 "it load(item), or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)

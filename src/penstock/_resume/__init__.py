@@ -1,1 +1,1 @@
-"""Resume states: what was handed out of an epoch, and how reading continues from there."""
+"""Resume states: the batches of an epoch that were handed out, and the position to continue from."""

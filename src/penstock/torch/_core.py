@@ -115,7 +115,7 @@ class Core(DataLoader[Any]):
         self.settings = {**self.settings, "num_workers": num_workers}
 
     def close_idle(self) -> None:
-        """Ends idle workers. Workers that an iterator uses go on."""
+        """Stops idle workers, but not those that an iterator uses."""
         engine = self._engines.take()
         if engine is not None:
             engine.close()

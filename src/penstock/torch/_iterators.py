@@ -51,7 +51,6 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = _cursor(loader)
-        cursor.restore()
         with cursor.beginning():
             super().__init__(loader)
             if cursor.is_stream:
@@ -103,11 +102,10 @@ class Workers(_Ours):
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
-        self._cursor = _cursor(loader)
-        self._cursor.restore()
-        with self._cursor.beginning(sampler=False):
+        cursor = self._cursor = _cursor(loader)
+        with cursor.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
-        self._base_seed = self._cursor.seeded(self._base_seed)
+        self._base_seed = cursor.seeded(self._base_seed)
         self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -241,8 +239,10 @@ def _drawn(loader: Any, sampler: Iterator[Any]) -> Iterator[Any]:
 
 
 def _cursor(loader: Any) -> Cursor:
-    """The cursor of a new iterator: at the state that was loaded, if there is one."""
-    return Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
+    """The cursor of a new iterator: at the state that was loaded, if there is one, and restored."""
+    cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
+    cursor.restore()
+    return cursor
 
 
 def _begun(loader: Any, cursor: Cursor) -> None:

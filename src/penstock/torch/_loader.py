@@ -119,7 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.num_workers:
             core.resize(num_workers)
-        elif engine is not None and not engine.closed:
+        elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
                 f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
                 "seed= the batches depend on it, as in torch, because each worker has its own steps and its own "

@@ -1,4 +1,4 @@
-"""The keys of one epoch from the sampler of a torch loader, and what a state needs to draw the rest of them again."""
+"""The keys of one epoch from the sampler of a torch loader, and the random states to draw them again."""
 
 from __future__ import annotations
 
