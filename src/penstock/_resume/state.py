@@ -119,9 +119,9 @@ class State:
             why = "Its steps came out of order, so a number of samples does not say which ones are left."
         elif self.consumed is None:
             why = (
-                f"The next samples are known only to {about.get('order')}, which is dealt to a fixed number of ranks. "
-                "Only penstock's orders (in sequence, shuffle=True, its samplers without a generator) can continue "
-                "with another number."
+                f"The next samples are known only to {about.get('order')}, and were dealt to {world} ranks. Only "
+                "penstock's orders (in sequence, shuffle=True, its samplers without a generator) can continue with "
+                "another number."
             )
         else:
             return
