@@ -140,7 +140,7 @@ def test_some_of_many_workers_that_hang_are_shown(bar: Bar) -> None:
         range(3), num_workers=6, worker_init_fn=init, timeout=0.5, multiprocessing_context="fork"
     ) as loader:
         batches = iter(loader)
-        _, said = read(batches, "There are 2 more workers that are at something.")
+        _, said = read(batches, "2 more workers are busy.")
         assert said.count("in wait_at") == said.count(" has no step, and is at ") == 4
         bar.lift()
         assert read(batches) == ([0, 1, 2], "")

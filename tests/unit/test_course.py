@@ -104,14 +104,6 @@ def test_the_steps_of_a_bundle_that_is_split_are_known_by_seqs_of_their_own() ->
     assert made.split(1) == [], "it is not known any more"
 
 
-def test_the_oldest_task_is_the_one_with_the_lowest_seq() -> None:
-    made = course(4)
-    assert made.oldest() is None
-    drawn(made, 0, 1, 2)
-    made.forget(0)
-    assert made.oldest() == Task(1, 0, 1)
-
-
 def test_nothing_is_known_of_the_steps_behind_an_end() -> None:
     made = course(4)
     drawn(made, 0, 1, 2)
@@ -189,4 +181,4 @@ def test_a_cancelled_course_knows_nothing() -> None:
     drawn(made, 0, 1)
     made.deliver(0, ["a"])
     made.cancel()
-    assert (made.run, made.ahead, made.oldest(), len(made.ready)) == (None, None, None, 0)
+    assert (made.run, made.ahead, made.find(0), len(made.ready)) == (None, None, None, 0)

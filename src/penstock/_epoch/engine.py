@@ -328,8 +328,8 @@ class Engine:
             task = self._course.find(seq)
             if task is not None:  # otherwise it was cancelled
                 self._outcomes[seq] = outcome
-                if not isinstance(outcome, Bundle) and outcome.mark is not None:
-                    self._position = task.run, outcome.mark
+                if not isinstance(outcome, Bundle):
+                    self._position = None if outcome.mark is None else (task.run, outcome.mark)
             if not isinstance(outcome, Failed):
                 steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
                 self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
@@ -457,13 +457,14 @@ class Engine:
     def _finish(self, command: commands.Finish) -> None:
         assert self._course.run is not None
         error, self._course.run.error = self._course.run.error, None
+        self._course.run.is_over = True
         self._answer = Handout(None, error=error)
 
     def _cool(self, command: commands.Cool) -> None:
         self._backend.cool(command.slab)
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
-        task = self._course.oldest()
+        task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self._backend.doing(None if task is None else task.seq))
 
 

@@ -44,6 +44,7 @@ class Run:
         self.seat = seat
         self.repeated = repeated
         self.error: BaseException | None = None
+        self.is_over = False
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
         self._keys = keys
@@ -69,7 +70,7 @@ class Run:
         return task
 
     def _draw(self, seq: int, most: int) -> Task | None:
-        if self.error is not None:
+        if self.is_over or self.error is not None:
             return None
         count, mark = 1, None
         try:
@@ -80,6 +81,7 @@ class Run:
             if self._reading is not None:
                 mark = taken(self._reading.source, self._reading.mark)
         except StopIteration:
+            self.is_over = True
             if self._reading is not None and self.end is None:
                 self.end = taken(self._reading.source, self._reading.end)
             return None

@@ -92,9 +92,6 @@ class Course(Generic[R, W]):
     def replace(self, task: W) -> None:
         self._out[task.seq] = task
 
-    def oldest(self) -> W | None:
-        return min(self._out.values(), key=lambda task: task.seq, default=None)
-
     def split(self, seq: int) -> list[W]:
         """The steps of a task, each in a task of its own from here on. [] if the task is not known any more."""
         task = self._out.get(seq)

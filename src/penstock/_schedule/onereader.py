@@ -44,7 +44,7 @@ class OneReader(Scheduler):
             super()._take_back(event, out)
         if self._phase is not OPEN:
             return
-        seq = next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
+        seq = self.waits_for
         if seq is not None:
             self._post_again(seq, event, out)
         elif not self._drained:

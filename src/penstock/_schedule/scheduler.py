@@ -127,6 +127,11 @@ class Scheduler:
         return False
 
     @property
+    def waits_for(self) -> int | None:
+        """The first step that is not done."""
+        return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
+
+    @property
     def blamed(self) -> set[int]:
         """The dead workers that a later command may name."""
         return {step.worker for step in self._steps.values()}
