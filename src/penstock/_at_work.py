@@ -1,4 +1,4 @@
-"""What the calling thread is working on: the sample or step that `penstock.rng()` asks for, and its worker."""
+"""The sample or step that the calling thread is computing, for `penstock.rng()`, and the worker it belongs to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # 15 ms, which only those pay who draw
+    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
 
 
 class Source(Protocol):
-    """What can tell which sample or step is at work. `part`: only these rows of it are asked for."""
+    """Knows the sample or step that is being computed. `part` has the only rows that are asked for, or None."""
 
     part: Sequence[int] | None
 
@@ -22,7 +22,7 @@ class Source(Protocol):
 
 
 class _AtWork(threading.local):
-    """What this thread is at. A thread that the dataset starts is at nothing: see the message below."""
+    """By thread. In a thread that the dataset starts, `source` is None, and `penstock.rng()` says so."""
 
     source: Source | None = None
 
@@ -32,13 +32,13 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """For the block, `each(keys)` is about these rows of the n that a dataset was asked for."""
+    """In the block, `each(keys)` gets only these rows, of the n rows that a dataset was asked for."""
     source = at_work.source
     if source is None:
         yield
         return
     outer, asked = source.part, source.rows_asked_for()
-    # Otherwise the n are not the step's, and no part of them is.
+    # If the numbers differ, the dataset was asked for other rows than those of the step.
     source.part = [asked[row] for row in rows] if len(asked) == n else ()
     try:
         yield
@@ -48,7 +48,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """For the block, `rng()` asks this source. A loader may be iterated in another's dataset."""
+    """In the block, `rng()` uses this source. Blocks may be nested: a dataset may iterate over another loader."""
     outer, at_work.source = at_work.source, source
     try:
         yield
@@ -56,20 +56,19 @@ def working_at(source: Source) -> Iterator[None]:
         at_work.source = outer
 
 
-# With backend="thread" several workers are in one process, and each is one thread. A worker process is
-# one worker with all its threads, also those that the dataset starts.
+# With backend="thread" a worker is one thread of this process. A worker process is one worker with all its threads,
+# those that the dataset starts included.
 _of_thread = threading.local()
 _of_process: Any = None
 
 
 def current_worker() -> Any:
-    """The WorkerInfo of the worker that is calling; None outside of workers."""
-    info = getattr(_of_thread, "info", None)
-    return _of_process if info is None else info
+    """The WorkerInfo of the worker that calls this; None outside of workers."""
+    return getattr(_of_thread, "info", _of_process)
 
 
 def is_worker_process() -> bool:
-    """Whether this process is a worker, and nothing else."""
+    """True in a worker process."""
     return _of_process is not None
 
 

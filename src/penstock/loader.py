@@ -1,10 +1,10 @@
-"""DataLoader: a dataset in, batches out. Read it from top to bottom to see the data path.
+"""DataLoader: a dataset in, batches out. The data path goes through these packages:
 
-source   what the samples are               penstock.source
-plan     which samples, in which order      penstock.plan
-feed     how the samples are obtained       penstock._feed
-engine   who does what, in which memory     penstock._epoch, _schedule, _memory
-backend  where it is done                   penstock.backends, penstock._work
+source   the samples                          penstock.source
+plan     the samples of each step, in order   penstock.plan
+feed     obtains the samples                  penstock._feed
+engine   schedules steps, owns memory         penstock._epoch, _schedule, _memory
+backend  runs the workers                     penstock.backends, penstock._work
 """
 
 from __future__ import annotations
@@ -50,34 +50,33 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class DataLoader(Generic[_T_co]):
-    """Batches from a dataset, prefetched by workers, in memory that is lent and never copied twice.
+    """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
-    The arguments have the names and meanings that users of torch know; the batches are numpy.
-    `dataset` is anything with `__len__` and `__getitem__`, or an `IterableDataset`.
+    The arguments have the names and meanings of torch's DataLoader; the batches are numpy arrays. `dataset` is an
+    object with `__len__` and `__getitem__`, or an `IterableDataset`.
 
-    With `num_workers=0` a loader is a plain loop, and any other setting gives the same batches.
-    Workers are processes, or threads with `backend="thread"`, which suits datasets that wait or
-    that call code which releases the GIL. They live until the loader is closed or forgotten, and a
-    worker that dies is replaced, its step being done again up to `retries` times.
+    With `num_workers=0` the loader is a plain loop in the calling process; other settings give the same batches.
+    Workers are processes, or threads with `backend="thread"`, which suits datasets that wait for I/O or release the
+    GIL. They live until the loader is closed or garbage collected. A worker that crashes is replaced, and its step is
+    retried up to `retries` times.
 
-    With `seed=` the order, and all that the dataset draws from `random` and `numpy.random`, is a
-    function of the seed (threads share these two; what a sample draws from `penstock.rng()` is, with them
-    too). Without, a seed is drawn from `generator`, or else from numpy's global one.
+    With `seed=` the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
+    `penstock.rng()`, are a function of the seed (threads: only those from `penstock.rng()`). Without it, a seed is
+    drawn from `generator`, or else from numpy's global generator.
 
-    `on_error="skip"` leaves samples that raise out of their batch, and "replace" puts others in their place;
-    `max_errors` is how many of an epoch may fail (see `skipped`).
+    `on_error="skip"` leaves samples that raise out of their batch, and "replace" replaces them by other samples;
+    `max_errors` limits how many may fail in an epoch (see `skipped`).
 
-    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader has one rank's share of
-    each step: `world * batch_size` samples of the one order that all ranks have from their common seed.
-    `last_batch` says what becomes of an end that does not come out even: "keep" (a shorter batch), "drop", "pad"
-    (full batches on every rank, see `Batch.pad`), which is the default where there are ranks, or "rollover" (what
-    is left over begins the next epoch).
+    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader gets one rank's share of
+    each step: `world * batch_size` samples of the order that all ranks compute from their common seed. `last_batch`
+    is the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see `Batch.pad`; the
+    default with ranks), or "rollover" (its samples begin the next epoch).
 
-    `dtype="float32"` makes all numbers of a batch so while they are written into it, `dtype={"image": "float32"}`
-    those of single fields. What would be lost (300 as uint8) is an error, but with `casting="unsafe"`.
+    `dtype="float32"` converts all numbers while they are written into a batch, `dtype={"image": "float32"}` those of
+    single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
 
-    Worker processes have the dataset as it was when they were started. They are started anew when
-    its length has changed; any other change goes through `update`.
+    Worker processes keep the dataset as it was when they started. They are restarted if its length has changed; use
+    `update` for any other change.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
@@ -124,8 +123,8 @@ class DataLoader(Generic[_T_co]):
         self._epochs = Epochs()
         self._give_engines()
 
-    # What a loader for another kind of batches does in its own way: how tasks are run, which generators are set while
-    # samplers and light items are read (see `borrowed_generators`), and what a batch becomes when it is handed out.
+    # For subclasses with other batches: the class that runs tasks, the random generators that are set while samplers
+    # and light items are read (see `borrowed_generators`), and a function of each batch that is handed out.
     _make_runner: ClassVar[type | None] = None
     _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
     _deliver: Callable[[Any], Any] | None = None
@@ -137,19 +136,19 @@ class DataLoader(Generic[_T_co]):
     # The epochs.
 
     def __iter__(self) -> Iterator[_T_co]:
-        """The next epoch. A second live iterator is independent of the first, and is the epoch after it."""
+        """The next epoch. Several iterators may be alive at once: each is an epoch of its own."""
         return self._start(Batches)
 
     def batches(self) -> Iterator[Batch[_T_co]]:
-        """The same stream as iterating over the loader, each batch with its index, epoch and step."""
+        """The batches of the next `iter()`, each with its index, epoch and step."""
         return self._start(IndexedBatches)
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
 
-        It goes to whoever asks first, or with `in_turn` to one after the other: then batches wait for a consumer
-        that is slow, as many as workers may be ahead, and after that the others wait for it. One that is closed
-        or forgotten leaves its share to the others.
+        A batch goes to the first thread that asks, or with `in_turn` to each iterator in turn: then batches wait for
+        a slow consumer, as many as may be prefetched, and after that the other consumers wait too. A consumer that is
+        closed or garbage collected leaves its share to the others.
         """
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
@@ -157,21 +156,21 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that was begun last; before the first, the one that will be."""
+        """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
         return self._epochs.current
 
     def set_epoch(self, epoch: int) -> None:
-        """The next `iter()` is this epoch. Only needed to repeat or skip one: epochs count themselves."""
+        """The next `iter()` begins this epoch. Only needed to repeat or skip an epoch."""
         if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
             raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
         self._epochs.set(operator.index(epoch))
 
-    # Stopping and going on.
+    # Resuming.
 
     def state_dict(self) -> dict[str, Any]:
-        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+        """The state after the batches of the current epoch that were handed out; after its end, the next epoch's.
 
-        Plain data, ready for JSON. It may be taken at any point, also inside a loop.
+        Plain data, ready for JSON. It may be called at any time, also inside a loop.
         """
         progress = self._epochs.progress
         if self._epochs.loaded is not None or progress is None or progress.is_over:
@@ -186,10 +185,10 @@ class DataLoader(Generic[_T_co]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter()` goes on where the state was taken, whatever the number of workers is now.
+        """The next `iter()` continues where the state was taken. The number of workers may differ.
 
-        With `shard=` the number of ranks may be another too: any rank's state of the same step does for all.
-        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        With `shard=` the number of ranks may differ too: the state of any rank at the same step works for all.
+        A state that does not fit raises a StateError that says what differs, and changes nothing.
         """
         parsed = State.parse(state)
         if parsed.dataset is None:
@@ -213,7 +212,7 @@ class DataLoader(Generic[_T_co]):
         self._epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """The state as it goes on here, or else a StateError."""
+        """The state as this loader continues it; StateError if it does not fit."""
         plan, about = self._feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
@@ -225,10 +224,10 @@ class DataLoader(Generic[_T_co]):
         return replace(state.dealt_anew(plan, self._options.shard.world), about=about)
 
     def _about(self) -> dict[str, Any]:
-        """What must not change between a state and its loading.
+        """A description of the loader, which must be the same when a state is loaded.
 
-        Not `on_error`: it changes nothing but batches of which samples fail, and a run that was stopped by a bad
-        sample is best resumed with another.
+        Not `on_error`: it only changes batches with bad samples, and a run that was stopped by a bad sample is best
+        resumed with another value.
         """
         options = self._options
         return {
@@ -242,7 +241,7 @@ class DataLoader(Generic[_T_co]):
         }
 
     def __len__(self) -> int:
-        """The number of batches in an epoch: the next, where they differ (`last_batch="rollover"`)."""
+        """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
@@ -251,14 +250,14 @@ class DataLoader(Generic[_T_co]):
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
 
-        The next batch that is handed out has it, on every backend, as it would without workers: what was
-        prefetched is done again. A change that raises ends the iterators that live: some of it may be made.
+        The next batch that is handed out has the change, on every backend: prefetched batches are made again. A
+        change that raises ends all live iterators, because a part of it may have been made.
         """
         if (change is None) == (not attributes):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read again what was prefetched. Give "
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give "
                 "it load(item), or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)
@@ -267,7 +266,7 @@ class DataLoader(Generic[_T_co]):
     # The life of the workers.
 
     def close(self) -> None:
-        """Ends the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
+        """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
 
     def __enter__(self) -> DataLoader[_T_co]:
@@ -289,10 +288,10 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are. It may be set while the loader runs: the batches stay the same.
+        """The number of workers. It may be set while the loader runs: the batches stay the same.
 
-        More workers are started at once; if there are too many, those that are free first leave after their
-        present step. A stream without load() keeps its one reader.
+        More workers are started at once; workers that are not needed leave after their present step. A stream without
+        load() keeps its one reader.
         """
         return self._options.num_workers
 
@@ -314,27 +313,27 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def workers(self) -> list[Any]:
-        """The worker processes that live now, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
+        """The live worker processes, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
         return [worker for engine in self._engines.live for worker in engine.workers]
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """Key and exception of each sample that failed, in the batches of this epoch that were asked for so far.
+        """Key and exception of each sample that has failed in the batches of this epoch, about 2 KB each.
 
-        All of them, some 2 KB each with its traceback: where very many may fail, `max_errors` bounds it.
+        `max_errors` limits their number.
         """
         return list(self._skipped)
 
     @property
     def seed(self) -> int:
-        """The seed that was given, or the one that was drawn when it was first needed."""
+        """The seed that was given, or else the seed that was drawn when one was first needed."""
         if self._seed is None:
             self._seed = draw_key(self._options.generator)
         return self._seed
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
-        """What makes a batch of samples (without batching: of one sample)."""
+        """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         if self._options.collate_fn is not None:
             collate_fn: Callable[[Any], Any] = self._options.collate_fn
             return collate_fn
@@ -342,9 +341,9 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def sampler(self) -> Any:
-        """The order: the sampler that was given, or an iterable over the keys of the current epoch.
+        """The sampler that was given, or an iterable over the keys of the current epoch.
 
-        None for a stream, or beside a batch_sampler.
+        None for a stream, and with a batch_sampler.
         """
         return self._feed.sampler(self._now)
 
@@ -377,7 +376,7 @@ class DataLoader(Generic[_T_co]):
 
     def _give_engines(self) -> None:
         self._runs = itertools.count()
-        # Not closed by a finalizer of the loader's: that would keep what the engines keep, which may be the loader.
+        # Not closed by a finalizer of the loader: that would keep the engines alive, and these may keep the loader.
         self._engines = engines.Engines()
         self._skipped: list[tuple[Any, Exception]] = []
 
@@ -418,7 +417,7 @@ class DataLoader(Generic[_T_co]):
         return Setup(self._feed, timeout, max_errors, self._release, self.__len__, self._deliver)
 
     def _take_engine(self, plan: Plan | None) -> Engine:
-        """The idle engine, if its workers know dataset and order as they are, or else a new one."""
+        """The idle engine, if its workers have the present dataset and order; else a new one."""
         length, order = self._feed.length(), self._feed.replacements(plan)
         engine = self._engines.take()
         if engine is not None:
@@ -455,7 +454,7 @@ class DataLoader(Generic[_T_co]):
         return engine
 
     def _release(self, engine: Engine) -> None:
-        """An iterator is done with its engine."""
+        """Called by an iterator that no longer needs its engine."""
         if self._options.persistent_workers or self._options.num_workers == 0:
             self._engines.put(engine)
         else:

@@ -641,12 +641,12 @@ GOOD = DataLoader(Noisy(), 4, shuffle=True, seed=3).state_dict()
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "no dict": ([1], "not a list"),
-    "nothing": (None, "not a NoneType.* to begin anew, load nothing"),
+    "nothing": (None, "not a NoneType.* to start without a state, load nothing"),
     "text": (json.dumps(GOOD), r"not a str\. If it was saved as JSON, pass json\.loads\(text\)"),
     "torchdata's": ({"_snapshot": 1}, "a state of torchdata's StatefulDataLoader"),
     "a checkpoint": (
         {"model": {}, "loader": GOOD},
-        r"lacks the field 'penstock', and has 'loader', 'model'\. .* the part that state_dict\(\) gave",
+        r"lacks the field 'penstock', and has 'loader', 'model'\. .* the part that state_dict\(\) returned",
     ),
     "empty": ({}, "and has no other"),
     "a later version": ({**GOOD, "penstock": 99}, "version 99"),

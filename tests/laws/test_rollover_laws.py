@@ -159,7 +159,7 @@ def test_another_number_of_ranks_cannot_go_on(taken: int) -> None:
     for _ in range(taken):
         next(stream)
     for last_batch in ("rollover", "drop"):
-        with pytest.raises(StateError, match="what those before it left over"):
+        with pytest.raises(StateError, match="samples that earlier epochs left over"):
             make(3, last_batch).load_state_dict(loader.state_dict())
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
+import pickle
+import random
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ from torch.utils.data import IterableDataset
 import penstock.torch
 from parity import sources
 from parity.pair import Ours, Tape, Theirs, begin, both, epoch, take
+from penstock.torch._core import core_of
 
 
 def test_it_is_a_torch_loader() -> None:
@@ -151,8 +157,10 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("name", CHANGES)
+# With persistent workers and no seed, num_workers is refused: see below.
+@pytest.mark.parametrize(
+    ("name", "persistent"), [(name, each) for name in CHANGES for each in (False, name != "num_workers")]
+)
 def test_an_attribute_that_may_be_set_works_from_the_next_iterator_on(name: str, persistent: bool) -> None:
     def program(loader_class: Any, tape: Tape) -> None:
         if name == "generator":
@@ -166,6 +174,107 @@ def test_an_attribute_that_may_be_set_works_from_the_next_iterator_on(name: str,
         epoch(loader, tape)
 
     both(program)
+
+
+@dataclass
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Random numbers from all three global generators, beside the key."""
+
+    n: int
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        return torch.tensor([key, random.random(), np.random.random(), torch.rand(()).item()])
+
+
+def alive(loader: Any) -> int:
+    """The number of worker processes of a loader with a seed."""
+    return sum(worker.is_alive() for worker in core_of(loader).workers)
+
+
+def wait_for_workers(loader: Any, number: int) -> None:
+    """A worker that is not needed leaves after its present step, while the loader runs."""
+    deadline = time.monotonic() + 30
+    while alive(loader) != number:
+        assert time.monotonic() < deadline, f"{alive(loader)} workers instead of {number}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_with_a_seed_the_number_of_workers_changes_at_once_and_no_batch_changes(persistent: bool) -> None:
+    settings: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 5}
+    inline = Ours(Augmented(60), **settings)
+    expected = [[batch.tolist() for batch in inline] for _ in range(4)]
+    loader = Ours(Augmented(60), num_workers=1, persistent_workers=persistent, **settings)
+    found = []
+    for before, during in ((1, 3), (3, 1), (2, 2), (3, 2)):
+        loader.num_workers = before  # between epochs
+        batches = iter(loader)
+        begun = [next(batches).tolist() for _ in range(3)]
+        assert alive(loader) == before
+        loader.num_workers = during  # in one
+        assert loader.num_workers == during
+        if during > before:
+            wait_for_workers(loader, during)
+        found.append(begun + [batch.tolist() for batch in batches])
+        if persistent:
+            wait_for_workers(loader, during)
+    assert found == expected
+
+
+def test_with_a_seed_workers_may_be_set_to_none_and_back_between_epochs() -> None:
+    inline, loader = (Ours(Augmented(12), 2, seed=5, num_workers=number) for number in (0, 2))
+    for number in (2, 0, 3):
+        loader.num_workers = number
+        assert torch.equal(torch.cat(list(loader)), torch.cat(list(inline)))
+
+
+@pytest.mark.parametrize("number", [-1, "2", True])
+def test_with_a_seed_a_wrong_number_of_workers_is_refused_and_changes_nothing(number: Any) -> None:
+    loader = Ours(range(8), 2, num_workers=2, seed=5)
+    batches = iter(loader)
+    with pytest.raises(ValueError, match=f"num_workers is 2 and cannot be set to {number!r}"):
+        loader.num_workers = number
+    assert loader.num_workers == 2
+    assert torch.cat(list(batches)).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_without_a_seed_the_number_of_workers_cannot_change_while_they_run(persistent: bool) -> None:
+    loader = Ours(range(8), 2, num_workers=1, persistent_workers=persistent)
+    batches = iter(loader)
+    with pytest.raises(ValueError, match=r"from 1 to 2 while workers run: without seed= the batches depend on it"):
+        loader.num_workers = 2
+    assert loader.num_workers == 1
+    loader.num_workers = 1  # no change
+    assert torch.cat(list(batches)).tolist() == list(range(8))
+    if persistent:
+        with pytest.raises(ValueError, match="while workers run"):
+            loader.num_workers = 2
+        loader._iterator = None  # torch's way to end persistent workers
+        del batches
+    loader.num_workers = 2
+    batches = iter(loader)
+    assert len(batches._workers) == 2
+    assert torch.cat(list(batches)).tolist() == list(range(8))
+
+
+def test_a_copy_of_a_loader_does_not_know_of_its_workers() -> None:
+    loader = Ours(range(8), 2, num_workers=1)
+    batches = iter(loader)
+    other = copy.copy(loader)
+    other.num_workers = 2
+    assert torch.cat(list(other)).tolist() == torch.cat(list(batches)).tolist() == list(range(8))
+
+
+def test_after_enable_a_loader_of_torchs_can_be_copied_while_its_workers_run() -> None:
+    with penstock.torch.enable():
+        loader = Theirs(range(8), 2, num_workers=1)
+        batches = iter(loader)
+        other = pickle.loads(pickle.dumps(loader))
+        assert torch.cat(list(other)).tolist() == torch.cat(list(batches)).tolist() == list(range(8))
 
 
 def test_attributes_are_torchs() -> None:

@@ -155,7 +155,7 @@ def test_in_turn_a_slow_consumer_holds_others_back_after_the_window() -> None:
 
 
 def loader_epoch(part: Any) -> Any:
-    return part._epoch
+    return part._shared
 
 
 def test_a_batch_that_is_here_is_not_kept_waiting_by_one_that_is_not() -> None:

@@ -49,7 +49,8 @@ class StreamFetch:
         if opening is not None:
             behind = task.step * self._world
             check_reached(behind - self._stream.read, behind, self._world)
-        samples = self._take(count)
+        self._say(count)
+        samples = self._stream.take(count)
         runner.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
             self._end(task)
@@ -70,37 +71,32 @@ class StreamFetch:
         return item
 
     def _end(self, task: Task) -> NoReturn:
-        stream, self._stream = self._stream, Reading(())  # so that the state at the end is asked for once
-        self._runner.mark = taken(stream.source, stream.end)
+        self._runner.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
         raise StreamEnded
 
-    def _take(self, count: int) -> list[Any]:
+    def _say(self, count: int) -> None:
         self._runner.doing(f"the stream's next {count} samples, ", None)
-        return self._stream.take(count)
 
     def _pass_over(self, task: Task, count: int, until: int) -> None:
         """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
 
         Each is read with the random numbers that it was read with there, so that the stream is the same.
         """
-        stream = self._stream
-        if stream.read >= until:
+        if self._stream.read >= until:
             return
-        while stream.read < until and not stream.ended:
-            if stream.read > 0:  # the first has those that the stream was opened with
-                self._runner.reseed(task.epoch, stream.read)
-            try:
-                self._take(count)
-            except Exception:
-                if stream.read > self._replayed:
-                    raise
+
+        def before(number: int) -> None:
+            if number > 0:  # the first has those that the stream was opened with
+                self._runner.reseed(task.epoch, number)
+            self._say(count)
+
+        self._stream.pass_over(until, count, self._replayed, before)
         self._runner.reseed(task.epoch, until)
 
     def _open(self, task: Task, opening: Opening | None) -> None:
         runner = self._runner
         self._run = task.run
-        self._stream = Reading(())  # which stays if the stream cannot be opened
         mark: Mark | None = None
         self._replayed = 0
         if opening is not None:
@@ -110,11 +106,10 @@ class StreamFetch:
         runner.doing("iter(dataset), ", None)
         if runner.number(task.step) > 0:
             runner.reseed(task.epoch, 0)
-        stream = Reading(self._job.dataset)
-        anew = stream.open(mark)
-        self._stream, self._ended = stream, -1
+        self._stream = stream = Reading(self._job.dataset)
+        anew, self._ended = stream.open(mark), -1
         # At the end of an epoch nothing is read, so nothing was restored: the next epoch restores the state.
-        self._restored = mark is None or mark.states is not None
+        self._restored = mark is None or not mark.at_end
         if anew:
             runner.reseed(task.epoch, stream.read)
 

@@ -1,1 +1,1 @@
-"""Where a run is, and how it goes on from there."""
+"""Resume states: the batches of an epoch that were handed out, and the position to continue from."""

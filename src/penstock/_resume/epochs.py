@@ -1,4 +1,4 @@
-"""Where a loader is: which epoch comes next, what was handed out of the last one, and what state was loaded."""
+"""The epochs of a loader: the number of the next one, the progress of the last one, and a state that was loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock._resume.state import State
 
 
 class Epochs:
-    """The count of epochs, which a loader keeps, and hands on to a loader that takes its place."""
+    """The epochs of a loader. A loader that replaces it takes them over."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -19,7 +19,7 @@ class Epochs:
 
     @property
     def current(self) -> int:
-        """The epoch that was begun last; before the first, the one that will be."""
+        """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
         return self.next if self.begun is None else self.begun
 
     def set(self, epoch: int) -> None:
@@ -27,28 +27,28 @@ class Epochs:
         self.progress = self.loaded = None
 
     def load(self, state: State) -> None:
-        """The next epoch goes on where the state was taken."""
+        """The next epoch continues from this state."""
         self.set(state.epoch)
         self.loaded = state
 
     def start(self) -> State:
-        """Where the next epoch begins."""
+        """The state that the next epoch starts from."""
         if self.loaded is not None:
             return self.loaded
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
 
     def restores(self) -> bool:
-        """Whether a sampler or stream must be given its state: one was loaded, or not even read in the last epoch."""
+        """True if the sampler or stream must load its state: no live object has the state that the mark describes."""
         return self.loaded is not None or (self.progress is not None and self.progress.began_at_end)
 
     def begin(self, progress: Progress) -> None:
-        """An epoch was begun. In this order: another thread may take a state between any two."""
+        """An epoch was begun. In this order: another thread may take a state between any two assignments."""
         self.progress, self.loaded = progress, None
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
-        """Epochs of their own: what is handed out from now on does not move the copy."""
+        """A copy with its own progress: batches that are handed out later do not move it."""
         made = copy.copy(self)
         made.progress = copy.copy(self.progress)
         return made

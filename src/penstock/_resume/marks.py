@@ -1,7 +1,7 @@
-"""Marks on their way: where a sampler or a stream is after a step, in bytes, so that it stays what it was then.
+"""Marks in transit: pickled at once, because the user's objects change while a mark travels.
 
-Taking one never fails a step, since nobody may ask for a state: a mark that cannot be taken travels as the
-StateError that says why, and is raised where a state is asked for.
+A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as a
+StateError, which is raised when a state is asked for.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from penstock.errors import StateError
 
 T = TypeVar("T")
 
-# For errors that tell of a stream whose position is lost.
+# For errors about a stream whose position is lost.
 NOT_LOST = (
-    "A stream with state_dict() and load_state_dict() goes on in another worker. One that hands out light items and "
-    "defines load(item) is read in the calling process, and loses nothing when a worker dies."
+    "A stream with state_dict() and load_state_dict() continues in another worker. A stream that hands out light "
+    "items and defines load(item) is read in the calling process, and loses nothing if a worker crashes."
 )
 
 
-def packed(mark: Mark | None) -> bytes | None:
-    return None if mark is None else encode(mark)
-
-
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """The mark that `take` gives for the owner, or why there is none, on its way; None if it has no state."""
+    """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
     try:
-        return packed(take())
+        mark = take()
+        return None if mark is None else encode(mark)
     except Exception as error:
         return encode(_refusal(owner, error))
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """What `take` gives for the owner, here and now. A StateError says why it gives nothing."""
+    """The result of `take`; a StateError if taking the owner's state fails."""
     try:
         return take()
     except Exception as error:
@@ -44,7 +41,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """The mark. A StateError says why there is none."""
+    """The mark; a StateError if it could not be taken."""
     if not isinstance(mark, bytes):
         return mark
     made: Mark = decode(mark)
@@ -52,14 +49,14 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """The mark; None also where it could not be taken."""
+    """The mark; None if there is none or it could not be taken."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """Why there is no mark in these bytes, for a message."""
+    """The reason why the mark could not be taken, for a message."""
     try:
         opened(mark)
     except StateError as error:
@@ -68,12 +65,8 @@ def refusal(mark: bytes | None) -> str:
 
 
 def _refusal(owner: object, error: Exception) -> StateError:
-    name = type(owner).__name__
     return StateError(
-        f"The loader has no state now: {name} has state_dict() and load_state_dict(), and its state cannot be taken "
-        f"({_short(error)}). Mend its state_dict(), or remove both, and it is read again from its beginning."
+        f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), and its state "
+        f"cannot be taken ({type(error).__name__}: {error}). Fix its state_dict(), or remove both methods, and it is "
+        "read from its beginning after a resume."
     )
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

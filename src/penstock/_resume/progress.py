@@ -1,4 +1,4 @@
-"""What was handed out of one epoch so far."""
+"""The progress of one epoch: the steps that were handed out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.plan import OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
 
 
 class Progress:
-    """What was handed out of one epoch so far."""
+    """The steps of one epoch that were handed out, and the position of its sampler or stream after them."""
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
@@ -24,14 +24,14 @@ class Progress:
         self._plan = plan
         self._begin = begin
         self._about = begin.about
-        # Steps, those beyond with their marks, and the last mark: one value that is replaced and never changed, so
-        # that another thread may take a state at any moment.
+        # The number of steps without a gap, the steps beyond with their marks, and the last mark: one value that is
+        # replaced and never changed, so that another thread may take a state at any moment.
         self._at: tuple[int, Mapping[int, bytes | None], bytes | None]
         self._at = begin.steps, dict.fromkeys(begin.beyond), None
         self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None) -> None:
-        """This step was handed out, as a batch or as an error; `mark`: see `Task`."""
+        """The step was handed out, as a batch or as an error; `mark`: see `Task`."""
         steps, beyond, last = self._at
         if step != steps:
             self._at = steps, {**beyond, step: mark}, last
@@ -46,7 +46,7 @@ class Progress:
 
     def finish(self, end: bytes | None) -> None:
         """The epoch is over; `end`: see `Run`."""
-        # Of an epoch that had nothing, nothing is kept: the next must not be asked for more than it has.
+        # An epoch without batches keeps no mark: the next one must not have to have some.
         self._end = end if self.steps else None
         self.is_over = True
 
@@ -56,13 +56,13 @@ class Progress:
 
     @property
     def began_at_end(self) -> bool:
-        """Whether nothing was read, because it was resumed at its end: then nobody here is what the mark says."""
+        """True if the epoch was resumed at its end: no live object has the state that the mark describes."""
         mark = self._begin.mark
-        return isinstance(mark, Mark) and mark.states is None
+        return isinstance(mark, Mark) and mark.at_end
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """Where what is read was, at the last step that was handed out or before; at the end: for the next epoch."""
+        """The mark of the last step that was handed out, or of an earlier one; at the end, for the next epoch."""
         return self._end if self.is_over else self._at[2] or self._begin.mark
 
     @property
@@ -71,11 +71,11 @@ class Progress:
         return sorted(self._at[1])
 
     def as_dict(self) -> dict[str, Any]:
-        """The state, without seed and dataset. It may be asked for after every step: so no `State` is made for it."""
+        """The state, without seed and dataset. No `State` is made for it: callers may ask after every step."""
         (steps, beyond, mark), plan, consumed = self._at, self._plan, None
         if not steps and not beyond:
             consumed = 0
-        elif "sampler" not in self._about:  # once in an epoch: it may have many keys
+        elif "sampler" not in self._about:  # once in an epoch: hashing many keys takes time
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
@@ -83,9 +83,9 @@ class Progress:
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:
-    """What an epoch's sampler has in it, in short: else other steps would pass for those that were handed out.
+    """A short description of the sampler's keys, to notice that a state was taken with another sampler.
 
-    None where the length of the dataset says it all, where the sampler knows itself where it is, or nobody can tell.
+    None if the length of the dataset says as much, if the sampler has a state itself, or if nothing is known.
     """
     if isinstance(plan, OrderPlan):
         order: Any = plan.order
@@ -105,7 +105,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _digest(digest: blake2b, value: Any) -> None:
-    """All that an order is made of, but for the seed: that has its own field."""
+    """Hashes all fields of an order except the seed, which a state has in a field of its own."""
     if is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):

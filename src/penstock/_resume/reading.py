@@ -1,32 +1,56 @@
-"""An iterable of the user's that is read batch by batch, and that can say where it is if it has a state."""
+"""An iterable of the user's, a sampler or a stream, that is read batch by batch and may be resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice, repeat
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from penstock._memory.guests import guest_in
 from penstock.errors import StateError
 
 
 class Mark(NamedTuple):
-    """Where a reading is: after `read` batches, with these states of the iterable and of its iterator.
+    """A position: after `read` batches, with the states of the iterable and of its iterator.
 
-    None in their place: at its end, where nothing is left. `kept` is their states there: with them the next epoch
-    begins, and so they are in a mark before that epoch's first batch too.
+    `states` is None at the end of an epoch. `kept` are the states there: the next epoch starts with them, so the mark
+    before the first batch of that epoch has them too.
     """
 
     read: int
     states: dict[str, Any] | None
     kept: dict[str, Any] | None = None
 
+    @classmethod
+    def parse(cls, read: int, states: object, kept: object) -> Mark:
+        """The mark with these parts, from a state that was saved; a ValueError if it is damaged."""
+        parts = [states, kept]
+        names = {name for part in parts if isinstance(part, Mapping) for name in part}
+        known = all(part is None or isinstance(part, Mapping) for part in parts)
+        # With `states` empty the iterable is read from its beginning, so nothing was read before.
+        if not known or not names <= {"iterable", "iterator"} or (states == {} and read):
+            raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
+        return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
+
+    @property
+    def at_end(self) -> bool:
+        return self.states is None
+
+    def next_epoch(self) -> Mark | None:
+        """The mark that the next epoch starts from; None if the iterable has no state."""
+        return None if self.kept is None else Mark(0, {}, self.kept)
+
+    def check_owner(self, iterable: object) -> None:
+        """Raises a StateError if the iterable cannot load its state. Its iterator is checked when there is one."""
+        if "iterable" in {**(self.states or {}), **(self.kept or {})}:
+            _check_stateful(iterable)
+
 
 def has_state(thing: object) -> bool:
     """True if `state_dict` and `load_state_dict` save and restore a position in the data.
 
-    Those that a model class brings along are about its parameters.
+    Those of a model class save and restore its parameters.
     """
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
@@ -36,121 +60,152 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, by `next` alone: what is its own iterator may begin again whenever `iter()` is called."""
+    """The same items, by `next` alone: an object that is its own iterator may start over at every `iter()`."""
     return map(next, repeat(items))
 
 
 class Reading:
-    """An iterable that is being read. `read` counts the batches, `ended` says that there are no more.
+    """One pass over an iterable: `read` counts its batches, and `ended` says that no more will come.
 
-    `gave` says that the epoch has items, also such as were read before. `renewed` says that the iterable was made
-    what it was at an end: see `renew`.
+    `gave` says that the epoch has items, those read before it was resumed included. A Reading that was not opened, or
+    could not be, is empty.
     """
 
-    def __init__(self, source: Iterable[Any], *, renewed: bool = False) -> None:
+    def __init__(self, source: Iterable[Any]) -> None:
         self.read = 0
         self.ended = self.gave = False
         self.source: Any = source
-        self._items: Iterator[Any] | None = iter(())  # None: it is iterated when it is first asked
+        self._items: Iterator[Any] | None = iter(())  # None: `iter()` is called for the first batch
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
-        self._renewed = renewed
+        self._renewed = False
+
+    @property
+    def has_state(self) -> bool:
+        """True if the iterable or its iterator has a state."""
+        return bool(self._stateful)
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Begins, or goes on where the mark was made.
+        """Starts, or continues from the mark.
 
-        True: nothing that was drawn from random generators meanwhile is part of what is read from here on.
+        Returns True if random numbers that were drawn meanwhile do not belong to the batches read from here on.
         """
-        if mark is None:
-            self.begin(iter(self.source))
-            return False
-        self.read, self.ended = mark.read, mark.states is None
+        if mark is not None:
+            self.prepare(mark)
+        if mark is None or not (mark.at_end or mark.kept):
+            self.begin(iter(self.source), mark)
+            self.gave = mark is not None
+        return mark is not None
+
+    def prepare(self, mark: Mark) -> None:
+        """Restores the iterable, before `iter()` is called. At the end of an epoch there is nothing to restore."""
+        self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
         elif mark.kept:
-            renew(self.source, mark.kept)
+            _renew(self.source, mark.kept)
             self._items, self._renewed = None, True
-        else:
-            self.begin(_restored(self.source, mark.states))
-            self.gave = True
-        return True
+        elif "iterable" in mark.states:
+            _restore(self.source, mark.states["iterable"])
 
-    def begin(self, items: Iterator[Any]) -> None:
-        """Begins with an iterator that there is already."""
+    def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
+        """Starts with this iterator of the iterable, after its state was restored."""
+        if mark is not None and mark.states and "iterator" in mark.states:
+            _restore(items, mark.states["iterator"])
         self._items = by_next(items)
-        # An iterable that is its own iterator may begin again in `iter()`, so it is restored after that.
+        # An iterable that is its own iterator may start over in `iter()`, so it is restored after that.
         parts = {"iterator": items} if items is self.source else {"iterable": self.source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int) -> list[Any]:
-        """The next batch of so many items, or what is left."""
-        self.read += 1  # also where it raises: what comes after that is the next batch
+        """The next batch: `size` items, or those that are left."""
+        self.read += 1  # also if this raises: the batch after it is the next one
         if self._items is None:
             self.open()
         assert self._items is not None
         taken = list(islice(self._items, size))
         if len(taken) < size:
-            self._items = iter(())  # some iterators begin again when asked after their end
+            self._items = iter(())  # some iterators start over if they are asked again after their end
             self.ended = True
         if self._renewed and not taken:
-            self._raise_nothing()
+            name = type(self.source).__name__
+            raise StateError(
+                f"{name} gives nothing, though iterated twice, after loading the state that it had at the end of the "
+                "previous epoch. A state taken there must not say that all later epochs are empty. If "
+                f"{name} has a method for it (set_epoch), call it before the next epoch."
+            )
         self._renewed, self.gave = False, self.gave or bool(taken)
         return taken
 
-    def _raise_nothing(self) -> NoReturn:
-        name = type(self.source).__name__
-        raise StateError(
-            f"{name} gives nothing, though iterated twice, after its state from the end of the epoch before was "
-            "loaded. A state that was taken there must not say that nothing is left in any epoch to come. Where "
-            f"{name} has a method for it (set_epoch), tell it that another epoch begins."
-        )
+    def pass_over(
+        self, until: int, size: int, replayed: int, before: Callable[[int], object] = lambda number: None
+    ) -> None:
+        """Reads batches and drops them, up to batch `until`, calling `before` with the number of each.
 
-    def end(self) -> Mark | None:
-        """The mark that the next epoch begins with. None: there is no state, or the epoch had no items."""
-        kept = self._keep() if self.gave or self._kept else None
-        return None if kept is None else Mark(0, {}, kept)
+        The first `replayed` were handed out before: their exceptions were raised then, and are not raised again.
+        """
+        while self.read < until and not self.ended:
+            before(self.read)
+            try:
+                self.take(size)
+            except Exception:
+                if self.read > replayed:
+                    raise
 
     def mark(self) -> Mark | None:
-        """Where it is; None if neither the iterable nor its iterator has a state."""
+        """The present position; None if neither the iterable nor its iterator has a state."""
         if not self._stateful:
             return None
         if self.ended:
             return Mark(self.read, None, self._keep())
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
+    def end(self) -> Mark | None:
+        """Ends the reading, and returns the mark that the next epoch starts from, once.
+
+        None if there is no state, or if the epoch had no items: the next one must not have to have some.
+        """
+        try:
+            kept = self._keep() if self.gave or self._kept else None
+        finally:
+            self.close()
+        return None if kept is None else Mark(0, {}, kept)
+
+    def close(self) -> None:
+        """Lets go of the iterator. The reading is empty from now on."""
+        self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
+
     def _keep(self) -> dict[str, Any] | None:
-        """The states at the end, if there are any. What is its own iterator does not end with its epoch."""
+        """The states at the end. An iterable that is its own iterator outlives its epoch."""
         if self._kept is not None or not self._stateful:
             return self._kept
         parts = self._stateful.items()
         return {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
 
 
-def renew(source: Any, kept: Mapping[str, Any]) -> None:
-    """Makes an iterable what it was when an epoch had ended, so that the next `iter()` begins the one after it."""
-    items = _restored(source, kept)
-    if "iterator" in kept:
-        return  # which has ended, whatever it would give: some are of a dataset that has grown since
-    with suppress(Exception):  # what an item raises it raises again
-        if not list(islice(by_next(items), 1)):
-            return  # it was at its end, and no longer is when it is iterated again
-    del items
-    _restore(source, kept["iterable"])  # it was before the next epoch
-
-
-def _restored(source: Any, states: Mapping[str, Any]) -> Iterator[Any]:
-    if "iterable" in states:
-        _restore(source, states["iterable"])
+def _renew(source: Any, kept: Mapping[str, Any]) -> None:
+    """Restores an iterable to the end of an epoch, so that the next `iter()` starts the next epoch."""
+    if "iterable" in kept:
+        _restore(source, kept["iterable"])
     items: Iterator[Any] = iter(source)
-    if "iterator" in states:
-        _restore(items, states["iterator"])
-    return items
+    if "iterator" in kept:
+        _restore(items, kept["iterator"])
+        return  # even if it has items: the dataset may have grown since, but that epoch is over
+    with suppress(Exception):  # the epoch raises the exception of an item again
+        if not list(islice(by_next(items), 1)):
+            return  # this was the end of the epoch, and the next `iter()` starts another
+    del items
+    _restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
 
 
 def _restore(part: Any, state: Any) -> None:
+    _check_stateful(part)
+    part.load_state_dict(state)
+
+
+def _check_stateful(part: object) -> None:
     if not has_state(part):
         raise StateError(
             f"The resume state has a state for {type(part).__name__}, which has no load_state_dict() here. Give the "
-            "loader what it had when the state was taken, or begin anew without the state."
+            "loader the object that it had when the state was taken, or start without the state."
         )
-    part.load_state_dict(state)

@@ -1,12 +1,13 @@
-"""The resume state: which batches were handed out, as one small plain value.
+"""The resume state: the batches that were handed out, as one small value of plain data.
 
-It is data for JSON, but for what the user's own objects put into it: nothing in it is evaluated or unpickled. All
-of it is checked before any of it is used.
+It fits into JSON, unless the user's own objects add other data. Nothing in it is evaluated or unpickled, and all of
+it is checked before any of it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,21 +18,22 @@ from penstock.plan import OrderPlan, Plan
 
 VERSION = 1
 
-# More steps than can come early: no loader is so far ahead.
+# More steps than any loader hands out early.
 _MOST_BEYOND = 10**6
 
-# What may be another where another number of ranks goes on with an order.
+# These may differ if another number of ranks continues an order.
 _SHAPE = ("world", "batch_size", "last_batch")
+
+ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`steps` steps of the epoch were handed out from its beginning on, and those in `beyond` besides.
+    """The first `steps` steps of the epoch were handed out, and the steps in `beyond`.
 
-    `consumed` is how far all ranks have used up the order with these steps; None if it is not a function. `mark` is
-    where a sampler or stream with a state was then, or earlier (in bytes while nobody has asked for it); `dataset` is
-    the state of one that has keys.
-    `about` is what must be the same where the state is loaded: else the steps would be others.
+    `consumed` counts the samples of the order that all ranks used for these steps; None if the order is unknown.
+    `mark` is the position of a sampler or stream with a state, after these steps or earlier (bytes until needed), and
+    `dataset` the state of a dataset with keys. `about` describes the loader: one that differs would have other steps.
     """
 
     epoch: int
@@ -45,7 +47,7 @@ class State:
 
     @property
     def begun(self) -> bool:
-        """Whether any step of the epoch was handed out."""
+        """True if any step of the epoch was handed out."""
         return bool(self.steps or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,11 +56,11 @@ class State:
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """The state in what `as_dict` gave, perhaps by way of a JSON file; else a StateError."""
+        """The state in the result of `as_dict`, possibly read from a JSON file; StateError if it is not one."""
         if not isinstance(value, Mapping):
             raise StateError(
-                f"A resume state is the dict that state_dict() gave, not a {type(value).__name__}. If it was saved "
-                "as JSON, pass json.loads(text); to begin anew, load nothing."
+                f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
+                "saved as JSON, pass json.loads(text); to start without a state, load nothing."
             )
         if "penstock" not in value:
             raise StateError(_foreign(value))
@@ -69,35 +71,31 @@ class State:
             )
         missing = [name for name in cls.__slots__ if name not in value]
         if missing:
-            raise StateError(f"The resume state is damaged: it lacks {', '.join(map(repr, missing))}. {ANEW}")
-        about, mark = value["about"], _mark(value["mark"])
+            raise damaged(f"it lacks {', '.join(map(repr, missing))}")
+        about, steps = value["about"], number(value, "steps", 1 << 62)
         if not isinstance(about, Mapping):
-            raise StateError(f"The resume state is damaged: 'about' is {about!r}, not a dict. {ANEW}")
-        world = _number({"world": 1, **about}, "world")  # the states of torch's loaders have none
+            raise damaged(f"'about' is {about!r}, not a dict")
+        world = number({"world": 1, **about}, "world")  # torch's semantics have no ranks
         if not world:
-            raise StateError(
-                f"The resume state is damaged: 'world' is 0, and there is at least one rank. {ANEW}"
-            )
-        if mark is not None and mark.read > _number(value, "steps") * world:
-            raise StateError(
-                f"The resume state is damaged: 'mark' is of batch {mark.read}, and 'steps' is only {value['steps']}. "
-                f"{ANEW}"
-            )
+            raise damaged("'world' is 0, and there is at least one rank")
+        mark = _mark(value["mark"])
+        if mark is not None and mark.read > steps * world:
+            raise damaged(f"'mark' is of batch {mark.read}, and 'steps' is only {steps}")
         return cls(
-            _number(value, "epoch", 1 << 62),
-            _number(value, "steps", 1 << 62),
-            _from_ranges(value["beyond"], value["steps"]),
-            _number_or_none(value, "seed"),
+            number(value, "epoch", 1 << 62),
+            steps,
+            _from_ranges(value["beyond"], steps),
+            None if value["seed"] is None else number(value, "seed"),
             dict(about),
-            _number_or_none(value, "consumed"),
+            None if value["consumed"] is None else number(value, "consumed"),
             mark,
             value["dataset"],
         )
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names the field, unless the loader is about the same.
+        """Raises a StateError that names what differs if the state does not fit a loader with this description.
 
-        An order goes on with any number of ranks, and then also in other batches.
+        An order can continue with any number of ranks, and then with other batches too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -106,63 +104,58 @@ class State:
             if _differ(then, now) and not (elsewhere and name in _SHAPE):
                 raise StateError(
                     f"The resume state is of another loader: {_changed(name, then, now)} here. Make the loader as it "
-                    "was, or begin anew without the state."
+                    "was, or start without the state."
                 )
-        if elsewhere and "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
-            raise StateError(
-                f"The resume state was taken with world={world}, and here it is {about.get('world')}. With "
-                'last_batch="rollover" an epoch begins with what those before it left over, and that is another for '
-                f"another number of ranks. Go on with world={world}."
-            )
-        if elsewhere and (self.consumed is None or self.beyond):
+        if not elsewhere:
+            return
+        otherwise = ", or take the state at the end of an epoch"
+        if "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
             why = (
-                "Its steps came out of order, so that no number of samples from the beginning on says which are left."
-                if self.beyond
-                else f"What comes next is known only to what is read ({about.get('order')}), and is dealt in turn "
-                "to as many ranks as there were. Only orders of penstock's (in sequence, shuffle=True, its samplers "
-                "without a generator) go on with another number."
+                'With last_batch="rollover" an epoch starts with the samples that earlier epochs left over, which '
+                "depend on the number of ranks."
             )
-            raise StateError(
-                f"The resume state was taken with world={world}, and here it is {about.get('world')}. {why} "
-                f"Go on with world={world}, or take the state at the end of an epoch."
+            otherwise = ""
+        elif self.beyond:
+            why = "Its steps came out of order, so a number of samples does not say which ones are left."
+        elif self.consumed is None:
+            why = (
+                f"The next samples are known only to {about.get('order')}, and were dealt to {world} ranks. Only "
+                "penstock's orders (in sequence, shuffle=True, its samplers without a generator) can continue with "
+                "another number."
             )
+        else:
+            return
+        raise StateError(
+            f"The resume state was taken with world={world}, and here it is {about.get('world')}. {why} "
+            f"Continue with world={world}{otherwise}."
+        )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """The state, with its steps numbered as if all had been dealt to as many ranks as there are now.
+        """The state with its steps counted as if the present number of ranks had made them.
 
-        `plan` is that of the whole epoch. Steps that it does not have are a StateError.
+        `plan` is that of the whole epoch. Raises a StateError if the epoch does not have these steps.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
             size = plan.order.size(self.epoch)
             if consumed is None and self.begun and not plan.rollover:
-                raise StateError(
-                    "The resume state is damaged: 'consumed' is None, of an order whose samples can be counted. "
-                    f"{ANEW}"
-                )
+                raise damaged("'consumed' is None, but the samples of this order can be counted")
             if consumed is not None:
                 if consumed > (0 if plan.rollover else size):
-                    raise StateError(
-                        f"The resume state is damaged: 'consumed' is {consumed}, of an order of {size} samples"
-                        f"{', which is dealt from its beginning' if plan.rollover else ''}. {ANEW}"
-                    )
+                    dealt = ", which is dealt from its beginning" if plan.rollover else ""
+                    raise damaged(f"'consumed' is {consumed}, of an order of {size} samples{dealt}")
                 plan = replace(plan, start=consumed)
                 steps = plan.first_step
-                # The last step may be short: where those before were of another shape, it is then one more.
+                # After an incomplete last batch, or with other batches before it, there may be one step more.
                 sound = [steps, steps + 1] if consumed == size else [steps]
             most = replace(plan, rank=0).steps(self.epoch)
             last = self.beyond[-1] + 1 if self.beyond else steps
             if last > most:
-                raise StateError(
-                    f"The resume state is damaged: it is of {last} steps, and epoch {self.epoch} has {most}. {ANEW}"
-                )
+                raise damaged(f"it is of {last} steps, and epoch {self.epoch} has {most}")
         elif consumed is not None:
-            sound = [0]  # nothing else is written where there is no order
+            sound = [0]  # without an order, `consumed` is a number only before the first step
         if self.steps not in sound and (not consumed or self.about.get("world") == world):
-            raise StateError(
-                f"The resume state is damaged: 'steps' is {self.steps}, and by 'consumed', which is {consumed}, it "
-                f"would be {sound[0]}. {ANEW}"
-            )
+            raise damaged(f"'steps' is {self.steps}, and by 'consumed', which is {consumed}, it would be {sound[0]}")
         return replace(self, steps=steps)
 
 
@@ -174,7 +167,8 @@ def plain(
     consumed: int | None,
     mark: bytes | Mark | None,
 ) -> dict[str, Any]:
-    place = opened(mark)
+    """The state as plain data, without seed and dataset."""
+    position = opened(mark)
     return {
         "penstock": VERSION,
         "epoch": epoch,
@@ -183,13 +177,26 @@ def plain(
         "seed": None,
         "about": dict(about),
         "consumed": consumed,
-        "mark": None if place is None else place._asdict(),
+        "mark": None if position is None else position._asdict(),
         "dataset": None,
     }
 
 
+def damaged(why: str) -> StateError:
+    """The error for a state that no loader can have written."""
+    return StateError(f"The resume state is damaged: {why}. {ANEW}")
+
+
+def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
+    """The number of this name; StateError unless it is an int from 0 to `end - 1`."""
+    found = value[name]
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
+        raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")
+    return found
+
+
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
-    """Sorted steps as [first, last] pairs."""
+    """The steps as sorted [first, last] pairs."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step - 1:
@@ -207,57 +214,30 @@ def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
         if found != sorted(set(found)) or (found and found[0] <= steps):
             raise ValueError
     except (TypeError, ValueError):
-        raise StateError(
-            f"The resume state is damaged: 'beyond' is {value!r}, not growing pairs of at most {_MOST_BEYOND} steps "
-            f"after {steps}. {ANEW}"
-        ) from None
+        most = f"at most {_MOST_BEYOND} steps after {steps}"
+        raise damaged(f"'beyond' is {value!r}, not increasing pairs of {most}") from None
     return tuple(found)
-
-
-def _number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    number = value[name]
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
-        raise StateError(
-            f"The resume state is damaged: {name!r} is {number!r}, not a whole number from 0 to 2**"
-            f"{end.bit_length() - 1} - 1. {ANEW}"
-        )
-    return number
-
-
-def _number_or_none(value: Mapping[str, Any], name: str) -> int | None:
-    return None if value[name] is None else _number(value, name)
 
 
 def _mark(value: object) -> Mark | None:
     if value is None:
         return None
     if isinstance(value, Mapping) and set(value) == set(Mark._fields):
-        states, kept = value["states"], value["kept"]
-        sound = all(part is None or isinstance(part, Mapping) for part in (states, kept))
-        read = _number(value, "read")
-        sound = sound and (states != {} or not read)  # else what was read would be read again
-        if sound and {*(states or ()), *(kept or ())} <= {"iterable", "iterator"}:
-            return Mark(read, _copied(states), _copied(kept))
-    raise StateError(
-        f"The resume state is damaged: 'mark' is {value!r}, not what was read and the states then. {ANEW}"
-    )
-
-
-def _copied(states: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if states is None else dict(states)
+        read = number(value, "read")
+        with suppress(ValueError):
+            return Mark.parse(read, value["states"], value["kept"])
+    raise damaged(f"'mark' is {value!r}, not a number of batches with the states after them")
 
 
 def _differ(one: Any, other: Any) -> bool:
     try:
         return bool(one != other)
-    except Exception:  # arrays, which nobody has put there
+    except Exception:  # arrays, which a damaged state may hold
         return True
 
 
-ANEW = "Take another checkpoint, or begin the epoch anew without a state."
-
-# What is in `about`, where its names and values are not the user's.
-_SAID = {"kind": "the way samples are read", "generators": "the number of generators given to it"}
+# The names and values in `about` that a user does not know.
+_NAMES = {"kind": "the way samples are read", "generators": "the number of generators given to it"}
 _KINDS = {
     "keys": "by key, in batches",
     "key": "by key, one by one",
@@ -271,21 +251,18 @@ _KINDS = {
 def _changed(name: str, then: object, now: object) -> str:
     if name == "kind":
         then, now = (_KINDS.get(str(value), value) for value in (then, now))
-    return f"{_SAID.get(name, name)} was {then!r} when it was taken, and is {now!r}"
+    return f"{_NAMES.get(name, name)} was {then!r} when it was taken, and is {now!r}"
 
 
 def _foreign(value: Mapping[Any, Any]) -> str:
-    """Why this is no state of ours."""
+    """The reason why a dict is not a state of penstock's."""
     if "_snapshot" in value or "_num_yielded" in value:
         return (
-            "This is a state of torchdata's StatefulDataLoader, and penstock's order is another. Finish the epoch "
-            "with torchdata, or begin it anew without the state."
+            "This is a state of torchdata's StatefulDataLoader, whose order penstock does not have. Finish the epoch "
+            "with torchdata, or restart it without the state."
         )
+    names = ", ".join(sorted(map(repr, value))[:8]) or "no other"
     return (
-        f"This is no resume state of penstock's: it lacks the field 'penstock', and has {_names(value)}. Of a "
-        "training checkpoint, pass the part that state_dict() gave; to begin anew, load nothing."
+        f"This is not a resume state of penstock's: it lacks the field 'penstock', and has {names}. Of a training "
+        "checkpoint, pass the part that state_dict() returned; to start without a state, load nothing."
     )
-
-
-def _names(value: Mapping[Any, Any]) -> str:
-    return ", ".join(sorted(map(repr, value))[:8]) or "no other"

@@ -1,6 +1,6 @@
-"""Random numbers that belong to a step or a sample, so that it does not matter who computes it.
+"""Random numbers that belong to a step or a sample, and do not depend on the worker that computes it.
 
-The global generators are set for each step; `penstock.rng()` makes one for each sample that asks.
+The global generators are seeded for each step; `penstock.rng()` makes a generator for each sample that asks for one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 # numpy documents these two, but its stubs do not have them.
 _global: Any = np.random
 
-# What `random.seed` does for an int, without the 3 µs that it takes to find out that it is one.
+# The part of `random.seed` that is for an int: checking the type first would take 3 µs.
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
 
-# What is drawn for. Reading a stream's light items and loading them may happen in two places, and a sample
-# draws beside its step: each has its own numbers.
+# Uses of random numbers, each with its own numbers. The light items of a stream may be read in one process and loaded
+# in another, and a sample draws numbers of its own while its step is computed.
 LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
@@ -47,20 +47,20 @@ def _of_epoch(seed: int, epoch: int, use: int) -> int:
 
 
 def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generator:
-    """A new generator that is a function of these. About 6 µs; numpy's own way, `default_rng`, takes 16."""
+    """A new generator that is a function of these numbers. Takes about 6 µs; `numpy.random.default_rng` takes 16."""
     words: Any = _Words(mix(_of_epoch(seed, epoch, use), number))  # numpy's stubs allow only its own class
     return np.random.Generator(np.random.PCG64(words))
 
 
 class _Words(ISpawnableSeedSequence):
-    """The words that a bit generator begins with, from one number; and numbers for those spawned from it."""
+    """Seeds a bit generator, and those spawned from it, from one number."""
 
     def __init__(self, state: int) -> None:
         self._state = state
         self._spawned = 0
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        # splitmix64, which seeds.py takes its constants from: a third of what `mix` takes for each.
+        # splitmix64, whose constants `plan/_seeds.py` uses too: three times as fast as `mix`.
         words, state = [], self._state
         for _ in range(n_words):
             state = state + GAMMA & MASK
@@ -75,16 +75,14 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """A key as an integer, the same in every process: Python's `hash` is not, nor is a pickle of many things."""
+    """A key as an integer that is the same in every process, unlike Python's `hash` and many pickles."""
     if isinstance(key, (int, np.integer)):
         return int(key)
-    if isinstance(key, tuple):  # part by part: a pickle of the whole also tells which parts are one object
+    if isinstance(key, tuple):  # part by part: a pickle of the whole depends on which parts are the same object
         return mix(*map(number_of, key))
     if isinstance(key, (set, frozenset)):
         return mix(len(key), *sorted(map(number_of, key)))
-    if hasattr(
-        key, "__array__"
-    ):  # numpy's, and tensors, which tell another process of themselves in other words
+    if hasattr(key, "__array__"):  # arrays, and tensors, whose pickles differ between processes
         with suppress(Exception):
             array = np.asarray(key)
             if array.dtype.kind in "biu" and not array.ndim:
@@ -93,16 +91,14 @@ def number_of(key: object) -> int:
                 return mix(number_of(array.dtype.str), *array.shape, number_of(array.tobytes()))
     if isinstance(key, (list, dict)):
         return mix(len(key), *map(number_of, key.items() if isinstance(key, dict) else key))
-    if isinstance(
-        key, (type, FunctionType, BuiltinFunctionType)
-    ):  # where it comes from differs with how it came
+    if isinstance(key, (type, FunctionType, BuiltinFunctionType)):  # its module may have another name there
         return number_of(key.__qualname__)
-    from hashlib import blake2b  # late: 3 ms, and most keys are integers
+    from hashlib import blake2b  # late: importing it takes 3 ms, and most keys are integers
 
     if key is not None and not isinstance(key, (str, bytes, float, complex)):
         try:
             reduced = key.__reduce_ex__(5)
-        except Exception:  # a key that never left this process
+        except Exception:  # a key that is used in this process only
             reduced = repr(key)
         return number_of(reduced[:3] if isinstance(reduced, tuple) else reduced)
     return int.from_bytes(blake2b(pickle.dumps(key, 5), digest_size=8).digest(), "little")
@@ -110,7 +106,7 @@ def number_of(key: object) -> int:
 
 @contextmanager
 def borrowed_generators(seed: int, epoch: int, step: int, use: int = LOAD) -> Iterator[int]:
-    """For a step in the caller's own process: its generators are put back as they were. About 50 µs."""
+    """Seeds the global generators for a step in the caller's process, and restores them. Takes about 50 µs."""
     ours, theirs = random.getstate(), _NumpyState()
     state = seed_step(seed, epoch, step, use)
     try:
@@ -121,12 +117,12 @@ def borrowed_generators(seed: int, epoch: int, step: int, use: int = LOAD) -> It
 
 
 class _NumpyState:
-    """The state of `numpy.random`, taken and put back in a few microseconds.
+    """The state of `numpy.random`, taken and restored in a few microseconds.
 
-    `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together.
-    The generator's memory, whose address numpy makes public, is copied in 1 µs. It lacks only the
-    second of a pair of normal numbers, which numpy keeps where nobody can see it: if drawing a
-    normal number leaves the generator as it was, then that was the one kept.
+    `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
+    generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
+    pair of normal numbers, which numpy keeps elsewhere: if drawing a normal number leaves the memory unchanged, then
+    the number drawn was the kept one.
     """
 
     # mt19937: 624 words and the position.
@@ -149,7 +145,7 @@ class _NumpyState:
         if self._whole is not None:
             np.random.set_state(self._whole)
             return
-        np.random.seed(0)  # forgets a normal number that the step left behind
+        np.random.seed(0)  # drops a normal number that the step has left
         ctypes.memmove(self._address, self._raw, self._SIZE)
         if self._kept is not None:
             state: Any = np.random.get_state(legacy=False)

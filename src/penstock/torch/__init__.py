@@ -1,7 +1,7 @@
-"""The face for torch users: `from penstock.torch import DataLoader`, and nothing else changes.
+"""For torch users: `from penstock.torch import DataLoader`, and nothing else in a program changes.
 
-`enable()` makes every loader of torch's in this process iterate on penstock, for frameworks that build their
-loaders themselves. What is imported from `torch.utils.data` beside the loader is here too, as it is there.
+`enable()` makes every loader of torch's in this process use penstock's engine, for frameworks that build their own
+loaders. Every other public name of `torch.utils.data` can be imported from here too.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from penstock.torch._delivery import delivery_of
 
 
 class Stacked:
-    """torch's default_collate, which penstock's runner may give memory to write into."""
+    """torch's default_collate, which can also write into memory that the runner gives (`into`)."""
 
     def __call__(self, samples: Any) -> Any:
         return default_collate(samples)
@@ -44,7 +44,7 @@ class Stacked:
 
 
 def _misfits(samples: Any) -> tuple[int, ...]:
-    """The rows of those that cannot be put together with the first."""
+    """The rows of the samples that cannot be collated with the first one."""
     rows = []
     for row in range(1, len(samples)):
         try:
@@ -58,7 +58,7 @@ _STACKED = Stacked()
 
 
 class SeededRunner(Runner):
-    """As penstock's, for datasets that ask torch who they are and for random numbers."""
+    """Runner for datasets that use torch's worker info and torch's global generator."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self.job
@@ -77,7 +77,7 @@ class SeededRunner(Runner):
 
 @contextmanager
 def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
-    """Torch's generator is borrowed too, beside others."""
+    """Borrows torch's global generator too."""
     ours = torch.get_rng_state()
     try:
         with borrowed as state:
@@ -88,7 +88,7 @@ def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
 
 
 class Core(DataLoader[Any]):
-    """As any penstock loader, with tensors in its batches. It goes on with the epochs of the one before."""
+    """A penstock loader whose batches hold tensors. It continues the epochs of `before`."""
 
     _make_runner = SeededRunner
 
@@ -102,7 +102,7 @@ class Core(DataLoader[Any]):
         return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
-        with warnings.catch_warnings():  # torch's constructor has said so
+        with warnings.catch_warnings():  # torch's constructor has warned already
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
             super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
@@ -110,25 +110,25 @@ class Core(DataLoader[Any]):
             self._epochs = before._epochs
 
     def resize(self, num_workers: int) -> None:
-        """Changes the number of workers, now, and in the settings that were given."""
+        """Changes the number of workers now, and in the settings."""
         self.num_workers = num_workers
         self.settings = {**self.settings, "num_workers": num_workers}
 
     def close_idle(self) -> None:
-        """Ends the workers that wait for another epoch. Those that an iterator is using go on."""
+        """Stops idle workers, but not those that an iterator uses."""
         engine = self._engines.take()
         if engine is not None:
             engine.close()
 
     def twin(self) -> Core:
-        """Another at the same place. What this one hands out from now on does not move it."""
+        """A copy at the same batch. Batches that this loader hands out later do not move the copy."""
         made = copy.copy(self)
         made._epochs = self._epochs.copy()
         return made
 
 
 class Ours(NamedTuple):
-    """What the constructor was given that torch's does not know. The public names may become a subclass's own."""
+    """The arguments that torch's constructor does not have. A subclass may use their names for itself."""
 
     seed: int | None
     on_error: str
@@ -138,9 +138,9 @@ class Ours(NamedTuple):
 
 
 def core_of(loader: Any) -> Core:
-    """The penstock loader behind a torch loader with a seed. It is kept in that one, and counts its epochs."""
+    """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""
     core, settings = loader.__dict__.get("_penstock"), _settings(loader)
-    if core is None or core.settings != settings:  # some may be set between two epochs, as in torch
+    if core is None or core.settings != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
     made: Core = core
@@ -149,7 +149,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    """The arguments of penstock's loader, as the loader of torch's has them now."""
+    """The present settings of the torch loader, as arguments of penstock's loader."""
     settings: dict[str, Any] = {
         **loader._ours._asdict(),
         "dataset": loader.dataset,
@@ -164,14 +164,14 @@ def _settings(loader: Any) -> dict[str, Any]:
     if loader.num_workers:
         settings["prefetch_factor"] = loader.prefetch_factor
         settings["persistent_workers"] = loader.persistent_workers
-        # torch's default, not ours: what torch's loader serves must not need more than it does there.
+        # torch's default, not ours: a program that works with torch's loader works here without changes.
         method = loader.multiprocessing_context or multiprocessing.get_start_method()
         settings["multiprocessing_context"] = method
     return settings
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """The order, as arguments of penstock's loader: an order of its own where torch's is a plain one."""
+    """The order as arguments of penstock's loader, which has orders of its own for torch's plain ones."""
     batched = private.is_batched(loader)
     if private.is_stream(loader):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -191,7 +191,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """penstock's sampler of the same meaning, which draws from the seed; another's is asked as it is."""
+    """penstock's sampler with the same meaning, which draws from the seed; other samplers are used as they are."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is SubsetRandomSampler:

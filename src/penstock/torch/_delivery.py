@@ -12,7 +12,7 @@ from penstock.torch import _private as private
 
 
 def delivery_of(loader: Any) -> Delivery | None:
-    """What becomes of the batches of a loader with `seed=`."""
+    """The delivery of a loader with `seed=`; None if batches are handed out as they are."""
     if not (loader.pin_memory and torch.accelerator.is_available()):
         return None
     device = torch.accelerator.current_accelerator()

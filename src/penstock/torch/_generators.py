@@ -1,4 +1,4 @@
-"""Random generators as plain data, so that what was drawn from them can be drawn again."""
+"""States of random generators as plain data, so that the same numbers can be drawn again."""
 
 from __future__ import annotations
 
@@ -14,64 +14,57 @@ import torch
 
 def text_of(state: torch.Tensor) -> str:
     """The state of a torch generator, 5 KB, as text."""
-    return b64encode(state.numpy().tobytes()).decode()
+    return _text(state.numpy())
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """The state that this text is of; any exception if it is of none."""
+    """The state in a text from `text_of`; any exception if it is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
+def _text(array: Any) -> str:
+    return b64encode(array.tobytes()).decode()
+
+
+def _words(text: str) -> Any:
+    return np.frombuffer(b64decode(text, validate=True), np.uint32)
+
+
+def _plain_numpy(state: Any) -> Any:
+    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
+        return None
+    words, position = state["state"].values()
+    return [_text(words), position, state["has_gauss"], state["gauss"]]
+
+
+def _parse_random(plain: Any) -> Any:
+    words, normal = plain
+    return 3, tuple(_words(words).tolist()), normal
+
+
 class _Global(NamedTuple):
-    """One of the generators that all of a process shares."""
+    """A generator that the whole process shares. `parse` reverses `plain`."""
 
     take: Callable[[], Any]
     put: Callable[[Any], object]
     plain: Callable[[Any], Any]
     parse: Callable[[Any], Any]
-    """The state in what `plain` gave; any exception if it is none."""
-
-
-def _parse_torch(plain: Any) -> torch.Tensor:
-    state = tensor_of(plain)
-    torch.Generator().set_state(state)
-    return state
-
-
-def _take_numpy() -> Any:
-    return np.random.get_state(legacy=False)
-
-
-def _plain_numpy(state: Any) -> Any:
-    if state["bit_generator"] != "MT19937":  # the caller's own, which may hold anything
-        return None
-    words, position = state["state"].values()
-    return [b64encode(words.tobytes()).decode(), position, state["has_gauss"], state["gauss"]]
-
-
-def _parse_numpy(plain: Any) -> Any:
-    words, *rest = plain
-    state = ("MT19937", np.frombuffer(b64decode(words, validate=True), np.uint32), *rest)
-    np.random.RandomState().set_state(state)
-    return state
-
-
-def _plain_random(state: Any) -> Any:
-    _, words, normal = state
-    return [b64encode(np.array(words, np.uint32).tobytes()).decode(), normal]
-
-
-def _parse_random(plain: Any) -> Any:
-    words, normal = plain
-    state = (3, tuple(np.frombuffer(b64decode(words, validate=True), np.uint32).tolist()), normal)
-    random.Random().setstate(state)
-    return state
 
 
 _GLOBALS = {
-    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, _parse_torch),
-    "numpy": _Global(_take_numpy, np.random.set_state, _plain_numpy, _parse_numpy),
-    "random": _Global(random.getstate, random.setstate, _plain_random, _parse_random),
+    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, tensor_of),
+    "numpy": _Global(
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        _plain_numpy,
+        lambda plain: ("MT19937", _words(plain[0]), *plain[1:]),
+    ),
+    "random": _Global(
+        random.getstate,
+        random.setstate,
+        lambda state: [_text(np.array(state[1], np.uint32)), state[2]],
+        _parse_random,
+    ),
 }
 
 
@@ -81,14 +74,17 @@ def take() -> dict[str, Any]:
 
 
 def parse(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Some of what `take` gave, ready for `lent`; any exception if it is damaged."""
-    return {name: _GLOBALS[name].parse(state) for name, state in plain.items()}
+    """The states among the results of `take`, ready for `lent`; any exception if one is damaged."""
+    states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
+    with lent(states):  # raises if one is damaged
+        return states
 
 
 @contextmanager
-def lent(states: Mapping[str, Any]) -> Iterator[None]:
-    """Global generators begin at these states inside, and are put back as they were."""
+def lent(states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Sets global generators to these states for the block, and then puts back all of them, and those in `given`."""
     before = {name: kind.take() for name, kind in _GLOBALS.items()}
+    theirs = [(each, each.get_state()) for each in given]
     try:
         for name, state in states.items():
             _GLOBALS[name].put(state)
@@ -96,15 +92,22 @@ def lent(states: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, state in before.items():
             _GLOBALS[name].put(state)
+        for each, state in theirs:
+            each.set_state(state)
 
 
 def given_to(*holders: object) -> list[torch.Generator]:
-    """The generators that these were given, each once."""
+    """The generators that these objects were given, each once."""
     found = (getattr(holder, "generator", None) for holder in holders)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
+def texts_of(generators: Iterable[torch.Generator]) -> list[str]:
+    """The present states of these generators, as text."""
+    return [text_of(each.get_state()) for each in generators]
+
+
 def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
-    """Puts them into the states that these texts are of."""
+    """Sets the generators to the states in these texts."""
     for generator, text in zip(generators, texts, strict=True):
         generator.set_state(tensor_of(text))

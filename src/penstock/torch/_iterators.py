@@ -1,7 +1,7 @@
-"""What iterating a torch loader gives: torch's own iterators, with penstock's engine inside.
+"""The iterators of a torch loader: subclasses of torch's iterators, with penstock's engine inside.
 
-They are subclasses of torch's, so what torch does around its engine stays torch's: the order of the random
-draws when an iterator is made, its warnings, its name in a profile, and what frameworks look for.
+Everything around the engine stays torch's own: the order of random draws when an iterator is made, the warnings, the
+name in a profile, and the attributes that frameworks look for.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.backends._process.backend import ProcessBackend
 from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
+from penstock.torch._cursor import Cursor
 from penstock.torch._delivery import pinning
-from penstock.torch._place import Place
 from penstock.torch._worker import NOT_THE_END, Replica, sealed
 
 _served = 0
 
 
 def served() -> int:
-    """How many times an iteration was begun on penstock's engine in this process; torch's own do not count."""
+    """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
     return _served
 
 
@@ -44,78 +44,68 @@ def _count() -> None:
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """Without workers: torch's plain loop, but for a StopIteration that is none."""
+    """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
 
     _base_seed: int
     _sampler_iter: Iterator[Any]
 
     def __init__(self, loader: Any) -> None:
-        place = self._place = _place(loader)
-        place.restore()
-        with place.beginning():
+        cursor = self._cursor = _cursor(loader)
+        with cursor.beginning():
             super().__init__(loader)
-            if place.is_stream:
-                place.open_stream(self._dataset_fetcher, loader.batch_size or 1)
-        self._base_seed = place.seeded(self._base_seed)
-        self._sampler_iter = place.keys(self._sampler_iter)
-        self._num_yielded = place.progress.steps
+            if cursor.is_stream:
+                cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+        self._base_seed = cursor.seeded(self._base_seed)
+        self._sampler_iter = cursor.keys(self._sampler_iter)
+        self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
         self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
-        _begun(loader, place)
+        _begun(loader, cursor)
 
     def _next_data(self) -> Any:
-        place = self._place
+        cursor = self._cursor
         try:
             index = self._next_index()
         except StopIteration:
-            place.end()
+            cursor.end()
             raise
+        ended = False
         try:
             data = self._dataset_fetcher.fetch(index)
         except StopIteration as error:
-            if place.is_stream:
-                place.end()
-                raise
-            place.passed_inline()
-            raise RuntimeError(NOT_THE_END) from error
-        except BaseException:
-            place.passed_inline()
+            ended = cursor.is_stream
+            if not ended:
+                raise RuntimeError(NOT_THE_END) from error
             raise
-        place.passed_inline()
+        finally:
+            cursor.end() if ended else cursor.passed_inline()
         if self._into is not None:
             data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
         return data if self._deliver is None else self._deliver(data)
 
 
 class _Ours(private.WorkersIterator):  # type: ignore[misc]
-    """What torch's iterator with workers is to others, without its engine."""
+    """torch's iterator with workers as others see it, without torch's engine."""
 
     _workers: list[Any]
     _persistent_workers: bool
     _deliver: Delivery | None
 
-    def _shutdown_workers(self) -> None:
-        raise NotImplementedError
-
-    def __del__(self) -> None:
-        self._shutdown_workers()
-
 
 class Workers(_Ours):
-    """torch's semantics: each worker has its steps, its seeds and its copy of the dataset."""
+    """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
     _base_seed: int
 
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
-        self._place = _place(loader)
-        self._place.restore()
-        with self._place.beginning(sampler=False):
+        cursor = self._cursor = _cursor(loader)
+        with cursor.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
-        self._base_seed = self._place.seeded(self._base_seed)
+        self._base_seed = cursor.seeded(self._base_seed)
         self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -130,33 +120,34 @@ class Workers(_Ours):
         if engine is not None:
             engine.cancel(self._timeout or None)
         if not first_iter:
-            self._place = Place(loader, before=self._place, lives=True)
-            self._place.restore()
-        place = self._place
+            self._cursor = Cursor(loader, before=self._cursor, lives=True)
+            self._cursor.restore()
+        cursor = self._cursor
         if engine is None:
-            engine = self._engine = _new_engine(loader, self._base_seed, place)
-        with place.beginning(seed=False):
+            engine = self._engine = _new_engine(loader, self._base_seed, cursor)
+        with cursor.beginning(seed=False):
             private.BaseIterator._reset(self, loader, first_iter)
-        steps, beyond = place.progress.steps, place.progress.beyond
+        steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
-        keys = _drawn(loader, place.keys(self._sampler_iter))
-        run = self._run = Run(next(self._runs), 0, keys, step=steps, skip=frozenset(beyond), seat=place.seat)
+        keys = _drawn(loader, cursor.keys(self._sampler_iter))
+        run = self._run = Run(next(self._runs), 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
         engine.open(run)
-        loader.__dict__["_engine"] = weakref.ref(engine)
+        if cursor.is_tracked:
+            loader._engine = weakref.ref(engine)
         self._workers = engine.workers
         _raise_the_samplers_error(run)
-        _begun(loader, place)
+        _begun(loader, cursor)
 
     def _next_data(self) -> Any:
-        if self._engine is None or self._run is None:  # or an epoch that could not begin
+        if self._engine is None or self._run is None:  # closed, or the epoch could not begin
             raise StopIteration
         engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
             if delivery.task is not None:
-                self._place.passed(delivery.task, delivery.worker)
+                self._cursor.passed(delivery.task, delivery.worker)
         except BaseException:
-            if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
+            if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
         _raise_the_samplers_error(run)
@@ -168,7 +159,7 @@ class Workers(_Ours):
             finally:
                 del error  # its traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
-            self._place.end(run.ends.items())
+            self._cursor.end(run.ends.items())
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
@@ -179,9 +170,11 @@ class Workers(_Ours):
         if engine is not None:
             engine.close()
 
+    __del__ = _shutdown_workers
+
 
 class Seeded(_Ours):
-    """penstock's semantics (`seed=`): what is in a batch does not depend on who computes it."""
+    """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
     def __init__(self, loader: Any) -> None:
         self._core: Core | None = None
@@ -192,7 +185,7 @@ class Seeded(_Ours):
         self._reset(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._stream = None  # its engine is free for the next
+        self._stream = None  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
         _count()
@@ -221,7 +214,7 @@ class Seeded(_Ours):
 
 
 def _raise_the_samplers_error(run: Run) -> None:
-    """As torch does: from the call in which the sampler was asked, though that was for a later step."""
+    """Like torch, raises from the call in which the sampler was asked, although that was for a later step."""
     error, run.error = run.error, None
     if error is not None:
         try:
@@ -231,7 +224,7 @@ def _raise_the_samplers_error(run: Run) -> None:
 
 
 def new_iterator(loader: Any) -> Any:
-    """An iterator over a torch loader, whoever made it, with torch's semantics on penstock's engine."""
+    """An iterator over any torch loader, with torch's semantics, on penstock's engine."""
     if loader.num_workers == 0:
         return Inline(loader)
     loader.check_worker_number_rationality()
@@ -239,27 +232,29 @@ def new_iterator(loader: Any) -> Any:
 
 
 def _drawn(loader: Any, sampler: Iterator[Any]) -> Iterator[Any]:
-    """What is drawn from the sampler for each step, as its task holds it: keys, or how many samples to read."""
+    """The keys of each step as its task holds them; for a stream, the number of samples to read."""
     if not private.is_batched(loader):
         return sampler
     return map(len if private.is_stream(loader) else sealed, sampler)
 
 
-def _place(loader: Any) -> Place:
-    """Where a new iterator begins: at the state that was loaded, if there is one."""
-    return Place(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_place"))
+def _cursor(loader: Any) -> Cursor:
+    """The cursor of a new iterator: at the state that was loaded, if there is one, and restored."""
+    cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
+    cursor.restore()
+    return cursor
 
 
-def _begun(loader: Any, place: Place) -> None:
+def _begun(loader: Any, cursor: Cursor) -> None:
     _count()
-    if place.is_tracked:
-        loader._saved, loader._place = None, place
+    if cursor.is_tracked:
+        loader._saved, loader._cursor = None, cursor
 
 
-def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
+def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     workers = loader.num_workers
-    resumed = [(copy.known, copy.more) for copy in place.copies]
-    marks = (loader.snapshot_every_n_steps or 1) if place.is_tracked else 0
+    resumed = [(copy.known, copy.more) for copy in cursor.copies]
+    marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
     window = loader.prefetch_factor * workers
     job = Job(
         dataset=loader.dataset,
@@ -271,10 +266,10 @@ def _new_engine(loader: Any, base_seed: int, place: Place) -> Engine:
         seed=base_seed,
         drop_last=loader.drop_last,
         cast=getattr(loader, "_cast", None),
-        make_runner=partial(Replica, stream=place.is_stream, marks=marks, resumed=resumed),
+        make_runner=partial(Replica, stream=cursor.is_stream, marks=marks, resumed=resumed),
         assigned=True,
     )
-    # torch's default, whatever it is: a program that torch's loader serves has no more to say than before.
+    # torch's default start method: a program that works with torch's loader works here without changes.
     context = loader.multiprocessing_context or multiprocessing.get_start_method()
     backend = ProcessBackend(job, choose_method(context), explicit=True)
     scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)

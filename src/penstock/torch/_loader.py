@@ -1,32 +1,40 @@
-"""torch's DataLoader on penstock's engine: as a class of its own, or, after `enable()`, all of them."""
+"""torch's DataLoader on penstock's engine: a class of its own, and `enable()` for all loaders of torch's."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
 from penstock.torch._core import Ours, core_of
+from penstock.torch._cursor import Cursor
 from penstock.torch._iterators import Seeded, new_iterator
-from penstock.torch._place import Place
 from penstock.torch._state import Saved, check_maker, loaded, state_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+# The arguments that need `seed=`: their values without it, and the reason.
 _FAILS = "without it, a sample that fails is an error, as in torch."
+_NEED_SEED = {
+    "on_error": ("raise", _FAILS),
+    "max_errors": (None, _FAILS),
+    "shard": (None, "without it the order is torch's: give each rank its DistributedSampler(dataset) as sampler=."),
+    "last_batch": (None, "without it the end is torch's, by drop_last=True or False."),
+}
 
 
 class _Shown(Generic[T]):
-    """A property that a subclass may set an attribute of its own over."""
+    """A property that an attribute of a subclass may hide."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -39,16 +47,17 @@ class _Shown(Generic[T]):
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
 
-    It is torch's class, so torch's constructor checks the arguments. `state_dict()` and `load_state_dict(state)` stop
-    and go on at any batch, as those of torchdata's StatefulDataLoader; states are exact for any
-    `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
+    It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
+    `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
+    any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
-    With `seed=` given, penstock's laws hold instead of torch's: order, augmentation and batches are a function of the
-    seed, whatever the number of workers, a worker that dies is replaced, and a state resumes augmentations too;
-    `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=` and `batches()` are as there.
+    With `seed=` penstock's laws hold instead of torch's: order, augmentation and batches are a function of the seed
+    and do not depend on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
+    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`
+    and `batches()` are those of penstock's loader.
 
-    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: a torch dtype (or its name), or
-    a mapping from fields to these; `torch.bfloat16` is one of them.
+    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
+    name, "bfloat16" included), or a mapping from fields to dtypes.
     """
 
     seed: int | None
@@ -78,36 +87,27 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(
                 f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
             )
-        if seed is None and on_error != "raise":
-            raise ValueError(f"on_error={on_error!r} needs seed=: {_FAILS}")
-        if seed is None and max_errors is not None:
-            raise ValueError(f"max_errors={max_errors!r} needs seed=: {_FAILS}")
-        if seed is None and shard is not None:
-            raise ValueError(
-                f"shard={shard!r} needs seed=: without it the order is torch's, and ranks share it by "
-                "sampler=torch.utils.data.DistributedSampler(dataset)."
-            )
-        if seed is None and last_batch is not None:
-            raise ValueError(
-                f"last_batch={last_batch!r} needs seed=: without it the end is torch's, by drop_last=True or False."
-            )
+        ours = Ours(None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch)
+        for name, (default, why) in _NEED_SEED.items() if seed is None else ():
+            value = getattr(ours, name)
+            if value != default:
+                raise ValueError(f"{name}={value!r} needs seed=: {why}")
         every = snapshot_every_n_steps
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
         super().__init__(*args, **kwargs)
-        self._ours = Ours(
-            None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch
-        )
+        self._ours = ours
         self._cast = cast
         self.snapshot_every_n_steps = every
-        # For who reads them, frameworks too, which look into `vars`. A subclass may have attributes of these names.
+        # Frameworks read the arguments from `vars`. A subclass may have attributes of these names.
         for name, value in {**self._ours._asdict(), "dtype": dtype, "casting": casting}.items():
             if not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: Saved | None = None
-        self._place: Place | None = None
+        self._cursor: Cursor | None = None  # of the epoch begun last
+        self._engine: weakref.ref[Engine] | None = None  # and its workers
         if on_error != "raise" or shard is not None or last_batch is not None:
-            core_of(self)  # which refuses what it must now, and not in the first epoch
+            core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "num_workers" and "_ours" in vars(self) and value != self.num_workers:
@@ -115,69 +115,70 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
-        """Changes the number of workers while they run, if that changes no batch."""
-        core, engine = vars(self).get("_penstock"), vars(self).get("_engine", lambda: None)()
+        """Changes the number of workers that run, if the batches do not depend on it."""
+        core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.num_workers:
             core.resize(num_workers)
-        elif self._ours.seed is None and engine is not None and not engine.closed:
+        elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
-                f"num_workers cannot be changed from {self.num_workers} to {num_workers!r} while workers run: "
-                "without seed= the batches depend on it, because each worker has its own random generators and its "
-                "own steps, as in torch. Give the loader seed=, or change it when no iterator is alive."
+                f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
+                "seed= the batches depend on it, as in torch, because each worker has its own steps and its own "
+                "random generators. Give the loader seed=, or set num_workers when no iterator is alive."
             )
+        else:
+            self._iterator = None  # of workers that have ended
 
-    # Stopping and going on.
+    # Resuming.
 
     def state_dict(self) -> dict[str, Any]:
-        """Which batches were handed out so far: of the epoch begun last, or of all of it, once it has ended.
+        """The state after the batches of the current epoch that were handed out; after its end, the next epoch's.
 
-        Plain data, ready for JSON, unless a dataset or sampler with a `state_dict` of its own puts other things into
-        its. It may be taken at any point, also inside a loop.
+        Plain data, ready for JSON unless the `state_dict` of a dataset or sampler returns other data. It may be
+        called at any time, also inside a loop.
         """
         return state_of(self) if self._ours.seed is None else core_of(self).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter()` goes on where the state was taken.
+        """The next `iter()` continues where the state was taken.
 
-        A state that does not fit raises a StateError that says what differs, and nothing is changed.
+        A state that does not fit raises a StateError that says what differs, and changes nothing.
         """
         check_maker(state_dict, self._ours.seed)
         if self._ours.seed is not None:
             core_of(self).load_state_dict(state_dict)
             return
-        # An empty one is what a loader of DataPipes has, and torchdata's takes it too: nothing is known.
+        # The state of a loader of DataPipes is empty, here and in torchdata.
         self._saved = loaded(self, state_dict) if state_dict != {} else None
-        self._place = None
-        self._iterator = None  # persistent workers have another epoch's seeds
+        self._cursor = None
+        self._iterator = None  # persistent workers have the seeds of another epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_place": None}
-        state.pop("_engine", None)
+        state = {**self.__dict__, "_cursor": None, "_engine": None}
         if "_penstock" in state:
             state |= {"_penstock": state["_penstock"].twin(), "_iterator": None}
         return state
 
-    # What a seed adds.
+    # With `seed=` only.
 
     @_Shown
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """With `on_error=`: key and exception of each sample of this epoch that has failed so far."""
+        """With `on_error=`: key and exception of each sample that has failed in this epoch."""
         return [] if self._ours.seed is None else core_of(self).skipped
 
     def batches(self) -> Iterator[Batch[T_co]]:
-        """With `seed=`: the same stream as iterating, each batch with its index, epoch, step and padding.
+        """With `seed=`: the batches of the next `iter()`, each with its index, epoch, step and padding.
 
-        Rows that only fill a batch up (`last_batch="pad"`, the default with `shard=`) are counted in its `pad`.
+        `pad` counts the rows that only fill up a batch (`last_batch="pad"`, the default with `shard=`).
         """
         if self._ours.seed is None:
             raise ValueError(
-                "batches() needs seed=: without it the loader is torch's, which pads nothing and does not say which "
-                "samples a batch has. Give seed=, or let the dataset return the key beside its sample."
+                "batches() needs seed=: without it the semantics are torch's, which pads nothing and does not say "
+                "which samples a batch has. Give seed=, or let the dataset return the key with its sample."
             )
         return core_of(self).batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """With `seed=`: the next `iter()` is this epoch. Only needed to repeat or skip one."""
+        """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
         if self._ours.seed is None:
             raise ValueError(
                 "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
@@ -190,11 +191,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return len(core_of(self))
 
 
+_PIPES = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
+_warned: set[str] = set()
+
+
 def _iterate(loader: Any) -> Any:
     if loader.num_workers and private.is_pipe(loader.dataset):
-        _say_why_not(
-            "DataPipes are seeded and sharded by torch's own engine, so this loader iterates on that one."
-        )
+        if not _warned:
+            _warned.add(_PIPES)
+            warnings.warn(_PIPES, stacklevel=3)
         return _theirs(loader)
     if isinstance(loader, DataLoader) and loader._ours.seed is not None:
         return Seeded(loader)
@@ -202,7 +207,7 @@ def _iterate(loader: Any) -> Any:
 
 
 def _signature() -> inspect.Signature:
-    """torch's, of whichever torch is installed, and ours."""
+    """The arguments of the installed torch, and ours."""
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__)
     ours = inspect.signature(DataLoader.__init__).parameters.values()
     named = [parameter for parameter in ours if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -214,19 +219,10 @@ DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 _theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
-_said: set[str] = set()
-
-
-def _say_why_not(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, stacklevel=4)
-
-
 class enable:
-    """From now on every loader of torch's in this process iterates on penstock.
+    """From now on every loader of torch's in this process uses penstock's engine.
 
-    Also as a context manager, which puts back what was before. Calling it again changes nothing.
+    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():
@@ -234,27 +230,17 @@ class enable:
     """
 
     def __init__(self) -> None:
-        self._was = _is_enabled()
-        _set(_iterate)
+        self._was = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
+        setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _iterate)
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._was:
+    def __exit__(self, *error: object) -> None:
+        if self._was is not _iterate:
             disable()
 
 
 def disable() -> None:
-    """Loaders of torch's iterate on torch's own engine again. Iterators that live go on as they are."""
-    _set(_theirs)
-
-
-def _is_enabled() -> bool:
-    return getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD) is _iterate
-
-
-def _set(method: Any) -> None:
-    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, method)
+    """Loaders of torch's use torch's own engine again. Iterators that exist stay as they are."""
+    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _theirs)

@@ -1,4 +1,4 @@
-"""Every private name of torch that is used outside of `_collate.py`, in one place.
+"""Every private name of torch that is used here, except those in `_collate.py`.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """
@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as _dataloader
 from torch.utils.data._utils import pin_memory as _pin_memory
 from torch.utils.data._utils import worker as _worker
 
-# What a loader of torch's calls for a new iterator, once for each epoch or, with persistent workers, once.
+# The method that makes an iterator: called for each epoch, with persistent workers only for the first.
 ITERATOR_METHOD = "_get_iterator"
 
 ExceptionWrapper: Any = _utils.ExceptionWrapper
@@ -25,37 +25,37 @@ WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
 
 
 def is_stream(loader: Any) -> bool:
-    """Whether the loader reads an IterableDataset."""
+    """True if the loader reads an IterableDataset."""
     return bool(loader._dataset_kind == _dataloader._DatasetKind.Iterable)
 
 
 def is_pipe(dataset: object) -> bool:
-    """Whether torch's loader has further plans with the dataset: it seeds and shards pipes."""
+    """True for a DataPipe, which torch's loader seeds and shards."""
     return isinstance(dataset, (IterDataPipe, MapDataPipe))
 
 
 def is_batched(loader: Any) -> bool:
-    """Whether the loader makes batches of samples."""
+    """True if the loader makes batches of samples."""
     return bool(loader._auto_collation)
 
 
 def index_sampler(loader: Any) -> Any:
-    """What is asked for the keys of each step: the batch sampler, or the sampler where nothing is batched."""
+    """The iterable of the keys of each step: the batch sampler, or the sampler if samples are not batched."""
     return loader._index_sampler
 
 
 def profiled_as(kind: Any) -> str:
-    """The name that torch gives to one `next` of such an iterator in a profile."""
+    """The name that `next` of such an iterator has in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def numpy_seed(base_seed: int, worker: int) -> Any:
-    """What torch seeds `numpy.random` with in a worker."""
+    """The seed that torch gives `numpy.random` in a worker."""
     return _worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """From now on `torch.utils.data.get_worker_info()` answers with this."""
+    """From now on `torch.utils.data.get_worker_info()` returns this."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
@@ -76,5 +76,5 @@ def typed(memory: torch.UntypedStorage, dtype: torch.dtype) -> Any:
 
 
 def profile(name: str) -> Any:
-    """A range of this name in a profile that is being taken."""
+    """A context manager that records a range of this name in a profile."""
     return torch.autograd.profiler.record_function(name)

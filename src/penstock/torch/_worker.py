@@ -1,15 +1,14 @@
-"""A worker as torch has it: with random generators of its own, and its own copy of a stream."""
+"""A worker with torch's semantics: it has its own random generators and its own copy of the dataset."""
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.random  # 20 ms, which every worker that is forked from here is spared
+import numpy.random  # takes 20 ms: imported here so that forked workers need not
 import torch
 
 from penstock._at_work import set_worker_info
@@ -28,11 +27,11 @@ from penstock.worker_info import WorkerInfo
 
 
 class Replica:
-    """Runs tasks as torch's workers do. It stands in the place of `Runner`.
+    """Runs tasks like torch's workers. Replaces `Runner`.
 
-    Where the dataset has a state, it goes with what comes of a task: that of a stream with every `marks`-th batch,
-    and none if that is 0. `resumed` is where each worker's copy of the dataset was when a state was taken: its mark,
-    and how many batches it gave since.
+    If the dataset has a state, its mark travels with the result of a task: that of a stream with every `marks`-th
+    batch, none if `marks` is 0. `resumed` has the position of each worker's copy of the dataset in the state that was
+    loaded: its mark, and the number of batches since.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class Replica:
         self._field = None if job.cast is None else job.cast.root()
         self.rows = 1
         self.mended = None
-        self.mark: bytes | None = None  # set after a task, it travels with its reply: see Task
+        self.mark: bytes | None = None  # travels with the reply of the task: see Task
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators once, as torch does: what is drawn later depends on what was drawn before."""
+        """Seeds the generators once, as torch does: later random numbers depend on all earlier ones."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -81,10 +80,10 @@ class Replica:
                 self._init_error = error
 
     def prepare(self, task: Task) -> None:
-        """Nothing is seeded again."""
+        """Does nothing: the generators are seeded once."""
 
     def run(self, task: Task, writer: Writer) -> object:
-        """The batch. Its tensors are in the writer's slab where collate is torch's."""
+        """The batch. With torch's default collate_fn, its tensors are in the writer's slab."""
         self._at = self.mark = None
         if self._init_error is not None:
             raise self._init_error
@@ -101,7 +100,7 @@ class Replica:
             raise RuntimeError(NOT_THE_END) from error
 
     def capture(self, error: BaseException, task: Task) -> bytes:
-        """The error as it travels to the caller, in torch's words. One that means to exit does."""
+        """The exception as bytes, in torch's words. SystemExit and the like are raised here: they end the worker."""
         if not isinstance(error, Exception):
             raise error
         where = f"step {task.step}, in {self._who}."
@@ -112,12 +111,11 @@ class Replica:
         wrapped = private.ExceptionWrapper(
             (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
         )
-        failure = TorchFailure(wrapped, f"In {where}")
         try:
-            return dumps(failure)
-        except Exception:  # a class that cannot be sent
+            return dumps(TorchFailure(wrapped, f"In {where}"))
+        except Exception:  # an exception that cannot be pickled
             text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
-            return pickle.dumps(_Told(text, f"In {where}"))
+            return dumps(TorchFailure(text, f"In {where}"))
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
@@ -125,8 +123,8 @@ class Replica:
             return self._pull(task)
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
-            if mark is not None and mark.states is not None:
-                dataset.load_state_dict(mark.states["iterable"])
+            if mark is not None:
+                Reading(dataset).prepare(mark)
         if not self._job.batched:
             samples = self._get(task.keys)
         else:
@@ -150,8 +148,9 @@ class Replica:
         stream = self._stream
         samples = stream.take(count)
         if not samples or (stream.ended and self._job.drop_last and self._job.batched):
-            self._stream = Reading(())  # so that the state at the end is asked for once
-            self.mark = taken(self._job.dataset, stream.end) if self._marks else None
+            if self._marks:
+                self.mark = taken(self._job.dataset, stream.end)
+            stream.close()
             raise StreamEnded
         if self._marks and stream.read % self._marks == 0:
             self.mark = taken(self._job.dataset, stream.mark)
@@ -159,46 +158,34 @@ class Replica:
 
     def _open_stream(self, run: int, count: int) -> None:
         self._stream_run = run
-        self._stream = Reading(())  # until iter() has come back
-        stream = Reading(self._job.dataset)
+        stream = self._stream = Reading(self._job.dataset)
         (mark, more), self._resumed = self._resumed or (None, 0), None
-        if mark is not None and mark.states is None and mark.kept is not None:
-            # Nothing is left now, and the next epoch begins with this.
-            self._resumed = Mark(0, {}, mark.kept), 0
+        if mark is not None and mark.at_end:  # nothing is left in this epoch
+            self._resumed = mark.next_epoch(), 0
         stream.open(mark)
-        for _ in range(more):
-            with suppress(Exception):  # it was raised the first time
-                stream.take(count)
-        self._stream = stream
+        until = stream.read + more
+        stream.pass_over(until, count, replayed=until)
 
 
 class TorchFailure(NamedTuple):
-    """An exception on its way to the caller, as torch wraps it: one of its type, with the traceback as text."""
+    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text.
+
+    `wrapped` is the text alone if the exception cannot be pickled.
+    """
 
     wrapped: Any
     note: str
 
     def exception(self) -> BaseException:
         try:
-            self.wrapped.reraise()
+            raise RuntimeError(self.wrapped) if isinstance(self.wrapped, str) else self.wrapped.reraise()
         except BaseException as error:
             error.__traceback__ = error.__context__ = None
             return annotate(error, self.note)
-        raise AssertionError("it raises")
-
-
-class _Told(NamedTuple):
-    """What is left of an exception that could not be sent."""
-
-    text: str
-    note: str
-
-    def exception(self) -> BaseException:
-        return annotate(RuntimeError(self.text), self.note)
 
 
 def sealed(keys: Any) -> Any:
-    """The keys of a batch, so that `_keys` gives back just what the sampler gave."""
+    """The keys of a batch, packed so that `_keys` returns exactly the object that the sampler gave."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 
@@ -207,6 +194,6 @@ def _keys(sent: Any) -> Any:
 
 
 NOT_THE_END = (
-    "The dataset (or collate_fn) raised StopIteration. That is an error, and does not end the epoch: raise "
+    "The dataset (or collate_fn) raised StopIteration. This is an error, and does not end the epoch: raise "
     "IndexError for a missing sample, or derive from IterableDataset for a stream."
 )

@@ -1,4 +1,4 @@
-"""The order of one epoch as a torch loader's sampler gives it, and what it takes to draw the rest of it again."""
+"""The keys of one epoch from the sampler of a torch loader, and the random states to draw them again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import (
@@ -21,21 +21,24 @@ from torch.utils.data import (
 
 from penstock._resume.marks import opened, taken
 from penstock._resume.progress import Progress
-from penstock._resume.reading import Mark, Reading, by_next, has_state, renew
+from penstock._resume.reading import Mark, Reading, by_next, has_state
 from penstock.torch import _generators as generators
 from penstock.torch import _private as private
 
-# torch's own, whose ways are known: they have no state, and draw at random from a generator that they were given, or
-# else from torch's global one. Their subclasses are a caller's own.
+if TYPE_CHECKING:
+    from penstock.torch._state import Saved
+
+# torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
+# from torch's global one.
 _RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 _TORCHS = {*_RANDOM, SequentialSampler, DistributedSampler}
 
 
-class Order:
-    """The keys of each step of an epoch, from the first step that was not handed out on.
+class Sampling:
+    """One pass over the sampler: the keys of each step, from the first step that was not handed out.
 
-    `origin` is what they come from, for a state: it is None until the sampler was asked for its first keys. `begin`
-    is the mark that a sampler with a state begins with: that of a state, or the end of the epoch before.
+    `begin` is the mark that a sampler with a state starts from: that of a resume state, or of the end of the previous
+    epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
@@ -51,33 +54,34 @@ class Order:
         self._given: list[torch.Tensor | str] | None = None
         self._begin = begin
         self._first = progress.steps
+        self._reading = Reading(self.sampler)
         self._renewed = False
-        self._marks: deque[tuple[int, bytes | None]] = deque()
-        self._last = -1  # once the sampler has ended: after so many steps
-        self.end: bytes | None = None  # and then, the mark that the next epoch begins with
+        self._marks: deque[tuple[int, bytes | None]] = deque()  # with the number of steps before each
+        self._last = -1  # the number of steps, when the sampler has ended
+        self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
 
-    # What a state holds of it.
+    # The parts of a resume state.
 
     @property
     def about(self) -> dict[str, Any]:
-        """What must be the same where the order is drawn again."""
-        size = self._index.batch_size if self._batched else None
+        """A description of the sampler, which must be the same when the state is loaded."""
         return {
             "order": type(self.sampler).__name__,
             "samples": len(self.sampler) if self._is_torchs else None,
-            "batch_size": size,
+            "batch_size": self._index.batch_size if self._batched else None,
             "drop_last": self._index.drop_last if self._batched else None,
         }
 
     @property
     def origin(self) -> dict[str, Any] | None:
+        """The random states that the keys were drawn from; None until the sampler was asked for its first keys."""
         before, self._torch = self._torch, None
         if before is not None and self._origin is not None:
             self._origin |= self._drawn_from(before)
         return self._origin
 
     def _drawn_from(self, before: torch.Tensor) -> dict[str, Any]:
-        """What torch's sampler has drawn from its global generator, which was in this state."""
+        """The seed that torch's sampler drew from the global generator in this state, or else the state itself."""
         if type(self.sampler) is not RandomSampler:
             return {"torch": generators.text_of(before)}
         again = torch.Generator()
@@ -86,57 +90,50 @@ class Order:
 
     @property
     def given(self) -> list[str]:
-        """The generators that were given to the loader: as they were before the sampler drew, or as they are.
-
-        As they are is also how the next epoch finds them, once the sampler has ended.
-        """
+        """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
         given = self._given
         if given is None or self._progress.steps == self._last:
-            return [generators.text_of(each.get_state()) for each in self.generators]
+            return generators.texts_of(self.generators)
         texts = [each if isinstance(each, str) else generators.text_of(each) for each in given]
-        given[:] = texts  # it takes 15 us
+        given[:] = texts  # encoding one takes 15 us
         return texts
 
     @property
     def mark(self) -> Mark | None:
-        """Where a sampler with a state was when it had given the last of the steps that were handed out.
+        """The position of a sampler with a state after the steps that were handed out.
 
-        What it says before the first is not asked for: some begin anew only when they are asked for a key.
+        Before the first step it is not asked for its state: some samplers start over only at their first key.
         """
         steps = self._progress.steps
         if steps == self._first:
             return opened(self._begin)
         return opened(next((mark for step, mark in self._marks if step == steps), None))
 
-    # How it is drawn.
+    # The keys.
 
     def restore(self) -> None:
-        """Makes a sampler what it was at the end of the epoch before, if that is its mark. It draws from nobody."""
+        """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
-        if mark is None or mark.states is None or not mark.kept:
-            return
-        given = [each.get_state() for each in self.generators]
-        with generators.lent({}):
-            renew(self.sampler, mark.kept)
-        for each, state in zip(self.generators, given, strict=True):
-            each.set_state(state)
-        self._renewed = True
+        if mark is not None and not mark.at_end and mark.kept:
+            with generators.lent({}, self.generators):
+                self._reading.prepare(mark)
+            self._renewed = True
 
     def prepare(self) -> None:
-        """Torch is about to begin its index sampler."""
+        """Called before torch calls `iter()` of its index sampler."""
         if not self._batched and not self._is_torchs:
             self._before = generators.take()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """A whole epoch. `begun` is the iterator of the index sampler that torch has made."""
+        """The keys of a whole epoch. `begun` is torch's iterator of the index sampler."""
         if not self._has_drawn(begun):
             return self._from_first(begun)
         self._note(self._before)
         return self._marked_from(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The same, for what draws only when it is asked for its first keys, which is now."""
+        """The same, for a sampler that draws when it is asked for its first keys. The body runs at that time."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -156,22 +153,20 @@ class Order:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """The sampler has begun, and was asked to when the global generators were in these states."""
+        """Notes which global generators the sampler drew from: those that are no longer in these states."""
         after = generators.take() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
 
-    def resumed(
-        self, begun: Iterator[Any], origin: dict[str, Any], states: dict[str, Any], given: list[str]
-    ) -> Iterator[Any]:
-        """The rest of an epoch: from this origin (`states` are those in it), or else from the mark on."""
-        self._origin, self._given = dict(origin), [*given]
+    def resumed(self, begun: Iterator[Any], saved: Saved) -> Iterator[Any]:
+        """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
+        self._origin, self._given = dict(saved.origin or {}), [*saved.given]
         mark = None if self._renewed else opened(self._begin)
         if mark is not None or not self._has_drawn(begun):
-            generators.set_all(self.generators, given)
-        return self._rest(begun, states, mark)
+            generators.set_all(self.generators, saved.given)
+        return self._rest(begun, saved.states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
@@ -179,9 +174,8 @@ class Order:
             self.sampler.set_epoch(origin["epoch"])
         with generators.lent(states):
             if mark is not None:
-                reading = Reading(self.sampler)
-                reading.open(mark)
-                rest = self._marked(reading)
+                self._reading.open(mark)
+                rest = self._marked()
             elif self._is_torchs:
                 skip = steps * self._index.batch_size if self._batched else steps
                 rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
@@ -192,7 +186,7 @@ class Order:
         yield from rest
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """Whether the sampler may have drawn already: a caller's own that makes its iterator when torch asks."""
+        """True if the sampler may have drawn already: one of the user's that draws in `iter()`."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -208,31 +202,26 @@ class Order:
         return has_state(self.sampler) or has_state(source)
 
     def _marked_from(self, source: Iterator[Any]) -> Iterator[Any]:
-        reading = Reading(self.sampler, renewed=self._renewed)
-        reading.begin(source)
-        return self._marked(reading)
+        self._reading.begin(source)
+        return self._marked()
 
-    def _marked(self, reading: Reading) -> Iterator[Any]:
-        """The steps of a sampler that has a state, which is kept for each of them until it was handed out."""
+    def _marked(self) -> Iterator[Any]:
+        """The steps of a sampler with a state. The mark of each is kept until the step was handed out."""
+        reading, step = self._reading, self._progress.steps
         size = self._index.batch_size if self._batched else 1
-        step = self._progress.steps
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
-            self._keep(step, taken(self.sampler, reading.mark))
+            while self._marks and self._marks[0][0] < self._progress.steps:
+                self._marks.popleft()
+            self._marks.append((step, taken(self.sampler, reading.mark)))
             if reading.ended:
                 self._last = step
             yield keys if self._batched else keys[0]
         self.end = taken(self.sampler, reading.end)
 
-    def _keep(self, step: int, mark: bytes | None) -> None:
-        """After so many steps the sampler is there. Marks from before what was handed out are of no use any more."""
-        while self._marks and self._marks[0][0] < self._progress.steps:
-            self._marks.popleft()
-        self._marks.append((step, mark))
-
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """The keys of a sampler without those that it gives first: at once, where it is known what it does."""
+    """The keys of one of torch's samplers without the first `skip`, without drawing those if possible."""
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -246,12 +235,12 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 
 
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
-    """As torch's RandomSampler, which draws once more than it needs: its generator may be used again."""
+    """Like torch's RandomSampler, which draws a second permutation and so advances its generator twice."""
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """What is left after so many. The sampler has begun in any case: it draws now, if that is what it does first."""
+    """The steps without the first `skip`. The first one is asked for now, so that the sampler draws now."""
     deque(islice(steps, skip), maxlen=0)
     return steps if skip else chain(list(islice(steps, 1)), steps)

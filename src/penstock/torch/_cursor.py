@@ -1,0 +1,211 @@
+"""The progress of an iterator with torch's semantics, and the positions of all objects that its batches come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from penstock._resume.marks import asked, known, opened, taken
+from penstock._resume.progress import Progress
+from penstock._resume.reading import Mark, Reading, has_state
+from penstock._resume.state import State
+from penstock._wire.task import Task
+from penstock.errors import StateError
+from penstock.torch import _generators as generators
+from penstock.torch import _private as private
+from penstock.torch._sampling import Sampling
+
+if TYPE_CHECKING:
+    from penstock.torch._state import Saved
+
+
+class Copy:
+    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
+
+    def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
+        self._mark = mark
+        self.more = more
+
+    def moved(self, mark: bytes | None) -> None:
+        """The copy gave a batch, or raised an error instead."""
+        if mark is None:
+            self.more += 1
+        else:
+            self._mark, self.more = mark, 0
+
+    @property
+    def mark(self) -> Mark | None:
+        return opened(self._mark)
+
+    @property
+    def known(self) -> Mark | None:
+        """The mark; None if there is none or it could not be taken."""
+        return known(self._mark)
+
+    def next_epoch(self) -> Copy:
+        """The copy of a stream at the start of the next epoch."""
+        try:
+            mark = self.mark
+        except StateError:
+            return Copy(self._mark)  # the state for the next epoch is unknown too
+        return Copy(None if mark is None else mark.next_epoch())
+
+
+class Cursor:
+    """The cursor of an iterator that starts: at the beginning of an epoch, or from a saved state.
+
+    `before` is the cursor of the loader's previous epoch. `lives` says that the workers of that epoch are used again.
+    """
+
+    def __init__(
+        self, loader: Any, saved: Saved | None = None, before: Cursor | None = None, *, lives: bool = False
+    ) -> None:
+        # A loader of torch's own class (see `enable`) has no state, so its sampler and workers send no marks.
+        self.is_tracked = "_saved" in loader.__dict__
+        self._saved = saved
+        self.dataset = loader.dataset
+        self._workers: int = before._workers if before is not None and lives else loader.num_workers
+        self.is_stream = private.is_stream(loader)
+        self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
+        self._first = self.progress.steps
+        end = None if before is None or before.sampling is None else before.sampling.end
+        begin = end if saved is None else saved.state.mark
+        self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress, begin)
+        self.generators = generators.given_to(loader) if self.sampling is None else self.sampling.generators
+        self.base_seed: int | None = None
+        copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
+        self._copies = [Copy() for _ in range(copies)]
+        self._seat = 0
+        # An epoch that was resumed at its end restored nothing, since nothing was left to read: the next epoch does.
+        self._restores = saved is not None or (before is not None and before._began_at_end)
+        self._began_at_end: bool = False
+        if saved is not None:
+            self.base_seed = saved.base_seed
+            self._copies = saved.copies or self._copies
+            self._seat = saved.seat
+            here = [] if self._workers else [copy.mark for copy in self._copies]
+            self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
+        elif before is not None and lives:
+            self.base_seed = before.base_seed
+            self._copies = [copy.next_epoch() if self.is_stream else Copy(copy._mark) for copy in before._copies]
+        elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
+            self._copies = [copy.next_epoch() for copy in before._copies]
+        # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
+        self._reading = Reading(self.dataset)
+        self._fetcher: Any = None
+
+    @property
+    def seat(self) -> int:
+        """The worker that gets the next step. In a stream, some workers may have ended."""
+        return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
+
+    @property
+    def count(self) -> int:
+        """The number of copies of the dataset whose positions belong to a state."""
+        return len(self._copies)
+
+    @property
+    def given(self) -> list[str]:
+        """The states of `generators`: before the sampler drew from them, or the present ones."""
+        return generators.texts_of(self.generators) if self.sampling is None else self.sampling.given
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The present positions."""
+        if self._workers or not self._copies:
+            return self._copies
+        return [asked(self.dataset, self._copy_here)]
+
+    def _copy_here(self) -> Copy:
+        """The caller's own copy."""
+        if not self.is_stream:
+            return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
+        if self._fetcher is None or self.progress.steps == self._first:
+            return self._copies[0]  # a generator that has not run yet has not used a state
+        self._reading.ended = self._fetcher.ended
+        return Copy(self._reading.mark())
+
+    # Starting.
+
+    def restore(self) -> None:
+        """Restores the generators, the sampler, and the caller's own copy of the dataset."""
+        if self._saved is not None:
+            generators.set_all(self.generators, self._saved.given)
+        if not self._restores:
+            return
+        if self.sampling is not None:
+            self.sampling.restore()
+        mark = self._copies[0].mark if self._copies and not self._workers else None
+        if mark is not None:
+            with generators.lent({}) if mark.kept else nullcontext():
+                self._reading.prepare(mark)
+
+    @contextmanager
+    def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
+        """Surrounds the code of torch's that draws the base seed, calls `iter()` of the sampler, or both.
+
+        Random numbers that were drawn before the state was taken are replayed without advancing the caller's
+        generators.
+        """
+        saved = self._saved
+        if self.sampling is not None and self.is_tracked and sampler:
+            self.sampling.prepare()
+        if saved is None or (saved.base_seed if seed else saved.origin) is None:
+            yield
+            return
+        with generators.lent(saved.states):
+            yield
+        if not sampler or saved.origin is None:  # otherwise the sampler draws from them again
+            generators.set_all(self.generators, saved.given)
+
+    def seeded(self, drawn: int) -> int:
+        """The base seed of the workers: that of the state, or else the one that torch has drawn."""
+        if self.base_seed is None:
+            self.base_seed = drawn
+        return self.base_seed
+
+    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """The keys of each step that was not handed out. `begun` is torch's iterator over all of them."""
+        saved = self._saved
+        if self.sampling is None or not self.is_tracked:
+            return begun
+        if saved is not None and saved.origin is not None:
+            return self.sampling.resumed(begun, saved)
+        return self.sampling.fresh(begun)
+
+    def open_stream(self, fetcher: Any, size: int) -> None:
+        """The caller's own copy of a stream continues from its position. `fetcher` is the object that reads it."""
+        copy, reading = self._copies[0], self._reading
+        reading.begin(fetcher.dataset_iter, copy.known)
+        until = reading.read + copy.more
+        reading.pass_over(until, size, replayed=until)
+        fetcher.ended = reading.ended
+        if self.is_tracked and reading.has_state:
+            self._fetcher = fetcher
+
+    # Handing out.
+
+    def passed(self, task: Task, worker: int) -> None:
+        """A worker's step was handed out, as a batch or as an error."""
+        self.progress.passed(task.step, None)
+        if self._copies:
+            self._copies[worker].moved(task.mark)
+            self._seat = (worker + 1) % self._workers
+
+    def passed_inline(self) -> None:
+        """A step that was done in this process was handed out."""
+        self.progress.passed(self.progress.steps, None)
+        if self._copies:
+            self._copies[0].more += 1
+
+    def end(self, ends: Iterable[tuple[int, bytes]] = ()) -> None:
+        """The caller was told that the epoch is over; `ends`: see `Run`."""
+        self.progress.is_over = True
+        for worker, mark in ends:
+            self._copies[worker].moved(mark)
+        if self._fetcher is not None and not self._began_at_end:
+            self._reading.gave = self.progress.steps > 0
+            end = taken(self.dataset, self._reading.end)
+            self._copies = self._copies if end is None else [Copy(end)]
+        self._fetcher = None
