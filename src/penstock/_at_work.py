@@ -64,7 +64,8 @@ _of_process: Any = None
 
 def current_worker() -> Any:
     """The WorkerInfo of the worker that calls this; None outside of workers."""
-    return getattr(_of_thread, "info", _of_process)
+    info = getattr(_of_thread, "info", None)
+    return _of_process if info is None else info
 
 
 def is_worker_process() -> bool:
@@ -75,6 +76,6 @@ def is_worker_process() -> bool:
 def set_worker_info(info: Any, *, of_process: bool) -> None:
     global _of_process
     if of_process:
-        _of_process = info
+        _of_process, _of_thread.info = info, None  # a worker may have been forked by a thread that is one
     else:
         _of_thread.info = info

@@ -305,7 +305,7 @@ def test_a_stream_that_dies_with_its_reader_is_one_error_and_never_begins_again(
                 next(batches)
             text = str(caught.value)
             assert f"filling step 2 of epoch {epoch}: it was killed by signal 9 (SIGKILL)" in text
-            assert "the epoch ends here.\n  A stream with state_dict() and load_state_dict() goes on" in text
+            assert "the epoch ends here.\n  A stream with state_dict() and load_state_dict() continues" in text
             assert list(batches) == []
 
 
