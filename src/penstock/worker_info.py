@@ -14,8 +14,9 @@ __all__ = ["WorkerInfo", "get_worker_info"]
 class WorkerInfo:
     """Describes one worker.
 
-    `id` is a number from 0 to `num_workers - 1`; a worker that replaces a crashed one has the same id. `seed` is the
-    loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share one object).
+    `id` is a number from 0 to `num_workers - 1`, or a higher one if the loader was given more workers while it ran:
+    `num_workers` is the number that it began with. A worker that replaces a crashed one has the same id. `seed` is
+    the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share one object).
     """
 
     id: int

@@ -369,11 +369,10 @@ class Engine:
         except Exception as error:
             if not self._begun:  # the first crew: that is for the caller to know
                 raise
-            # As if it had crashed at start-up: the others go on.
+            # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
             unborn = f"{type(error).__name__}: {error}"
             before = next(reversed(self._losses.values()), None)
             loss = before or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
-            # Without its traceback, which holds this frame, and so the engine.
             self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
             self._events.append(events.WorkerLost(worker, None))
 
