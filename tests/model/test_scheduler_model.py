@@ -391,6 +391,6 @@ def test_the_walk_finds_a_scheduler_that(bug: type[Scheduler], setting: Setting)
         explore(setting, bug, checked=False, closing=True)
 
 
-@pytest.mark.parametrize("setting", {setting for _, setting in BUGS}, ids=repr)
+@pytest.mark.parametrize("setting", dict.fromkeys(setting for _, setting in BUGS), ids=repr)
 def test_the_worlds_of_the_planted_bugs_are_sound(setting: Setting) -> None:
     explore(setting, checked=False, closing=True)

@@ -7,6 +7,7 @@ folder, and leaves its own. The ranks do not talk to each other.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,16 @@ def rank(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+def together(
+    torch_forge: socket.socket, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[float]]:
     """What the ranks of all runs have read, by the number of workers that each had: both in the same processes."""
     found: dict[str, list[float]] = {"0": [], "2": []}
     states: dict[str, Any] = dict.fromkeys(found)
     for ranks, steps in RUNS:
         folder = tmp_path_factory.mktemp("run")
         (folder / "order.json").write_text(json.dumps({"states": states, "steps": steps}))
-        reports = torchrun(__file__, folder, ranks)
+        reports = torchrun(torch_forge, __file__, folder, ranks)
         for workers, values in found.items():
             for batches in zip(*(report[workers]["found"] for report in reports), strict=True):
                 values += [value for batch in batches for value in batch]
