@@ -9,6 +9,7 @@ backend  runs the workers                     penstock.backends, penstock._work
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import operator
@@ -304,9 +305,10 @@ class DataLoader(Generic[_T_co]):
                 "any number of them, from 1 on; one without workers loads in the calling process. To change "
                 "between the two, make a new loader."
             )
-        options = replace(self._options, num_workers=int(number))
-        self._options = self._feed.options = options
-        self._engines.resize(engines.workers(options.num_workers, self._feed), self._window(options.num_workers))
+        with self._engines.held() as held:
+            self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            for engine, _ in held:
+                engine.resize(engines.workers(int(number), self._feed), self._window(int(number)))
 
     def _window(self, num_workers: int) -> int:
         return engines.window(num_workers, self._options, self._feed)
@@ -314,7 +316,7 @@ class DataLoader(Generic[_T_co]):
     @property
     def workers(self) -> list[Any]:
         """The live worker processes, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
-        return [worker for engine in self._engines.live for worker in engine.workers]
+        return [worker for engine in self._engines.all() for worker in engine.workers]
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
@@ -372,6 +374,8 @@ class DataLoader(Generic[_T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # A copy made by copy.copy goes on by itself.
+        self._epochs, self._feed = self._epochs.copy(), copy.copy(self._feed)
         self._give_engines()
 
     def _give_engines(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import random
@@ -514,3 +515,210 @@ def test_a_wrapper_is_not_passed_by(wrap: Any) -> None:
     for dataset in (wrapped, Subset(wrapped, range(8))):
         (batch,) = DataLoader(dataset, batch_size=8)
         assert batch.tolist() == [key * 5.0 for key in range(8)]
+
+
+def test_a_copy_of_a_loader_goes_on_by_itself() -> None:
+    loader: DataLoader[Any] = DataLoader(range(8), shuffle=True, seed=1)
+    list(loader)
+    twin = copy.copy(loader)
+    batches = iter(twin)
+    next(batches)
+    assert (loader.epoch, twin.epoch) == (0, 1)
+    assert loader.state_dict()["steps"] == 0 and twin.state_dict()["steps"] == 1
+    stream: DataLoader[Any] = DataLoader(sources.Countdown(3), num_workers=1, backend="thread")
+    other = copy.copy(stream)
+    other.num_workers = 2
+    assert (stream._feed.options.num_workers, other._feed.options.num_workers) == (1, 2)
+
+
+def test_a_number_of_workers_that_is_refused_changes_nothing() -> None:
+    class Sampler:
+        def __iter__(self) -> Iterator[int]:
+            with pytest.raises(RuntimeError, match="from inside of its own next"):
+                loader.num_workers = 3
+            yield from range(4)
+
+    class Late:
+        def __iter__(self) -> Iterator[int]:
+            yield from range(8)
+            yield from Sampler()
+
+    loader: DataLoader[Any] = DataLoader(range(8), sampler=Late(), num_workers=2, backend="thread")
+    with loader:
+        assert len(list(loader)) == 12
+        assert loader.num_workers == 2
+
+
+class Held:
+    """Each worker waits for its own event."""
+
+    def __init__(self) -> None:
+        self.go = [threading.Event(), threading.Event()]
+        self.busy = threading.Semaphore(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, key: int) -> int:
+        info = get_worker_info()
+        assert info is not None
+        self.busy.release()
+        self.go[info.id].wait()
+        return key
+
+
+def test_a_thread_may_leave_while_the_loader_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Held()
+    loader: DataLoader[Any] = DataLoader(dataset, num_workers=2, backend="thread")
+    batches = iter(loader)
+    for _ in range(2):
+        dataset.busy.acquire()
+    loader.num_workers = 1
+    join = threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        dataset.go[int(thread.name[-1])].set()
+        join(thread, 10)
+
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+    del batches
+
+
+@pytest.fixture
+def no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "penstock-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+
+
+@pytest.mark.usefixtures("no_second_thread")
+def test_a_thread_that_could_not_be_started_is_not_waited_for() -> None:
+    loader: DataLoader[Any] = DataLoader(range(8), num_workers=1, backend="thread")
+    batches = iter(loader)
+    next(batches)
+    loader.num_workers = 2
+    with pytest.warns(RuntimeWarning, match="can't start new thread"):
+        assert [batch.item() for batch in batches] == list(range(1, 8))
+    loader.close()
+    first: DataLoader[Any] = DataLoader(range(8), num_workers=2, backend="thread")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        iter(first)
+
+
+@pytest.mark.usefixtures("no_second_thread")
+def test_an_engine_whose_worker_could_not_be_started_needs_no_garbage_collector() -> None:
+    gc.disable()
+    try:
+        loader: DataLoader[Any] = DataLoader(range(8), num_workers=1, backend="thread")
+        batches = iter(loader)
+        next(batches)
+        loader.num_workers = 2
+        (engine,) = map(weakref.ref, loader._engines.all())
+        del loader, batches
+        assert engine() is None
+    finally:
+        gc.enable()
+
+
+class Broken(Exception):
+    pass
+
+
+class Gathered:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        raise Broken
+
+
+class Listed(Gathered):
+    __gather__ = None  # type: ignore[assignment]
+
+    def __getitems__(self, keys: Any) -> Any:
+        raise Broken
+
+
+@pytest.mark.parametrize("dataset", [Gathered, Listed])
+def test_an_error_of_a_batch_needs_no_garbage_collector(dataset: Any) -> None:
+    gc.disable()
+    try:
+        with DataLoader(dataset(), num_workers=1, backend="thread") as loader:
+            batches = iter(loader)
+            error = None
+            try:
+                next(batches)
+            except Broken as broken:
+                error = weakref.ref(broken)
+            assert error is not None and error() is None
+    finally:
+        gc.enable()
+
+
+def test_an_epoch_of_a_known_order_leaves_nothing_to_the_garbage_collector() -> None:
+    loader: DataLoader[Any] = DataLoader(range(4))
+    list(loader)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            list(loader)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_forked_child_drops_a_loader_that_another_thread_was_using() -> None:
+    """That thread is not there in the child, and lets go of nothing."""
+    loader: DataLoader[Any] = DataLoader(range(8), num_workers=1, backend="thread")
+    batches = iter(loader)
+    next(batches)
+    (engine,) = loader._engines.all()
+    has_it, end = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with engine._turn._lock:
+            has_it.set()
+            end.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    has_it.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        del engine, batches, loader
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    end.set()
+    thread.join()
+    loader.close()
+
+
+def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
+    loader: DataLoader[Any] = DataLoader(range(8))
+    batches = iter(loader)
+
+    class Live(weakref.WeakSet[Any]):
+        def __iter__(self) -> Any:
+            for number, engine in enumerate(super().__iter__()):
+                if not number and len(others) < 2:
+                    others.append(iter(loader))  # as another thread would
+                yield engine
+
+    others: list[Any] = []
+    loader._engines.live = Live(loader._engines.live)
+    loader.update(lambda dataset: None)
+    assert len(others) == 2 and next(batches).item() == 0
+    loader.close()

@@ -84,6 +84,15 @@ def test_a_task_of_the_next_run_that_cannot_be_sent_does_not_end_this_one() -> N
     assert made.run.error is None
 
 
+def test_a_task_that_is_posted_again_ends_its_own_run_though_the_next_is_drawn_from() -> None:
+    made = course(1, 2)
+    made.draw(0)
+    made.draw(1)
+    assert made.run is not None and made.ahead is not None
+    assert made.refuse(0, Ended(0))
+    assert made.run.error is not None and made.ahead.error is None
+
+
 # Bundles
 
 

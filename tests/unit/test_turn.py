@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from threading import get_ident
 from typing import Any
@@ -61,6 +62,33 @@ def test_asking_inside_an_ask_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="cannot be changed"):
         turn.take((get_ident(), CHANGE))
     assert turn.waiting == 0
+
+
+def test_asking_while_the_same_thread_waits_to_change_something_is_an_error() -> None:
+    """As by a signal handler: the change would go before the batch, and waits for the handler."""
+    turn, told, late = Turn(), [], []
+    turn.take((-1, NEXT))  # of another thread
+
+    def handler(*signal: object) -> None:
+        if not turn.waiting or told:
+            return
+        late.append(turn.holder)
+        if len(late) == 1:
+            turn.holder = None  # the other thread lets go
+            with pytest.raises(RuntimeError) as caught:
+                turn.take((get_ident(), NEXT))
+            told.append(str(caught.value))
+        elif len(late) > 100:
+            raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        turn.take((get_ident(), CHANGE))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert "from inside of its own next() or update()" in told[0]
 
 
 def test_a_change_waits_for_the_batch_that_is_asked_for() -> None:

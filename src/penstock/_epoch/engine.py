@@ -90,7 +90,7 @@ class Engine:
         self._answer: Handout | None = None
         self._turn = Turn()
         # For an engine that nobody closed, also at the interpreter's exit.
-        last = (_close_at_last, backend, self._turn) if not backend.leaves_nothing else (bool,)
+        last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
 
     @property
@@ -373,7 +373,8 @@ class Engine:
             unborn = f"{type(error).__name__}: {error}"
             before = next(reversed(self._losses.values()), None)
             loss = before or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
-            self._losses[worker] = loss._replace(seq=None, cause=error, unborn=unborn)
+            # Without its traceback, which holds this frame, and so the engine.
+            self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
             self._events.append(events.WorkerLost(worker, None))
 
     def _retire(self, command: commands.Retire) -> None:
@@ -467,9 +468,10 @@ class Engine:
         return timeout_error(timeout, task, self._backend.doing(None if task is None else task.seq))
 
 
-def _close_at_last(backend: Backend, turn: Turn) -> None:
+def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:
+    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
     # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    if turn.take_if_free((get_ident(), CHANGE)):
+    if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
         turn.ended_by = turn.ended_by or "was closed"
         backend.close()
 

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from penstock._epoch.engine import Engine
@@ -44,13 +44,19 @@ class Engines:
         """
         return self._changing.setdefault(os.getpid(), threading.RLock())
 
+    def all(self) -> list[Engine]:
+        """The engines that are alive. While they are counted, another thread may begin an epoch on a new one."""
+        while True:
+            with suppress(RuntimeError):  # "Set changed size during iteration"
+                return list(self.live)
+
     @contextmanager
-    def _held(self, prepare: Callable[[Engine], Any] = lambda engine: None) -> Iterator[list[tuple[Engine, Any]]]:
+    def held(self, prepare: Callable[[Engine], Any] = lambda engine: None) -> Iterator[list[tuple[Engine, Any]]]:
         """All engines of this process, each with what `prepare` made of it before any of them was held."""
-        if any(engine.is_used_here() for engine in tuple(self.live)):  # before anything is waited for
+        if any(engine.is_used_here() for engine in self.all()):  # before anything is waited for
             raise RuntimeError(INSIDE)
         with self.changing(), ExitStack() as held:
-            engines = [engine for engine in tuple(self.live) if engine.is_ours() and not engine.closed]
+            engines = [engine for engine in self.all() if engine.is_ours() and not engine.closed]
             prepared = [(engine, prepare(engine)) for engine in engines]
             for engine in engines:
                 held.enter_context(engine.held())
@@ -60,15 +66,10 @@ class Engines:
         """Changes the dataset, here and in all workers."""
         # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the local
         # change: a worker that was forked in between would make the change twice.
-        with self._held(lambda engine: engine.encode(change)) as engines:
+        with self.held(lambda engine: engine.encode(change)) as engines:
             change(dataset)
             for engine, encoded in engines:
                 engine.update(encoded)
-
-    def resize(self, workers: int, window: int) -> None:
-        with self._held() as engines:
-            for engine, _ in engines:
-                engine.resize(workers, window)
 
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
@@ -90,7 +91,7 @@ class Engines:
             spare.close()
 
     def close(self) -> None:
-        for engine in tuple(self.live):
+        for engine in self.all():
             engine.close()
         self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
 

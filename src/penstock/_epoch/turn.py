@@ -36,6 +36,7 @@ class Turn:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._changing = 0  # threads that wait to change something
+        self._changer = 0  # the last of them
         self.holder: Hold | None = None
         self.waiting = 0
         self.ended_by = ""
@@ -59,6 +60,7 @@ class Turn:
         with self._lock:
             self.waiting += 1
             self._changing += change
+            self._changer = hold[0] if change else self._changer
             try:
                 while self.holder is not None or (self._changing and not change):
                     self._refuse(hold)
@@ -76,7 +78,7 @@ class Turn:
             return
         if self.ended_by:
             raise self.closed_error()
-        if self.is_used_here():
+        if self.is_used_here() or (self._changing and self._changer == hold[0]):
             raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
         if self.holder is not None and self.holder[1] is NEXT:
             raise RuntimeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class KeyFetch:
             runner.name_rows(error, task)
             raise
         except BaseException as error:
-            self._may_go_on(error, task)
+            if not self._may_go_on(error, task):
+                raise
             return NotImplemented
 
     def samples(self, task: Task) -> Sequence[Any]:
@@ -64,7 +66,8 @@ class KeyFetch:
         try:
             samples: Sequence[Any] = self._getitems(keys)
         except BaseException as error:
-            self._may_go_on(error, task)
+            if not self._may_go_on(error, task):
+                raise
             return runner.samples.fetch(self._dataset.__getitem__, keys)
         if len(samples) != len(keys):
             raise ValueError(
@@ -73,12 +76,13 @@ class KeyFetch:
             )
         return samples
 
-    def _may_go_on(self, error: BaseException, task: Task) -> None:
-        """Raises the error, unless the samples may be fetched one by one, to find those that fail."""
+    def _may_go_on(self, error: BaseException, task: Task) -> bool:
+        """Whether the samples may be fetched one by one, to find those that fail."""
         if not self._runner.samples.mends or not isinstance(error, Exception):
             self._runner.samples.name_sample()
-            raise error
+            return False
         self._one_by_one = task
+        return True
 
     def finish(self, task: Task) -> None:
         pass
@@ -157,13 +161,7 @@ class ByKey(Feed):
         self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
     ) -> Run:
         if isinstance(plan, OrderPlan):
-
-            def follow(run: Run) -> Run | None:
-                assert isinstance(run.plan, OrderPlan)
-                plan, epoch = run.plan.after(), run.epoch + 1
-                return Run(next(numbers), epoch, plan.draw(epoch), plan, follow=follow)
-
-            keys = plan.draw(epoch, at.steps)
+            keys, follow = plan.draw(epoch, at.steps), partial(_follow, numbers)
             return Run(next(numbers), epoch, keys, plan, step=at.steps, skip=at.beyond, follow=follow)
         assert plan is not None
         # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
@@ -204,6 +202,13 @@ class ByKey(Feed):
         if self.options.batch_sampler is not None or not self.batched:
             return self.options.batch_sampler
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
+
+
+def _follow(numbers: Iterator[int], run: Run) -> Run:
+    """The run of the epoch after this one."""
+    assert isinstance(run.plan, OrderPlan)
+    plan, epoch = run.plan.after(), run.epoch + 1
+    return Run(next(numbers), epoch, plan.draw(epoch), plan, follow=partial(_follow, numbers))
 
 
 class Keys:

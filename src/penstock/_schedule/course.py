@@ -79,9 +79,10 @@ class Course(Generic[R, W]):
 
     def refuse(self, seq: int, error: BaseException) -> bool:
         """The run that this task was drawn from ends before it, with this error; whether that is the current run."""
-        del self._out[seq]
+        task = self._out.pop(seq)
         self._again.clear()  # these come after it
-        run = self.ahead or self.run
+        # A task that is posted again may be of the current run, though the next one is drawn from already.
+        run = self.ahead if self.ahead is not None and self.ahead.number == task.run else self.run
         assert run is not None
         run.error = error
         return run is self.run

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -126,13 +127,15 @@ class ThreadBackend:
 
     def close(self) -> None:
         self._posted.clear()
-        for _ in self._threads:
+        threads = tuple(self._threads.items())  # meanwhile a thread may take a leave
+        for _ in threads:
             self._permits.put(False)
         deadline = time.monotonic() + _GRACE
-        while self._threads:
-            worker, thread = next(iter(self._threads.items()))
-            thread.join(max(0.0, deadline - time.monotonic()))
-            del self._threads[worker]
+        for worker, thread in threads:
+            # One that could not be started, or whose start was interrupted: then it finds its permit to end.
+            with suppress(RuntimeError):
+                thread.join(max(0.0, deadline - time.monotonic()))
+            self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
         who, ident = runner.who, threading.get_ident()
@@ -159,7 +162,7 @@ class ThreadBackend:
         except IndexError:
             return False
         for table in (self._doing, self._runners, self._threads):
-            del table[worker]
+            table.pop(worker, None)
         self._permits.put(True)
         self._outcomes.put(Left(worker))
         return True
