@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint frameworks soak planted interop bench clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks soak planted interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -15,15 +15,37 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-# In two halves side by side: most tests wait for processes.
-test: lint
-	@$(MAKE) --no-print-directory --jobs 2 test-engine test-faces
+# Side by side, and in more processes than there are cores: most tests wait for processes. Apart, because a process that
+# has not imported torch forks ten times faster.
+ENGINE := tests/conformance tests/faults tests/model
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test: $(VENV)/.developed
+	@$(MAKE) --no-print-directory --jobs 3 lint test-engine test-faces
 
 test-engine: $(VENV)/.developed
-	$(BIN)/python -m pytest tests/conformance tests/model | sed -u 's/^/engine  /'
+	$(PYTEST) $(ENGINE) | sed -u 's/^/engine  /'
 
 test-faces: $(VENV)/.developed
-	$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/model | sed -u 's/^/faces   /'
+	$(PYTEST) $(addprefix --ignore ,$(ENGINE)) | sed -u 's/^/faces   /'
+
+# Between two edits, in less than a minute: lint, the pure parts and the model, and a little of everything else.
+check: lint
+	$(PYTEST) tests/architecture tests/model tests/laws/test_scheduler_laws.py tests/laws/test_assigned_laws.py \
+	  tests/unit/test_plan_*.py tests/unit/test_scheduler.py tests/unit/test_layout.py tests/unit/test_tree.py \
+	  tests/conformance/test_batches.py tests/conformance/test_errors.py tests/faults/test_lost_workers.py
+
+# Every test with every start method, and the model's widest world: some twenty minutes.
+wide: $(VENV)/.developed
+	PENSTOCK_WIDE=1 $(PYTEST)
+
+# By branches, in all processes. Takes three times as long as `test`; a test of timing may fail beside the tracer.
+coverage: $(VENV)/.developed
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(ENGINE)
+	-$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(addprefix --ignore ,$(ENGINE))
+	$(BIN)/coverage combine --quiet 2> build/coverage/killed.txt # a worker that was killed wrote only half of its file
+	$(BIN)/coverage report | tee build/coverage.txt
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from penstock.backends._process import methods
@@ -54,8 +55,10 @@ def is_shared_memory_with_a_name(path: str) -> bool:
 
 def mappings() -> int:
     """How many pieces of shared memory are mapped here that penstock may have made."""
-    paths = [line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines()]
-    return sum("memfd:penstock" in path or is_shared_memory_with_a_name(path) for [path] in filter(None, paths))
+    maps = Path("/proc/self/maps").read_text()
+    named = [line for line in maps.splitlines() if "/dev/shm/" in line] if "/dev/shm/" in maps else []
+    paths = [line[line.index("/dev/shm/") :] for line in named]
+    return maps.count("memfd:penstock") + sum(map(is_shared_memory_with_a_name, paths))
 
 
 def names() -> set[str]:
@@ -92,3 +95,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PENSTOCK_WIDE" not in os.environ:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
         items[:] = [item for item in items if not item.get_closest_marker("wide")]
+    items.sort(key=lambda item: item.get_closest_marker("imports_torch") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # By value: else each fresh interpreter imports the test's module for a dataset, and pytest with it. Those in
+    # `sources` travel by reference, as a user's do.
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    for module in modules:
+        if Path(module.__file__).parent.name in ("conformance", "faults"):
+            cloudpickle.register_pickle_by_value(module)
+    # What is there now stays: a collection of garbage, here or in a forked worker, need not look at it.
+    gc.collect()
+    gc.freeze()

@@ -26,7 +26,8 @@ _HERE = Path(__file__).parent
 
 # A fresh interpreter takes longer to start than any of these tests to run. So a test has all its parameters inline,
 # on threads and on forked workers, and one set of them on workers in fresh interpreters: most by forkserver, every
-# third by spawn. `make wide` runs all. The narrow files are about what is decided before a worker is started.
+# fifth by spawn. The narrow files are about what is decided before a worker is started: there every third test has
+# such workers at all. `make wide` runs everything.
 _FRESH = ("spawn-2", "forkserver-2")
 _NARROW = {
     f"test_{name}.py"
@@ -45,12 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             elif backend in _FRESH:
                 fresh.setdefault(f"{item.path.name} {item.originalname}", []).append(item)
     for name, variants in fresh.items():
-        number = crc32(name.encode())
-        method = _FRESH[number % 3 > 0]
+        number = crc32(name.encode())  # of the name: so it does not change with the tests beside it
+        method = _FRESH[number % 5 > 0]
         own = [item for item in variants if _backend(item) == method] or variants
         chosen = own[number % len(own)]
+        narrow = variants[0].path.name in _NARROW and number // 5 % 3 > 0
         for item in variants:
-            if item is not chosen:
+            if narrow or item is not chosen:
                 item.add_marker("wide")
 
 

@@ -173,6 +173,7 @@ def tensor_of(samples: Any) -> Any:
     return {"t": torch.tensor(samples), "a": np.array(samples)}
 
 
+@pytest.mark.imports_torch
 @pytest.mark.parametrize(
     "workers", [{}, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=["inline", "spawn"]
 )

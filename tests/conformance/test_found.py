@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,12 +133,15 @@ def test_closing_from_another_thread_wakes_the_one_that_waits(make_concurrent: A
         next(batches)
 
 
-def test_two_threads_on_one_iterator_are_told(make_concurrent: Any) -> None:
-    loader = make_concurrent(sources.Slow(4, {1: 1.0}))
+def test_two_threads_on_one_iterator_are_told(make_concurrent: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "bar")
+    loader = make_concurrent(sources.Barred(str(tmp_path / "bar")))
     batches = iter(loader)
     next(batches)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(next, batches) for _ in range(2)]
+        wait(futures, return_when=FIRST_COMPLETED)  # one is told at once, the other waits for the sample
+        (tmp_path / "bar").write_bytes(b"")
         errors = [str(future.exception()) for future in futures if future.exception()]
     assert len(errors) == 1 and "Two threads" in errors[0]
 
@@ -182,6 +185,7 @@ def test_threads_of_a_worker_process_know_their_worker() -> None:
         assert [batch.item() for batch in loader] == [0, 0]
 
 
+@pytest.mark.imports_torch
 def test_a_tensor_is_a_dataset(make: Any) -> None:
     torch = pytest.importorskip("torch")
     batches = list(make(torch.arange(6).reshape(3, 2), batch_size=2, multiprocessing_context=None))
@@ -453,8 +457,17 @@ if __name__ == "__main__":
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("closed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("closed", "method"),
+    [
+        *((closed, "fork") for closed in range(3)),
+        *((closed, "spawn") for closed in range(3)),
+        # Its template has its streams as a worker of spawn has them.
+        (0, "forkserver"),
+        pytest.param(1, "forkserver", marks=pytest.mark.wide),
+        pytest.param(2, "forkserver", marks=pytest.mark.wide),
+    ],
+)
 def test_a_standard_stream_that_is_closed_is_no_memory_of_ours(
     tmp_path: Path, closed: int, method: str
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_small_view_keeps_its_batch(make: Any) -> None:
         assert (view == value).all()
 
 
+@pytest.mark.imports_torch
 def test_a_tensor_made_of_a_batch_keeps_it(make: Any) -> None:
     torch = pytest.importorskip("torch")
     tensors = []

@@ -52,8 +52,17 @@ def give_lives(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["kill", "exit", "segv"])
+# How a worker died is seen alike however it was started, and so is where a stream keeps its state.
+def with_each_method(*values: Any) -> list[Any]:
+    """Each value with fork, and the first of them with the methods that take long too: `make wide` has all."""
+    return [
+        pytest.param(method, value, marks=() if method == "fork" or value == values[0] else pytest.mark.wide)
+        for value in values
+        for method in METHODS
+    ]
+
+
+@pytest.mark.parametrize(("method", "how"), with_each_method("kill", "exit", "segv"))
 def test_a_step_whose_worker_died_is_done_again(tmp_path: Path, method: str, how: str) -> None:
     dataset = Deadly(40, 13, give_lives(tmp_path, 2), how)
     with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method) as loader:
@@ -395,8 +404,7 @@ class Iterating:
         self.stream.load_state_dict(state)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stream", [Restored, ByIterator])
+@pytest.mark.parametrize(("method", "stream"), with_each_method(Restored, ByIterator))
 def test_a_stream_with_a_state_goes_on_in_another_worker(tmp_path: Path, stream: Any, method: str) -> None:
     def make(**settings: Any) -> DataLoader[Any]:
         return DataLoader(stream(21, tmp_path / "deaths", (0, 7, 20)), 2, seed=3, **settings)

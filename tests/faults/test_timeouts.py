@@ -116,6 +116,7 @@ def test_of_several_steps_in_one_task_the_one_that_hangs_is_named(bar: Bar) -> N
         assert read(batches) == (list(range(len(found), 600)), "")
 
 
+@pytest.mark.imports_torch
 def test_workers_that_wait_for_work_are_not_shown(bar: Bar) -> None:
     def init(worker: int) -> None:
         if worker == 1:

@@ -365,9 +365,10 @@ def test_a_worker_of_one_loader_that_dies_does_not_disturb_the_other(begin: Begi
 
 
 # As in a script that has no __main__ guard: workers of these methods must not run it again.
+# In each, an interpreter imports torch, and how a worker was started does not matter to how it ends: so one of each.
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)])
 def test_workers_of_other_start_methods_die_with_the_main_program(begin: Begin, method: str) -> None:
     program = begin(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))
@@ -380,7 +381,7 @@ def test_workers_of_other_start_methods_die_with_the_main_program(begin: Begin, 
     assert program.end() == (-signal.SIGKILL, "", "")
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.wide), "forkserver"])
 def test_a_program_with_workers_of_other_start_methods_ends_silently(begin: Begin, method: str) -> None:
     program = begin(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import programs
 from torch.utils.data import IterableDataset
 
 from parity import sources
@@ -227,9 +227,11 @@ def test_tensors_of_unequal_dtypes_are_never_cut_to_the_first_ones() -> None:
         assert batch.tolist() == [[1.0], [1.5]]
 
 
-def test_two_hundred_batches_can_be_kept_with_a_hundred_descriptors() -> None:
+def test_two_hundred_batches_can_be_kept_with_a_hundred_descriptors(
+    torch_forge: socket.socket, tmp_path: Path
+) -> None:
     """torch keeps a descriptor for every tensor of a batch that came from a worker."""
-    script = """
+    text = """
     import resource, torch
     from penstock.torch import DataLoader
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
@@ -238,10 +240,9 @@ def test_two_hundred_batches_can_be_kept_with_a_hundred_descriptors() -> None:
         kept = list(loader)
         print(sum(batch[0, 0].item() for batch in kept))
     """
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    total = 64 * 199 * 200 // 2
-    assert (done.stderr, done.stdout) == ("", f"{total}\n{total}\n")
+    with programs(torch_forge, tmp_path) as begin:
+        total = 64 * 199 * 200 // 2
+        assert begin(text).end(60) == (0, f"{total}\n{total}\n", "")
 
 
 def test_lambdas_and_local_classes_travel_under_spawn() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections import Counter
 from pathlib import Path
@@ -57,9 +58,9 @@ def rank(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def reports(torch_forge: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank wrote."""
-    return torchrun(__file__, tmp_path_factory.mktemp("ranks"), RANKS)
+    return torchrun(torch_forge, __file__, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 def test_each_rank_is_a_process_of_its_own_that_knows_how_many_there_are(reports: list[Any]) -> None:

@@ -72,7 +72,8 @@ def test_the_stream_is_the_same_for_any_number_of_workers(
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_start_method_does_not_matter(method: str) -> None:
-    given = epochs(Noisy(), shuffle=True, batch_size=8, num_workers=1, multiprocessing_context=method)
+    workers = {"num_workers": 1, "multiprocessing_context": method, "persistent_workers": True}
+    given = epochs(Noisy(), shuffle=True, batch_size=8, **workers)
     assert difference(given, epochs(Noisy(), shuffle=True, batch_size=8)) is None
 
 

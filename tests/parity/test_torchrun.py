@@ -6,6 +6,7 @@ torchrun runs this file as its script, so that both halves of the test stand in 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections import Counter
 from pathlib import Path
@@ -65,9 +66,9 @@ def rank(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def reports(torch_forge: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank wrote."""
-    return torchrun(__file__, tmp_path_factory.mktemp("ranks"), RANKS)
+    return torchrun(torch_forge, __file__, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from programs import programs
 
-def torchrun(script: str, folder: Path, ranks: int) -> list[Any]:
+
+def torchrun(forge: socket.socket, script: str, folder: Path, ranks: int) -> list[Any]:
     """Runs the script with this folder as its argument, and reads what each rank wrote there into <rank>.json."""
     # Port 0: torchrun finds a free one. The local address, because this machine's name may not resolve.
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+    arguments = [
+        *("--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
         *(script, str(folder)),
     ]
     # One thread, or torchrun says on stderr that it sets it. The script finds what the tests find.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with programs(forge, folder) as begin:
+        program = begin(f"""
+            import os
+            from torch.distributed.run import main
+            os.environ.update({environment!r})
+            main({arguments!r})
+            """)
+        returncode, _, err = program.end(100)
+    assert returncode == 0, err
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -61,6 +61,9 @@ class Guest:
     def __init__(self, values: Any) -> None:
         self.values = values
 
+    def __repr__(self) -> str:
+        return f"Guest({self.values})"
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return np.array(self.values)
 

@@ -27,8 +27,8 @@ def examples() -> list[object]:
 
 @pytest.fixture(scope="module")
 def docs_forge() -> Iterator[socket.socket]:
-    """Has what takes long to import, and nothing of penstock: an example must import all that it needs of that."""
-    with forge("import torch") as control:
+    """Has what takes long to import, but no further part of penstock: an example imports those that it needs."""
+    with forge("import torch, penstock") as control:
         yield control
 
 

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,10 +24,10 @@ import numpy as np
 import pytest
 
 from penstock._descriptors import close_in_child, forget
-from penstock.backends._process import launcher, methods
+from penstock.backends._process import launcher
 from penstock.backends._process.handles import UNKNOWN, WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
-from penstock.backends._process.methods import choose_method, survives_fork
+from penstock.backends._process.methods import choose_method
 from penstock.errors import InternalError, WorkerLost
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
@@ -564,31 +565,36 @@ def test_what_was_set_in_multiprocessing_is_taken_and_not_fixed(monkeypatch: pyt
     assert choose_method(None) == "spawn"
 
 
-@pytest.mark.usefixtures("start_method_unset")
-def test_a_single_thread_forks_and_more_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "survives_fork", survives_fork)  # the real one, and not that of conftest.py
-    monkeypatch.setattr(methods, "_NATIVE_THREADS", methods._threads() - threading.active_count())
-    for name in methods._NEVER_FORKED:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert choose_method(None) == "fork"
+SINGLE_THREADED = """
+import multiprocessing, sys, threading
+from penstock.backends._process import methods
+from penstock.backends._process.methods import choose_method
 
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    try:
-        assert choose_method(None) == "forkserver"
-        multiprocessing.Lock()  # fixes multiprocessing's default, which nobody chose
-        assert choose_method(None) == "forkserver"
-    finally:
-        done.set()
-        thread.join()
+assert choose_method(None) == "fork"
 
-    with monkeypatch.context() as patch:
-        patch.setattr(methods, "_NATIVE_THREADS", methods._NATIVE_THREADS - 1)
-        assert choose_method(None) == "forkserver"
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "jax", multiprocessing)
-        assert choose_method(None) == "forkserver"
+done = threading.Event()
+thread = threading.Thread(target=done.wait)
+thread.start()
+assert choose_method(None) == "forkserver"
+multiprocessing.Lock()  # fixes multiprocessing's default, which nobody chose
+assert choose_method(None) == "forkserver"
+done.set()
+thread.join()
+assert choose_method(None) == "fork"
+
+methods._NATIVE_THREADS -= 1
+assert choose_method(None) == "forkserver"
+methods._NATIVE_THREADS += 1
+
+sys.modules["jax"] = multiprocessing
+assert choose_method(None) == "forkserver"
+"""
+
+
+def test_a_single_thread_forks_and_more_do_not() -> None:
+    """In a process of its own: pytest has threads."""
+    done = subprocess.run([sys.executable, "-c", SINGLE_THREADED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # How long it takes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_ranks_need_a_common_seed() -> None:
         ({"shard": (0, 2), "sampler": SubsetRandomSampler([1])}, "pad"),
         ({"shard": (0, 2), "sampler": WeightedRandomSampler([1], 2)}, "pad"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" object at 0x[0-9a-f]+", "", str(value)),
 )
 def test_the_last_batch_is_what_was_asked_for(given: dict[str, Any], resolved: str) -> None:
     loader = DataLoader(range(9), seed=0, **given)
