@@ -722,3 +722,24 @@ def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
     loader.update(lambda dataset: None)
     assert len(others) == 2 and next(batches).item() == 0
     loader.close()
+
+
+def test_ctrl_c_while_a_thread_starts_is_no_failure_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        start(thread)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:  # as threading.Condition does between two of its lines
+            raise RuntimeError("cannot release un-acquired lock") from None
+
+    with DataLoader(range(8), num_workers=1, backend="thread") as loader:
+        batches: Any = iter(loader)
+        next(batches)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "start", started)
+            loader.num_workers = 2
+        with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
+            next(batches)
+        assert [batch.item() for batch in loader] == list(range(8))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
@@ -62,7 +63,9 @@ class ThreadBackend:
         )
         self._runners[worker] = runner
         self._threads[worker] = thread
-        thread.start()
+        # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
+        with interrupts_deferred():
+            thread.start()
 
     def retire(self) -> None:
         self._leaves.append(None)
