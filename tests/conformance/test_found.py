@@ -737,9 +737,10 @@ def test_ctrl_c_while_a_thread_starts_is_no_failure_to_start(monkeypatch: pytest
     with DataLoader(range(8), num_workers=1, backend="thread") as loader:
         batches: Any = iter(loader)
         next(batches)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", started)
-            loader.num_workers = 2
+            with pytest.raises(KeyboardInterrupt):
+                loader.num_workers = 2
         with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
             next(batches)
         assert [batch.item() for batch in loader] == list(range(8))
