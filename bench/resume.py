@@ -189,7 +189,7 @@ def recovery(kind: type[Penstock]) -> dict[str, float]:
 
     calm = longest()
     (engine,) = loader.loader._crews.live
-    os.kill(engine.workers[0].pid, signal.SIGKILL)
+    os.kill(engine.backend.workers[0].pid, signal.SIGKILL)
     killed = longest()
     loader.close()
     return {"calm": calm, "killed": killed}

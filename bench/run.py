@@ -51,13 +51,13 @@ _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PY
 class Driver:
     """A process that runs one loader (bench/driver.py) and answers one line for each request."""
 
-    def __init__(self, engine: str, workload: Workload, folder: Path) -> None:
+    def __init__(self, engine: str, workload: Workload, folder: Path, tree: Path = ROOT) -> None:
         self.engine = engine
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
         self._process = subprocess.Popen(
             [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(folder)],
-            cwd=ROOT,
-            env=_ENVIRONMENT,
+            cwd=tree,
+            env={**_ENVIRONMENT, "PYTHONPATH": str(tree / "src")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -112,7 +112,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
                 _or_leave_out(drivers, engine, lambda driver: driver.ask(lead=0.0, seconds=effort.warm))
         for _ in range(effort.rounds):
             for engine in list(drivers):
-                found[engine] += _or_leave_out(drivers, engine, lambda d: _round(d, workload, effort))
+                found[engine] += _or_leave_out(drivers, engine, lambda d: one_round(d, workload, effort))
             if workload.kind == "rate" and not workload.tensors:
                 found["limit"].append(
                     limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm)
@@ -123,7 +123,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
     return {engine: figures for engine, figures in found.items() if figures}
 
 
-def _round(driver: Driver, workload: Workload, effort: Effort) -> list[float]:
+def one_round(driver: Driver, workload: Workload, effort: Effort) -> list[float]:
     if workload.kind == "boundary":
         return [1e3 * wait for wait in driver.ask(epochs=effort.epochs)["waits"]]
     return [driver.ask(lead=effort.lead, seconds=workload.longer * effort.seconds)["rate"]]

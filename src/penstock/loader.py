@@ -316,7 +316,7 @@ class DataLoader(Generic[_T_co]):
     @property
     def workers(self) -> list[Any]:
         """The live worker processes, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
-        return [worker for engine in self._engines.all() for worker in engine.workers]
+        return [worker for engine in self._engines.all() for worker in engine.backend.workers]
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
@@ -400,7 +400,7 @@ class DataLoader(Generic[_T_co]):
                 run = engine.ahead
                 if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
                     # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
-                    restores = epochs.restores() or (feed.one_reader and engine.copies_dataset)
+                    restores = epochs.restores() or (feed.one_reader and engine.backend.copies_dataset)
                     mark = known(start.mark) if restores else None
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
@@ -429,7 +429,7 @@ class DataLoader(Generic[_T_co]):
             # A state from before the first batch has no position to return to, and the reader may have read on.
             loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None
             read_on = loaded is not None and loaded.mark is None
-            if ((grown or read_on) and engine.copies_dataset) or engine.job.order != order:
+            if ((grown or read_on) and engine.backend.copies_dataset) or engine.job.order != order:
                 engine.close()
                 engine = None
         self._length = length

@@ -163,7 +163,7 @@ def test_an_engine_that_is_closed_while_update_waits_is_left_alone(
 ) -> None:
     there = AtTheGate(tmp_path / "gate", once_more)
     wrote: list[bytes] = []
-    monkeypatch.setattr(there.engine._backend, "update", wrote.append)
+    monkeypatch.setattr(there.engine.backend, "update", wrote.append)
     there.loader.close()
     there.end()
     assert not wrote
@@ -201,7 +201,7 @@ def test_an_interrupt_in_a_bundle_ends_the_iterator_and_skips_nothing(
 
     with DataLoader(range(4000), num_workers=1) as loader:
         batches = in_a_bundle(loader)
-        monkeypatch.setattr(batches._engine._backend if where == "open" else batches.told, where, interrupted)
+        monkeypatch.setattr(batches._engine.backend if where == "open" else batches.told, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         with pytest.raises(RuntimeError, match=r"was (ended by KeyboardInterrupt|closed)"):
@@ -257,8 +257,8 @@ def test_an_iterator_may_be_closed_while_another_thread_waits_in_it() -> None:
 def test_who_is_woken_before_it_waits_does_not_wait() -> None:
     with DataLoader(sources.Slow(10, {0: 60.0}), num_workers=1) as loader:
         batches: Any = iter(loader)
-        batches._engine._backend.wake()
-        assert batches._engine._backend.poll(None) == []
+        batches._engine.backend.wake()
+        assert batches._engine.backend.poll(None) == []
         batches.close()
 
 

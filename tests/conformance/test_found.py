@@ -229,18 +229,18 @@ pids = {next(batches).item()}
 real = penstock._epoch.engine.Engine._end
 def interrupted(self, by):
     penstock._epoch.engine.Engine._end = real
-    backend_close = self._backend.close
+    backend_close = self.backend.close
     def close():
-        del self._backend.close
+        del self.backend.close
         raise KeyboardInterrupt
-    self._backend.close = close
+    self.backend.close = close
     real(self, by)
 penstock._epoch.engine.Engine._end = interrupted
 try:
     loader.close()
 except KeyboardInterrupt:
     pass
-workers = [os.pidfd_open(process.pid) for process in loader._engines.live.copy().pop()._backend._workers.values()]
+workers = [os.pidfd_open(process.pid) for process in loader._engines.live.copy().pop().backend._workers.values()]
 assert len(workers) == 2
 loader.close()
 import select
@@ -292,7 +292,7 @@ def test_a_close_that_was_interrupted_can_be_done_again(make_processes: Any) -> 
     loader = make_processes(list(range(9)))
     iterator = iter(loader)
     next(iterator)
-    backend = iterator._engine._backend
+    backend = iterator._engine.backend
     real = backend._launcher.close
 
     def interrupted() -> None:

@@ -473,7 +473,7 @@ class DeliversTheNextRunEarly(Scheduler):
 class DeliversTwice(Scheduler):
     def _deliver(self, out: list[Command]) -> None:
         if (seq := self._deliverable()) is not None:
-            self._ask_is_open = False
+            self.ask_is_open = False
             self._slabs.lend(self._steps[seq].slab)
             out.append(Deliver(seq, self._steps[seq].slab))
 
@@ -556,15 +556,15 @@ class NeverHiresAgain(Scheduler):
 
 class KeepsTheAskOfACancelledRun(Scheduler):
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
-        asked = self._ask_is_open
+        asked = self.ask_is_open
         super()._cancelled(event, out)
-        self._ask_is_open = asked
+        self.ask_is_open = asked
 
 
 class ForgetsTheAskWhenALossIsToBeRetried(Scheduler):
     def _take_back(self, event: WorkerLost, out: list[Command]) -> None:
         super()._take_back(event, out)
-        self._ask_is_open = False
+        self.ask_is_open = False
 
 
 class DropsThePrefetchedRun(Scheduler):
@@ -582,7 +582,7 @@ class WaitsForASlab(Scheduler):
 class AnswersAfterTheEnd(Scheduler):
     def handle(self, event: Event) -> list[Command]:
         out = super().handle(event)
-        return out if out or not isinstance(event, Asked) or self._phase is OPEN else [Finish()]
+        return out if out or not isinstance(event, Asked) or self.phase is OPEN else [Finish()]
 
 
 class PostsWhatIsFilledAgain(Scheduler):
@@ -602,27 +602,27 @@ class AbandonsForEver(Scheduler):
 # Changes of the dataset, bundles and runs
 
 
-class RedoesTheRestOfABundleTwice(Course[Any, Any]):
+class RedoesTheRestOfABundleTwice(Course):
     def redo(self) -> None:
         again = [task for task, _ in self.ready]
         super().redo()
         self._again.extend(again)
 
 
-class RedoLosesTheRestOfABundle(Course[Any, Any]):
+class RedoLosesTheRestOfABundle(Course):
     def redo(self) -> None:
         self.ready.clear()
         super().redo()
 
 
-class RedoKeepsTheStepsOfTheNextRun(Course[Any, Any]):
+class RedoKeepsTheStepsOfTheNextRun(Course):
     def redo(self) -> None:
         ahead = [task for task in self._out.values() if self.ahead and task.run == self.ahead.number]
         super().redo()
         self._again.extend(ahead)
 
 
-class RedoHandsOutWhatIsReady(Course[Any, Any]):
+class RedoHandsOutWhatIsReady(Course):
     def redo(self) -> None:
         ready = self.ready.copy()
         self.ready.clear()
@@ -630,43 +630,43 @@ class RedoHandsOutWhatIsReady(Course[Any, Any]):
         self.ready = ready
 
 
-class RedoForgetsWhatWasToBeRedone(Course[Any, Any]):
+class RedoForgetsWhatWasToBeRedone(Course):
     def redo(self) -> None:
         self._again.clear()
         super().redo()
 
 
-class RedoesTheLastStepFirst(Course[Any, Any]):
+class RedoesTheLastStepFirst(Course):
     def redo(self) -> None:
         super().redo()
         self._again.reverse()
 
 
-class RedoesBundlesByTheirFirstStep(Course[Any, Any]):
+class RedoesBundlesByTheirFirstStep(Course):
     def redo(self) -> None:
         self._out = {seq: task.single()[0] for seq, task in self._out.items()}
         super().redo()
 
 
-class RedoesABatchThatTheCallerHas(Course[Any, Any]):
+class RedoesABatchThatTheCallerHas(Course):
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
         task = self._out[seq]
         super().deliver(seq, outcomes)
         self._out[seq] = task
 
 
-class SplitsOffTheFirstStepOnly(Course[Any, Any]):
+class SplitsOffTheFirstStepOnly(Course):
     def split(self, seq: int) -> list[Any]:
         return super().split(seq)[:1]
 
 
-class HandsABundleOutBackwards(Course[Any, Any]):
+class HandsABundleOutBackwards(Course):
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
         super().deliver(seq, outcomes)
         self.ready.reverse()
 
 
-class GoesOnAfterATaskThatCannotBeSent(Course[Any, Any]):
+class GoesOnAfterATaskThatCannotBeSent(Course):
     def refuse(self, seq: int, error: BaseException) -> bool:
         again = self._again.copy()
         current = super().refuse(seq, error)
@@ -674,7 +674,7 @@ class GoesOnAfterATaskThatCannotBeSent(Course[Any, Any]):
         return current
 
 
-class BlamesTheWrongRunForATaskThatCannotBeSent(Course[Any, Any]):
+class BlamesTheWrongRunForATaskThatCannotBeSent(Course):
     def refuse(self, seq: int, error: BaseException) -> bool:
         ahead, self.ahead = self.ahead, None
         current = super().refuse(seq, error)
@@ -682,12 +682,12 @@ class BlamesTheWrongRunForATaskThatCannotBeSent(Course[Any, Any]):
         return current
 
 
-class DoesNotTellWhereTheNextRunBegins(Course[Any, Any]):
+class DoesNotTellWhereTheNextRunBegins(Course):
     def draw(self, seq: int, most: int = 1) -> tuple[Any, bool]:
         return super().draw(seq, most)[0], False
 
 
-class KeepsWhatIsReadyOfACancelledRun(Course[Any, Any]):
+class KeepsWhatIsReadyOfACancelledRun(Course):
     def cancel(self) -> None:
         ready = self.ready.copy()
         super().cancel()
@@ -720,7 +720,7 @@ class PostsNothingAfterAChangeAtTheEnd(Scheduler):
 class ForgetsTheAskOverAChange(Scheduler):
     def _changed(self, event: Changed, out: list[Command]) -> None:
         super()._changed(event, out)
-        self._ask_is_open = False
+        self.ask_is_open = False
 
 
 class BlamesAStepAlthoughItIsUnknown(Scheduler):
@@ -944,10 +944,7 @@ class ReplacesTheDead(Assigned):
 
 
 class WithdrawsWhatIsPosted(Assigned):
-    def _abandon(self, seqs: list[int], out: list[Command]) -> None:
-        Scheduler._abandon(self, seqs, out)
-        for seq in seqs:
-            del self._seat_of[seq]
+    _rescinds = True
 
 
 class DoesNotWaitForACancelledRun(Assigned):

@@ -204,11 +204,11 @@ OUT, IN, ASKED = range(3)  # the consumer: between runs, in one, waiting in one
 # are only names. (A slab is known by who has it, and the world has checked by then that both agree on that.)
 IN_KEY: dict[type, set[str]] = {
     Scheduler: {
-        "_phase", "_ask_is_open", "_bound", "_drained", "_next_seq", "_steps", "_abandoned", "_arrived",
+        "phase", "ask_is_open", "_bound", "_drained", "_next_seq", "_steps", "_abandoned", "_arrived",
         "_window", "_slabs", "_crew",
     },
     OneReader: {"_first", "_resume"},
-    Assigned: {"_ended", "_seat_of", "_turn"},
+    Assigned: {"_ended", "_turn"},
     Crew: {"size", "leaving", "seats", "losses"},
     SlabStates: {"warm", "cold"},
     Course: {"run", "ahead", "ready", "_out", "_again"},
@@ -310,7 +310,7 @@ class World:
         own: tuple[object, ...] = ()
         # Seats are alike, unless steps belong to them, or the lowest one counts.
         if self.setting.rule is Assigned:
-            own = tuple(s._ended), tuple(s._seat_of.items()), s._turn
+            own = tuple(s._ended), s._turn
         elif self.setting.rule is OneReader:
             own = s._first, s._resume, self.known
         if self.setting.rule is Scheduler and not self.setting.resizes:
@@ -318,8 +318,8 @@ class World:
         else:
             seats.sort(key=lambda seat: seat[4])
         return (
-            s._phase.value, s._ask_is_open, s._bound, s._drained, s._next_seq, own,
-            tuple([(seq, step.state.value, step.attempt) for seq, step in s._steps.items()]),
+            s.phase.value, s.ask_is_open, s._bound, s._drained, s._next_seq, own,
+            tuple([(seq, step.state.value, step.attempt, step.seat) for seq, step in s._steps.items()]),
             tuple(s._abandoned), tuple(s._arrived), len(s._slabs.warm), len(s._slabs.cold),
             s._window, s._crew.size, s._crew.leaving, len(s._crew.seats),
             tuple([(seq, *t[1:]) for seq, t in self.tasks.items()]),

@@ -152,8 +152,8 @@ def test_a_loader_that_would_wait_for_ever_is_stuck() -> None:
     with simulate.workers() as simulation:
         loader = DataLoader(range(4), num_workers=1, backend=simulation.name)
         batches: Any = iter(loader)
-        batches._engine._backend._board.clear()  # as if tasks were lost
-        batches._engine._backend._outbox.clear()
+        batches._engine.backend._board.clear()  # as if tasks were lost
+        batches._engine.backend._outbox.clear()
         with pytest.raises(simulate.Stuck, match="nothing can happen any more: 1 workers live"):
             values(batches)
 
@@ -194,7 +194,7 @@ def test_with_a_fixed_assignment_each_worker_does_its_own_steps() -> None:
         made: Any = DataLoader(sources.Numbers(20), 2, num_workers=2, backend=simulation.name)
         engine = made._new_engine(None)
         assigned = Engine(
-            engine._backend, Assigned(window=4, workers=2), engine.job, retries=0, look_ahead=False
+            engine.backend, Assigned(window=4, workers=2), engine.job, retries=0, look_ahead=False
         )
         assigned.open(made._feed.run(made._runs, 0, 1, made._feed.plan(1), Begin()))
         found = []

@@ -29,7 +29,6 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Task, shorten
-from penstock._wire.updates import Change
 from penstock._work.job import Job
 from penstock.backends._base import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
@@ -75,10 +74,10 @@ class Engine:
     ) -> None:
         self._process = _this_process
         self.job = job  # for workers that are hired later
-        self._backend = backend
+        self.backend = backend
         self._scheduler = scheduler
         self._retries = retries
-        self._course: Course[Run, Task] = Course(look_ahead and backend.copies_dataset)
+        self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
@@ -99,18 +98,9 @@ class Engine:
         return bool(self._turn.ended_by)
 
     @property
-    def copies_dataset(self) -> bool:
-        return self._backend.copies_dataset
-
-    @property
     def ahead(self) -> Run | None:
         """The run that is prefetched."""
         return self._course.ahead
-
-    @property
-    def workers(self) -> list[Any]:
-        """Handles of the worker processes."""
-        return self._backend.workers
 
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
@@ -132,7 +122,7 @@ class Engine:
             self._course.open(run)
             self._losses = {worker: self._losses[worker] for worker in self._scheduler.blamed & self._losses.keys()}
             self._carry_out(events.Opened(run.seat))
-            self._backend.flush()
+            self.backend.flush()
             self._begun = True
 
     def next(self, timeout: float | None) -> Handout:
@@ -155,27 +145,26 @@ class Engine:
     def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:
             raise self._turn.closed_error()
-        try:  # not _closed_on_error, which costs 2 µs for every batch
+        late = None
+        try:
             if self._course.ready:
                 return self._unwrap()
-            deadline = None if timeout is None else self._backend.clock() + timeout
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
-            if not self._scheduler.ask_is_open:  # it is, after a timeout
+            # After a timeout the ask is open, and a change may have answered it since.
+            if self._answer is None and not self._scheduler.ask_is_open:
                 self._carry_out(events.Asked())
-            self._backend.flush()
-            while self._answer is None:
-                left = None if deadline is None else deadline - self._backend.clock()
-                if left is not None and left <= 0:
-                    break
-                self._take_in(left)
+            self.backend.flush()
+            if self._answer is None:
+                late = self._wait_until(lambda: self._answer is not None, timeout)
                 if self._turn.ended_by:  # by another thread, which leaves the rest to this one
                     raise self._turn.closed_error()
         except BaseException as error:
             self._end(self._turn.ended_by or f"was ended by {type(error).__name__}")
             raise
         if self._answer is None:
-            raise self._timed_out(timeout)
+            assert late is not None
+            raise late
         answer, self._answer = self._answer, None
         return answer
 
@@ -187,74 +176,71 @@ class Engine:
         """
         if not self.is_ours():
             return
-        hold = (get_ident(), CHANGE)
-        try:
-            if not self._turn.take_if_free(hold):
+        late = None
+        with self.held(wait=False) as held:
+            if not held:
                 self.close()
             elif not self.closed:  # asked only now: from here on no other thread ends it
-                self._cancel(timeout)
-        finally:
-            if self._turn.holder is hold:
-                self._turn.holder = None
-            self._let_go()
+                late = self._cancel(timeout)
+        if late is not None:
+            raise late
 
-    def _cancel(self, timeout: float | None) -> None:
-        with self._closed_on_error():
-            self._course.cancel()
-            self._outcomes.clear()
-            self._answer = None
-            self._carry_out(events.Cancelled())
-            # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
-            self._take_in(0)
-            deadline = None if timeout is None else self._backend.clock() + timeout
-            while self._scheduler.must_settle:
-                left = None if deadline is None else deadline - self._backend.clock()
-                if left is not None and left <= 0:
-                    break
-                self._take_in(left)
-        if self._scheduler.must_settle:
-            raise self._timed_out(timeout)
+    def _cancel(self, timeout: float | None) -> LoaderTimeout | None:
+        self._course.cancel()
+        self._outcomes.clear()
+        self._answer = None
+        self._carry_out(events.Cancelled())
+        # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
+        self._take_in(0)
+        return self._wait_until(lambda: not self._scheduler.must_settle, timeout)
 
     # What changes it while it runs.
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, wait: bool = True) -> Iterator[bool]:
         """For this thread alone: waits for a thread that is in `next`, and the next one has to wait.
 
-        Whatever is raised in the block ends the workers: nobody knows how much of the change was made.
+        With `wait=False` nothing is waited for, and the block learns whether the engine is held. Whatever is raised
+        in the block ends the workers: nobody knows how much of the change was made. (Ctrl-C may come in the middle of
+        a list of commands.)
         """
         hold = (get_ident(), CHANGE)
         try:
-            self._turn.take(hold)
-            with self._closed_on_error():
-                yield
+            if wait:
+                self._turn.take(hold)
+            held = self._turn.take_if_free(hold)
+            try:
+                yield held
+            except BaseException as error:
+                if held:
+                    self._end(f"was ended by {type(error).__name__}")
+                raise
         finally:
             if self._turn.holder is hold:
                 self._turn.holder = None
-            self._let_go()
-
-    def encode(self, change: Change) -> bytes:
-        """The change as `update` takes it. A change that cannot be sent raises."""
-        return self._backend.encode(change)
+                self._let_go()
 
     def update(self, change: bytes) -> None:
-        """While it is held: the dataset was changed, and every step that was not handed out is done again."""
+        """While it is held: the dataset was changed, and every step that was not handed out is done again.
+
+        `change` is what the backend has encoded.
+        """
         if self.closed:
             return
         # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
         # again.
-        self._backend.update(change)
+        self.backend.update(change)
         self._course.redo()
         self._outcomes.clear()
         self._pace.forget()
         self._carry_out(events.Changed())
-        self._backend.flush()
+        self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
             self._carry_out(events.Resized(workers, window))
-            self._backend.flush()
+            self.backend.flush()
 
     # The end.
 
@@ -265,7 +251,7 @@ class Engine:
         """
         self._turn.ended_by = self._turn.ended_by or "was closed"
         if self.is_ours() and not self._end_if_free():
-            self._backend.wake()
+            self.backend.wake()
 
     def _let_go(self) -> None:
         """The turn is free: others may go on, and what another thread's close() left to this one is done."""
@@ -275,31 +261,17 @@ class Engine:
 
     def _end_if_free(self) -> bool:
         """Ends the workers, unless a thread uses the engine, which will do it."""
-        hold = (get_ident(), CHANGE)
-        try:
-            if not self._turn.take_if_free(hold):
-                return False
-            self._end(self._turn.ended_by)
-            return True
-        finally:
-            if self._turn.holder is hold:
-                self._turn.holder = None
+        with self.held(wait=False) as held:
+            if held:
+                self._end(self._turn.ended_by)
+        return held
 
     def _end(self, by: str) -> None:
         self._turn.ended_by = by
         self._scheduler.handle(events.Closed())
-        self._backend.close()
+        self.backend.close()
         # Not before: if an interrupt comes in between, the finalizer does the rest.
         self._finalizer.detach()
-
-    @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        """Ctrl-C may come in the middle of a list of commands: the rest of the list would be missing."""
-        try:
-            yield
-        except BaseException as error:
-            self._end(f"was ended by {type(error).__name__}")
-            raise
 
     # Events in, commands out.
 
@@ -316,10 +288,21 @@ class Engine:
                 return
             event = self._events.popleft()
 
+    def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> LoaderTimeout | None:
+        """Takes outcomes in until it is done, or ended by another thread; returns the error if neither is in time."""
+        deadline = None if timeout is None else self.backend.clock() + timeout
+        while not done() and not self._turn.ended_by:
+            left = None if deadline is None else deadline - self.backend.clock()
+            if left is not None and left <= 0:
+                task = self._course.find(self._scheduler.waits_for)
+                return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
+            self._take_in(left)
+        return None
+
     def _take_in(self, timeout: float | None) -> None:
-        for outcome in self._backend.poll(timeout):
+        for outcome in self.backend.poll(timeout):
             self._take(outcome)
-        self._backend.flush()
+        self.backend.flush()
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
@@ -363,9 +346,9 @@ class Engine:
     def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
         self._empty.pop(seat, None)
-        self._backend.flush()
+        self.backend.flush()
         try:
-            self._backend.hire(worker, seat)
+            self.backend.hire(worker, seat)
         except Exception as error:
             if not self._begun:  # the first crew: that is for the caller to know
                 raise
@@ -377,7 +360,7 @@ class Engine:
             self._events.append(events.WorkerLost(worker, None))
 
     def _retire(self, command: commands.Retire) -> None:
-        self._backend.retire()
+        self.backend.retire()
 
     def _give_up(self, command: commands.GiveUp) -> None:
         self._empty[command.seat] = self._losses[command.worker]
@@ -393,7 +376,7 @@ class Engine:
             task = self._course.run.continued(task, self._position_in(self._course.run))
         if task is not None:
             try:
-                self._backend.post(task, slab, seat)
+                self.backend.post(task, slab, seat)
                 return
             except Exception as error:
                 keys = shorten(task.keys)
@@ -403,7 +386,7 @@ class Engine:
         self._events.append(events.Exhausted(seq))
 
     def _rescind(self, command: commands.Rescind) -> None:
-        if self._backend.rescind(command.seq):
+        if self.backend.rescind(command.seq):
             self._events.append(events.Rescinded(command.seq))
 
     def _deliver(self, command: commands.Deliver) -> None:
@@ -428,7 +411,7 @@ class Engine:
         if isinstance(outcome, Failed):
             return Handout(task, error=outcome.error, worker=outcome.worker)
         try:
-            data = self._backend.open(outcome)
+            data = self.backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
             return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
@@ -460,11 +443,7 @@ class Engine:
         self._answer = Handout(None, error=error)
 
     def _cool(self, command: commands.Cool) -> None:
-        self._backend.cool(command.slab)
-
-    def _timed_out(self, timeout: float | None) -> LoaderTimeout:
-        task = self._course.find(self._scheduler.waits_for)
-        return timeout_error(timeout, task, self._backend.doing(None if task is None else task.seq))
+        self.backend.cool(command.slab)
 
 
 def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:

@@ -66,7 +66,7 @@ class Engines:
         """Changes the dataset, here and in all workers."""
         # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the local
         # change: a worker that was forked in between would make the change twice.
-        with self.held(lambda engine: engine.encode(change)) as engines:
+        with self.held(lambda engine: engine.backend.encode(change)) as engines:
             change(dataset)
             for engine, encoded in engines:
                 engine.update(encoded)
@@ -84,6 +84,11 @@ class Engines:
         self._last = weakref.ref(engine)
 
     def put(self, engine: Engine) -> None:
+        if engine not in self.live:
+            # Found in a reference cycle by the garbage collector, which forgets all weak references first: updates
+            # would not reach it any more.
+            engine.close()
+            return
         spare: Engine | None = engine
         if self._idle is None or (self._last is not None and self._last() is engine):
             spare, self._idle = self._idle, engine

@@ -2,6 +2,11 @@
 
 `mmap.mmap` keeps a duplicate of the descriptor while the memory is mapped (Python 3.13 has an option against that). A
 caller that keeps many large batches would run out of descriptors.
+
+Memory is unmapped by a weak reference to a plain numpy array, and lent memory comes back by another (`lease.py`).
+That is safe because the garbage collector does not track numpy arrays: such a reference is called when the array is
+deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
+such as a ctypes array, it is called before the finalizers run.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ import mmap
 import os
 import weakref
 from typing import Any
+
+import numpy as np
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -46,9 +53,11 @@ class Mapping:
                 "batches, a smaller prefetch_factor, or fewer workers, or keep fewer batches."
             )
         self._address, self._shared = address, fd is not None
-        self.buffer: Any = (ctypes.c_ubyte * length).from_address(address)
+        memory: Any = (ctypes.c_ubyte * length).from_address(address)
+        array = np.frombuffer(memory, np.uint8)
+        self.buffer = array.data  # not the array: views of an array that refers to it would refer to it alone
         # Not at the interpreter's exit: arrays may still use the memory then, and the system unmaps it anyway.
-        weakref.finalize(self.buffer, _libc.munmap, address, length).atexit = False
+        weakref.finalize(array, _libc.munmap, address, length).atexit = False
 
     def discard(self, start: int, length: int) -> None:
         """Returns pages to the system; they read as zeros afterwards."""

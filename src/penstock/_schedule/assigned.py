@@ -8,8 +8,8 @@ replaced.
 
 from __future__ import annotations
 
-from penstock._schedule.commands import Command, Deliver, Fail, Hire, Post, Rescind
-from penstock._schedule.events import Cancelled, Closed, Event, Opened, StepEnded, WorkerLost
+from penstock._schedule.commands import Command, Fail, Hire, Post
+from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLost
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import POSTED, Step
 
@@ -17,10 +17,11 @@ from penstock._schedule.states import POSTED, Step
 class Assigned(Scheduler):
     """As `Scheduler`, with a seat in every Post."""
 
+    _rescinds = False
+
     def __init__(self, *, window: int, workers: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=workers, retries=0, in_order=in_order)
         self._ended: set[int] = set()  # seats whose stream has ended
-        self._seat_of: dict[int, int] = {}
         self._turn = 0
 
     @property
@@ -34,16 +35,10 @@ class Assigned(Scheduler):
         if self._abandoned:
             self._impossible(event, "steps of the last run are not done yet")
         self._ended.clear()
-        self._seat_of.clear()
         self._turn = event.seat
         super()._opened(event, out)
         # torch starts its workers before it asks the sampler.
         out.sort(key=lambda command: type(command) is not Hire)
-
-    def _deliver(self, out: list[Command]) -> None:
-        super()._deliver(out)
-        if out and type(out[-1]) is Deliver:
-            del self._seat_of[out[-1].seq]
 
     def _post(self, out: list[Command]) -> None:
         while not self._drained and len(self._steps) < self._window:
@@ -52,8 +47,7 @@ class Assigned(Scheduler):
                 return
             seq, slab = self._next_seq, self._slabs.take()
             self._next_seq = seq + self._room
-            self._seat_of[seq] = seat
-            self._steps[seq] = Step(POSTED, slab)
+            self._steps[seq] = Step(POSTED, slab, seat=seat)
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
@@ -65,7 +59,7 @@ class Assigned(Scheduler):
             self._turn = (seat + 1) % workers
             if seat in self._ended:
                 continue
-            if self._in_order or sum(self._seat_of[seq] == seat for seq in self._steps) < share:
+            if self._in_order or sum(step.seat == seat for step in self._steps.values()) < share:
                 return seat
         return None
 
@@ -73,32 +67,17 @@ class Assigned(Scheduler):
         if event.seq in self._abandoned:
             self._forget_abandoned(event.seq, out)
             return
-        seat = self._seat_of.get(event.seq, -1)
+        seat = self._posted_step(event.seq, event).seat
         self._forget_posted(event.seq, event, out)
         self._ended.add(seat)
-        self._abandon([seq for seq in self._steps if self._seat_of[seq] == seat and seq > event.seq], out)
+        self._abandon([seq for seq, step in self._steps.items() if step.seat == seat and seq > event.seq], out)
         if len(self._ended) == self._crew.size:
             self._drained = True
             self._lower_bound_to(self._next_seq)
 
-    def _forget_posted(self, seq: int, event: Event, out: list[Command]) -> None:
-        super()._forget_posted(seq, event, out)
-        del self._seat_of[seq]
-
-    def _abandon(self, seqs: list[int], out: list[Command]) -> None:
-        commands: list[Command] = []
-        super()._abandon(seqs, commands)
-        out.extend(command for command in commands if type(command) is not Rescind)
-        for seq in seqs:
-            del self._seat_of[seq]
-
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
         super()._cancelled(event, out)
         self._drained = True
-
-    def _closed(self, event: Closed, out: list[Command]) -> None:
-        super()._closed(event, out)
-        self._seat_of.clear()
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         out.append(Fail(event.worker))
@@ -116,5 +95,5 @@ class Assigned(Scheduler):
 
     def check(self) -> None:
         super().check()
-        assert self._seat_of.keys() == {*self._steps}, "every step has a seat"
-        assert all(0 <= seat < self._crew.size for seat in (*self._seat_of.values(), *self._ended, self._turn))
+        seats = [*(step.seat for step in self._steps.values()), *self._ended, self._turn]
+        assert all(0 <= seat < self._crew.size for seat in seats), "every step has a seat"

@@ -13,60 +13,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock._feed.run import Run
+    from penstock._wire.task import Task
 
 
-class Work(Protocol):
-    """A task, a named tuple: one step of a run, or several."""
-
-    @property
-    def seq(self) -> int: ...
-    @property
-    def run(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    def single(self) -> list[Any]: ...
-
-
-W = TypeVar("W", bound=Work)
-
-
-class Drawable(Protocol):
-    """A run: the steps of one epoch. Once `draw` has returned None it returns nothing else."""
-
-    number: int
-    error: BaseException | None
-
-    def draw(self, seq: int, most: int = 1) -> Any: ...
-    def follow(self) -> Any: ...
-
-
-R = TypeVar("R", bound=Drawable)
-
-
-class Course(Generic[R, W]):
+class Course:
     """`look_ahead`: steps of the run after the current one may be drawn before it is opened."""
 
     def __init__(self, look_ahead: bool) -> None:
-        self.run: R | None = None
-        self.ahead: R | None = None
-        self.ready: deque[tuple[W, Any]] = deque()  # delivered and not handed out, each with its outcome
+        self.run: Run | None = None
+        self.ahead: Run | None = None
+        self.ready: deque[tuple[Task, Any]] = deque()  # delivered and not handed out, each with its outcome
         self._look_ahead = look_ahead
-        self._out: dict[int, W] = {}
-        self._again: deque[W] = deque()
+        self._out: dict[int, Task] = {}
+        self._again: deque[Task] = deque()
 
-    def open(self, run: R) -> None:
+    def open(self, run: Run) -> None:
         self.run, self.ahead = run, None
 
-    def draw(self, seq: int, most: int = 1) -> tuple[W | None, bool]:
+    def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
         """The task for a seq, None if nothing is left; and whether the current run ends before it."""
         if self._again:
-            task: Any = self._again.popleft()
-            task = self._out[seq] = task._replace(seq=seq)
+            task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
         run = self.ahead or self.run
         assert run is not None, "steps are posted only while a run is open"
-        drawn: W | None = run.draw(seq, most)
+        drawn = run.draw(seq, most)
         ends = False
         if drawn is None and run is self.run:
             ends = True
@@ -87,18 +62,15 @@ class Course(Generic[R, W]):
         run.error = error
         return run is self.run
 
-    def find(self, seq: int | None) -> W | None:
+    def find(self, seq: int | None) -> Task | None:
         return None if seq is None else self._out.get(seq)
 
-    def replace(self, task: W) -> None:
-        self._out[task.seq] = task
-
-    def split(self, seq: int) -> list[W]:
+    def split(self, seq: int) -> list[Task]:
         """The steps of a task, each in a task of its own from here on. [] if the task is not known any more."""
         task = self._out.get(seq)
         if task is None:
             return []
-        steps: list[W] = task.single()
+        steps = task.single()
         self._out.update((step.seq, step) for step in steps)
         return steps
 
@@ -110,7 +82,7 @@ class Course(Generic[R, W]):
         else:
             self.ready.extend(zip(task.single(), outcomes, strict=True))
 
-    def forget(self, seq: int) -> W | None:
+    def forget(self, seq: int) -> Task | None:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:

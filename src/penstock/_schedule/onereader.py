@@ -42,7 +42,7 @@ class OneReader(Scheduler):
     def _take_back(self, event: WorkerLost, out: list[Command]) -> None:
         if event.seq in self._abandoned:
             super()._take_back(event, out)
-        if self._phase is not OPEN:
+        if self.phase is not OPEN:
             return
         seq = self.waits_for
         if seq is not None:

@@ -25,18 +25,9 @@ from collections import OrderedDict
 from typing import NoReturn, get_args
 
 from penstock._schedule import events
-from penstock._schedule.commands import (
-    Command,
-    Deliver,
-    DeliverLost,
-    Finish,
-    GiveUp,
-    Post,
-    Rescind,
-)
+from penstock._schedule.commands import Command, Deliver, DeliverLost, Finish, GiveUp, Post, Rescind
 from penstock._schedule.crew import Crew
 from penstock._schedule.events import Event
-from penstock._schedule.log import Log
 from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import (
     ABANDONED,
@@ -47,6 +38,7 @@ from penstock._schedule.states import (
     NEW,
     OPEN,
     POSTED,
+    Log,
     Phase,
     Step,
     method_for,
@@ -70,6 +62,8 @@ class Scheduler:
     pages (default: window + 2). `room`: the distance between two seqs, if a step may be a bundle.
     """
 
+    _rescinds = True  # what is abandoned is withdrawn, unless a worker has claimed it
+
     def __init__(
         self,
         *,
@@ -90,8 +84,8 @@ class Scheduler:
         self._in_order = in_order
         self._room = room
 
-        self._phase = NEW
-        self._ask_is_open = False
+        self.phase: Phase = NEW
+        self.ask_is_open = False
         self._bound: int | None = None
         self._drained = False  # nothing more to draw in this run
 
@@ -105,14 +99,6 @@ class Scheduler:
         self._crew = Crew(workers, retries)
         self._next_seq = 0
         self._log = Log()
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @property
-    def ask_is_open(self) -> bool:
-        return self._ask_is_open
 
     @property
     def run_is_over(self) -> bool:
@@ -139,11 +125,11 @@ class Scheduler:
     def handle(self, event: Event) -> list[Command]:
         """Take in one event; return the commands that follow from it, to be carried out in order."""
         out: list[Command] = []
-        if self._phase is CLOSED:
+        if self.phase is CLOSED:
             return out
         self._log.append(event)
         getattr(self, _HANDLER_OF[type(event)])(event, out)
-        if self._phase is OPEN and (self._ask_is_open or type(event) not in _QUIET):
+        if self.phase is OPEN and (self.ask_is_open or type(event) not in _QUIET):
             self._settle(out)
         if out:
             self._log.extend(out)
@@ -153,11 +139,11 @@ class Scheduler:
     # nothing to finish. `check` asserts that no rule is left to apply.
 
     def _settle(self, out: list[Command]) -> None:
-        if self._ask_is_open:
+        if self.ask_is_open:
             self._deliver(out)
         self._post(out)
-        if self._ask_is_open and self.run_is_over:
-            self._ask_is_open = False
+        if self.ask_is_open and self.run_is_over:
+            self.ask_is_open = False
             out.append(Finish())
 
     def _deliver(self, out: list[Command]) -> None:
@@ -166,7 +152,7 @@ class Scheduler:
             return
         step = self._steps.pop(seq)
         self._arrived.pop(seq, None)
-        self._ask_is_open = False
+        self.ask_is_open = False
         if step.state is FILLED:
             self._slabs.lend(step.slab)
             out.append(Deliver(seq, step.slab))
@@ -189,7 +175,7 @@ class Scheduler:
         if not self._crew:
             # Every seat was given up (see `_worker_lost`). A consumer that has been told of every lost step and asks
             # for more gets a new crew; otherwise it would wait for ever.
-            if self._steps or not self._ask_is_open or self.run_is_over:
+            if self._steps or not self.ask_is_open or self.run_is_over:
                 return
             self._crew.forgive()
             self._crew.hire(out)
@@ -213,9 +199,9 @@ class Scheduler:
     # Runs
 
     def _opened(self, event: events.Opened, out: list[Command]) -> None:
-        if self._ask_is_open or (self._phase is OPEN and not self.run_is_over):
+        if self.ask_is_open or (self.phase is OPEN and not self.run_is_over):
             self._impossible(event, "a run was opened before the last one was over or cancelled")
-        self._phase = OPEN
+        self.phase = OPEN
         self._bound = None
         self._drained = False
         self._crew.forgive()
@@ -225,14 +211,14 @@ class Scheduler:
         out += crew  # last, so that the first worker to start finds a task at once
 
     def _asked(self, event: events.Asked, out: list[Command]) -> None:
-        if self._ask_is_open:
+        if self.ask_is_open:
             self._impossible(event, "the consumer asked again before it was answered")
-        if self._phase is not OPEN:
+        if self.phase is not OPEN:
             self._impossible(event, "the consumer asked outside a run")
-        self._ask_is_open = True
+        self.ask_is_open = True
 
     def _bounded(self, event: events.Bounded, out: list[Command]) -> None:
-        if self._phase is OPEN:  # otherwise it concerns a run that was cancelled meanwhile
+        if self.phase is OPEN:  # otherwise it concerns a run that was cancelled meanwhile
             self._lower_bound_to(event.seq)
 
     def _exhausted(self, event: events.Exhausted, out: list[Command]) -> None:
@@ -244,20 +230,20 @@ class Scheduler:
         self._lower_bound_to(event.seq)
 
     def _cancelled(self, event: events.Cancelled, out: list[Command]) -> None:
-        if self._phase is OPEN:
-            self._phase = IDLE
-        self._ask_is_open = False
+        if self.phase is OPEN:
+            self.phase = IDLE
+        self.ask_is_open = False
         self._abandon(list(self._steps), out)
 
     def _changed(self, event: events.Changed, out: list[Command]) -> None:
-        if self._phase is OPEN:
+        if self.phase is OPEN:
             self._abandon(list(self._steps), out)
             self._bound = None
             self._drained = False
 
     def _closed(self, event: events.Closed, out: list[Command]) -> None:
-        self._phase = CLOSED
-        self._ask_is_open = False
+        self.phase = CLOSED
+        self.ask_is_open = False
         for table in (self._steps, self._abandoned, self._arrived, self._slabs, self._crew.seats):
             table.clear()
 
@@ -280,7 +266,7 @@ class Scheduler:
             return
         if step.state is not POSTED:
             self._impossible(event, f"the step is {step.state.value}")
-        self._steps[seq] = Step(FILLED, step.slab, step.attempt, step.worker)
+        self._steps[seq] = Step(FILLED, step.slab, step.attempt, step.worker, step.seat)
         if not self._in_order:
             self._arrived[seq] = None
 
@@ -317,7 +303,7 @@ class Scheduler:
         self._lose(event.seq, self._posted_step(event.seq, event))  # withdrawn because there is no crew
 
     def _lose(self, seq: int, step: Step) -> None:
-        self._steps[seq] = Step(LOST, step.slab, step.attempt, step.worker)
+        self._steps[seq] = step._replace(state=LOST)
         if not self._in_order:
             self._arrived[seq] = None
 
@@ -326,8 +312,9 @@ class Scheduler:
             step = self._steps.pop(seq)
             self._arrived.pop(seq, None)
             if step.state is POSTED:
-                self._abandoned[seq] = Step(ABANDONED, step.slab, step.attempt, step.worker)
-                out.append(Rescind(seq))
+                self._abandoned[seq] = step._replace(state=ABANDONED)
+                if self._rescinds:
+                    out.append(Rescind(seq))
             else:
                 self._slabs.free(step.slab, out)
 
@@ -351,7 +338,7 @@ class Scheduler:
         self._slabs.spare += event.window - self._window
         self._slabs.cool(out)
         self._window = event.window
-        if self._phase is NEW:
+        if self.phase is NEW:
             self._crew.size = event.workers
         else:
             self._crew.resize(event.workers, out)
@@ -376,7 +363,7 @@ class Scheduler:
         else:  # nobody is left to claim what is posted
             for seq, step in self._steps.items():
                 if step.state is POSTED:
-                    self._steps[seq] = Step(POSTED, step.slab, step.attempt, event.worker)
+                    self._steps[seq] = step._replace(worker=event.worker)
                     out.append(Rescind(seq))
 
     def _take_back(self, event: events.WorkerLost, out: list[Command]) -> None:
@@ -429,7 +416,7 @@ class Scheduler:
         seq = getattr(event, "seq", None)
         raise InternalError(
             f"The scheduler was told {event!r}, but {why}.\n"
-            f"  It is {self._phase.value}: window {self._window}, crew {self._crew.seats}, bound {self._bound}, "
+            f"  It is {self.phase.value}: window {self._window}, crew {self._crew.seats}, bound {self._bound}, "
             f"steps {steps}, abandoned {list(self._abandoned)}.\n"
             + ("" if seq is None else f"  Step {seq}: {', '.join(self.story(seq))}.\n")
             + self._log.report()
@@ -452,15 +439,15 @@ class Scheduler:
         assert sorted(self._arrived) == ([] if self._in_order else arrived)
 
         self._slabs.check([step.slab for table in (steps, abandoned) for step in table.values()])
-        self._crew.check(is_running=self._phase in (OPEN, IDLE))
-        if self._phase is CLOSED:
+        self._crew.check(is_running=self.phase in (OPEN, IDLE))
+        if self.phase is CLOSED:
             assert not (steps or abandoned or self._slabs.states or self._crew), "closed is empty"
-        if self._phase is IDLE:
+        if self.phase is IDLE:
             assert not steps, "a cancelled run has no steps"
-        if self._phase is not OPEN:
-            assert not self._ask_is_open
+        if self.phase is not OPEN:
+            assert not self.ask_is_open
             return
-        if self._ask_is_open:
+        if self.ask_is_open:
             assert self._deliverable() is None, "no batch is withheld"
             assert not self.run_is_over, "no end is withheld"
             assert self._crew or steps, "somebody is at work for a consumer that waits"

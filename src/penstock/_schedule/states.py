@@ -1,10 +1,14 @@
-"""The states that the scheduler knows, each an enum, and what it remembers of a step."""
+"""The states that the scheduler knows, each an enum; what it remembers of a step; and its log, for reports of bugs."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from enum import Enum
 from typing import NamedTuple
+
+from penstock._schedule.commands import Command
+from penstock._schedule.events import Event, WorkerLost
 
 
 class Phase(Enum):
@@ -40,8 +44,34 @@ class Step(NamedTuple):
     slab: int
     attempt: int = 0
     worker: int = -1  # the last one that died while doing it
+    seat: int = -1  # the one that must do it; -1 means any
 
 
 def method_for(kind: type) -> str:
     """The name of the method that handles an event or a command: `_step_filled` for StepFilled."""
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
+
+
+class Log(deque[Event | Command]):
+    """The last thousand: those of all steps on their way, and more."""
+
+    def __init__(self, entries: object = ()) -> None:
+        super().__init__(entries, 1000)  # type: ignore[call-overload]
+
+    def about(self, seq: int) -> list[str]:
+        """The entries that name a step, also as part of a bundle."""
+        return [repr(entry) for entry in self if _concerns(entry, seq)]
+
+    def report(self) -> str:
+        recent = "\n    ".join(map(repr, list(self)[-50:]))
+        return (
+            "  This is a bug in penstock, not in your program. Please report it with this text.\n"
+            f"  The last events and commands:\n    {recent}"
+        )
+
+
+def _concerns(entry: Event | Command, seq: int) -> bool:
+    first = getattr(entry, "seq", None)
+    if first is None:
+        return False
+    return bool(first <= seq < first + (entry.steps if isinstance(entry, WorkerLost) else 1))

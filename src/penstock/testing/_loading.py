@@ -142,7 +142,7 @@ class LoaderLaws(Laws):
         loader = self.loader(sources.Echo(), batch_size=None, sampler=[1, 2, sources.Unsendable(), 4])
         batches = iter(loader)
         found = [next(batches)[1], next(batches)[1]]
-        self.needs(batches._engine.copies_dataset, "keys are not sent")
+        self.needs(batches._engine.backend.copies_dataset, "keys are not sent")
         with raises(LookupError, "could not be sent to a worker"):
             next(batches)
         assert found == [1, 2] and next(batches, None) is None
@@ -205,7 +205,7 @@ class LoaderLaws(Laws):
         loader = self.loader(sources.Numbers(6), 2)
         batches: Any = iter(loader)
         next(batches)
-        self.needs(batches._engine.copies_dataset, "workers have the caller's dataset")
+        self.needs(batches._engine.backend.copies_dataset, "workers have the caller's dataset")
         with raises(LookupError):
             loader.update(sources.Unsendable())
         assert rows(batches) == [([2, 3], [1, 1], [0, 0]), ([4, 5], [1, 1], [0, 0])]

@@ -134,7 +134,7 @@ class Workers(_Ours):
         engine.open(run)
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)
-        self._workers = engine.workers
+        self._workers = engine.backend.workers
         _raise_the_samplers_error(run)
         _begun(loader, cursor)
 

@@ -1,0 +1,84 @@
+"""Measures this tree beside another one: `python -m bench.compare ../other-checkout [--only ints,rows]`.
+
+Both run the same rows with the same interpreter, in turn, and the ratio of their medians is printed: above 1, this
+tree is the faster. The order of the two changes from round to round, because the first of a pair finds warmer caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.run import ROOT, USUAL, Driver, machine, one_round
+from bench.workloads import WORKLOADS, Workload, write_files
+
+THIS, OTHER = "this", "other"
+
+
+def compare(
+    workload: Workload, engine: str, trees: dict[str, Path], folder: Path, rounds: int
+) -> dict[str, list[float]]:
+    """The figures of each tree: batches a second, or milliseconds for a first batch and an epoch boundary."""
+    found: dict[str, list[float]] = {name: [] for name in trees}
+    if workload.kind == "first":
+        for number in range(rounds):
+            for name in _turn(number):
+                driver = Driver(engine, workload, folder, trees[name])
+                try:
+                    found[name].append(1e3 * driver.answer()["seconds"])
+                finally:
+                    driver.close()
+        return found
+    drivers = {name: Driver(engine, workload, folder, tree) for name, tree in trees.items()}
+    try:
+        for driver in drivers.values():
+            driver.answer()
+            if workload.kind == "rate":
+                driver.ask(lead=0.0, seconds=USUAL.warm)
+        for number in range(rounds):
+            for name in _turn(number):
+                found[name] += one_round(drivers[name], workload, USUAL)
+    finally:
+        for driver in drivers.values():
+            driver.close()
+    return found
+
+
+def _turn(number: int) -> list[str]:
+    return [THIS, OTHER] if number % 2 else [OTHER, THIS]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    options.add_argument("other", type=Path, help="the root of another checkout of penstock")
+    options.add_argument("--only", metavar="ROWS", help=f"comma separated, of: {', '.join(WORKLOADS)}")
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--least", type=float, default=0.97, help="fail if a ratio is lower (default: 0.97)")
+    args = options.parse_args()
+    chosen = [WORKLOADS[name] for name in (args.only.split(",") if args.only else WORKLOADS)]
+    trees = {THIS: ROOT, OTHER: args.other.resolve()}
+    print("\n".join(machine()), flush=True)
+    slower = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
+        folder = Path(temporary)
+        write_files(folder, {workload.name for workload in chosen})
+        for workload in chosen:
+            for engine in ("penstock_torch", "penstock_torch_seed") if workload.tensors else ("penstock",):
+                medians = {
+                    name: statistics.median(figures)
+                    for name, figures in compare(workload, engine, trees, folder, args.rounds).items()
+                }
+                ratio = medians[THIS] / medians[OTHER]
+                ratio = ratio if workload.kind == "rate" else 1 / ratio
+                row = f"{workload.name} {engine}"
+                print(f"{row:50} this {medians[THIS]:,.4g} other {medians[OTHER]:,.4g} ratio {ratio:.3f}", flush=True)
+                slower += [row] if ratio < args.least else []
+    print(f"below {args.least}: {', '.join(slower) or 'none'}")
+    return bool(slower)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
