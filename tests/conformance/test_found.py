@@ -226,23 +226,21 @@ class Slow:
 loader = penstock.DataLoader(Slow(), num_workers=2)
 batches = iter(loader)
 pids = {next(batches).item()}
-real = penstock._epoch.engine.Engine._end
-def interrupted(self, by):
-    penstock._epoch.engine.Engine._end = real
-    backend_close = self.backend.close
-    def close():
-        del self.backend.close
-        raise KeyboardInterrupt
-    self.backend.close = close
-    real(self, by)
-penstock._epoch.engine.Engine._end = interrupted
+backend = loader._engines.live.copy().pop().backend
+workers = [os.pidfd_open(process.pid) for process in backend._workers.values()]
+assert len(workers) == 2
+interrupts = [1, 2]
+def close():
+    interrupts.pop()
+    if not interrupts:
+        del backend.close
+    raise KeyboardInterrupt
+backend.close = close
 try:
     loader.close()
 except KeyboardInterrupt:
-    pass
-workers = [os.pidfd_open(process.pid) for process in loader._engines.live.copy().pop().backend._workers.values()]
-assert len(workers) == 2
-loader.close()
+    assert not interrupts
+    print("interrupted")
 import select
 for fd in workers:
     poller = select.poll(); poller.register(fd, select.POLLIN)
@@ -250,7 +248,7 @@ for fd in workers:
 print("gone")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert (done.stdout, done.stderr) == ("gone\n", "")
+    assert (done.stdout, done.stderr) == ("interrupted\ngone\n", "")
 
 
 class Trainer:
@@ -744,3 +742,34 @@ def test_ctrl_c_while_a_thread_starts_is_no_failure_to_start(monkeypatch: pytest
         with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
             next(batches)
         assert [batch.item() for batch in loader] == list(range(8))
+
+
+class Refusing:
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, key: int) -> Any:
+        if key == 33:
+            raise ValueError("bad")
+        return np.full(7, key + self.more, np.float32)
+
+    more = 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "backend": "thread"}, {"num_workers": 1}], ids=repr)
+def test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound(settings: dict[str, Any]) -> None:
+    """Its error's traceback and the iterator are a cycle: weak references are called before `__del__`."""
+    with DataLoader(Refusing(), seed=1, **settings) as loader:
+        for number in range(6):
+            batches = iter(loader)
+            loader.update(more=number)
+            got = []
+            try:
+                for batch in batches:
+                    got.append(batch)  # noqa: PERF402 - what came before the error is kept
+            except ValueError as error:
+                kept: Any = error
+                kept.cycle = [batches, kept]
+            del batches, kept
+            gc.collect()
+            assert np.array_equal(np.concatenate(got), [np.full(7, key + number) for key in range(33)])

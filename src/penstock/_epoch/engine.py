@@ -145,7 +145,6 @@ class Engine:
     def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:
             raise self._turn.closed_error()
-        late = None
         try:
             if self._course.ready:
                 return self._unwrap()
@@ -156,15 +155,14 @@ class Engine:
                 self._carry_out(events.Asked())
             self.backend.flush()
             if self._answer is None:
-                late = self._wait_until(lambda: self._answer is not None, timeout)
+                self._wait_until(lambda: self._answer is not None, timeout)
                 if self._turn.ended_by:  # by another thread, which leaves the rest to this one
                     raise self._turn.closed_error()
         except BaseException as error:
             self._end(self._turn.ended_by or f"was ended by {type(error).__name__}")
             raise
         if self._answer is None:
-            assert late is not None
-            raise late
+            raise self._timed_out(timeout)
         answer, self._answer = self._answer, None
         return answer
 
@@ -176,16 +174,16 @@ class Engine:
         """
         if not self.is_ours():
             return
-        late = None
+        in_time = True
         with self.held(wait=False) as held:
             if not held:
                 self.close()
             elif not self.closed:  # asked only now: from here on no other thread ends it
-                late = self._cancel(timeout)
-        if late is not None:
-            raise late
+                in_time = self._cancel(timeout)
+        if not in_time:
+            raise self._timed_out(timeout)
 
-    def _cancel(self, timeout: float | None) -> LoaderTimeout | None:
+    def _cancel(self, timeout: float | None) -> bool:
         self._course.cancel()
         self._outcomes.clear()
         self._answer = None
@@ -288,16 +286,19 @@ class Engine:
                 return
             event = self._events.popleft()
 
-    def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> LoaderTimeout | None:
-        """Takes outcomes in until it is done, or ended by another thread; returns the error if neither is in time."""
+    def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Takes outcomes in until it is done, or ended by another thread; returns whether that was in time."""
         deadline = None if timeout is None else self.backend.clock() + timeout
         while not done() and not self._turn.ended_by:
             left = None if deadline is None else deadline - self.backend.clock()
             if left is not None and left <= 0:
-                task = self._course.find(self._scheduler.waits_for)
-                return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
+                return False
             self._take_in(left)
-        return None
+        return True
+
+    def _timed_out(self, timeout: float | None) -> LoaderTimeout:
+        task = self._course.find(self._scheduler.waits_for)
+        return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
     def _take_in(self, timeout: float | None) -> None:
         for outcome in self.backend.poll(timeout):

@@ -1,4 +1,4 @@
-"""The states that the scheduler knows, each an enum; what it remembers of a step; and its log, for reports of bugs."""
+"""The states of the scheduler, each an enum; what it remembers of a step; and its log, for reports of bugs."""
 
 from __future__ import annotations
 
