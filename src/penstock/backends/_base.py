@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from penstock._wire.outcome import Bundle, Ended, Failed, Filled
-from penstock._wire.task import Task
+from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 
 __all__ = [
