@@ -22,10 +22,8 @@ from penstock._wire.shipment import pack
 from penstock._wire.tags import tag_exceptions
 from penstock.backends._process import methods
 from penstock.backends._process.child import Main, fork, live, seat_of
-from penstock.backends._process.handles import WorkerProcess, pidfd_of_child
-from penstock.backends._process.interpreter import start_python, write_boot
-from penstock.backends._process.lifeline import Lifeline
-from penstock.backends._process.template import Template
+from penstock.backends._process.handles import Lifeline, WorkerProcess, pidfd_of_child
+from penstock.backends._process.template import Template, start_python, write_boot
 from penstock.errors import InternalError, WorkerLost
 
 
@@ -89,9 +87,9 @@ class Launcher:
         self._lifeline.release()
 
     def _start(self, number: int) -> WorkerProcess:
-        if self.method == "forkserver":
-            assert self._lifeline.template is not None
-            return self._lifeline.template.fork(number, self._lifeline)
+        template = self._lifeline.template
+        if template is not None:
+            return WorkerProcess(number, *template.fork(number), self._lifeline, template)
         pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
         return WorkerProcess(number, pid, pidfd_of_child(pid), self._lifeline)
 
