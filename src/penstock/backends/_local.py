@@ -65,10 +65,6 @@ class _LocalBackend:
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
-    def _filled(self, runner: Any, worker: int, task: Task, writer: Writer, tree: object) -> Filled:
-        seq, rows, used = task.seq, runner.rows, writer.used
-        return Filled(seq, worker, rows, used, 0.0, writer.root, tree, runner.mended, runner.mark)
-
 
 class InlineBackend(_LocalBackend):
     """A plain loop in the calling thread. This is what every backend must equal."""
@@ -110,7 +106,11 @@ class InlineBackend(_LocalBackend):
         except BaseException as error:
             return [Failed(task.seq, self._worker, annotate(error, runner.where(task)), runner.mark)]
         self._slabs.learn(writer.used)
-        return [self._filled(runner, self._worker, task, writer, tree)]
+        worker = self._worker
+        filled = Filled(
+            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
+        )
+        return [filled]
 
     def doing(self, seq: int | None) -> list[Doing]:
         return []  # nobody waits for the caller
@@ -237,4 +237,6 @@ class ThreadBackend(_LocalBackend):
             return Ended(task.seq, worker, runner.mark)
         except BaseException as error:
             return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
-        return self._filled(runner, worker, task, writer, tree)
+        return Filled(
+            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
+        )
