@@ -20,25 +20,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._wire.shipment import Shipment, unpack
+from penstock._descriptors import close
+from penstock._wire.shipment import pack, unpack
 from penstock.errors import UnshippableDataset
 
 
 def shipped(payload: object) -> Any:
-    shipment = Shipment.pack(payload)
+    shipment = pack(payload)
     try:
-        return unpack(shipment.fd)
+        return unpack(shipment)
     finally:
-        shipment.close()
+        close(shipment)
 
 
 def size_of(payload: object) -> int:
-    shipment = Shipment.pack(payload)
+    shipment = pack(payload)
     try:
-        assert os.fstat(shipment.fd).st_size == shipment.size
-        return shipment.size
+        return os.fstat(shipment).st_size
     finally:
-        shipment.close()
+        close(shipment)
 
 
 def looks_into_the_shipment(array: np.ndarray[Any, Any]) -> bool:
@@ -78,9 +78,9 @@ def test_a_large_array_is_shared_writable_and_aligned(kind: str) -> None:
 
 def test_what_one_writes_no_other_sees() -> None:
     array = np.arange(1000)
-    shipment = Shipment.pack(array)
-    one, other = unpack(shipment.fd), unpack(shipment.fd)
-    shipment.close()
+    shipment = pack(array)
+    one, other = unpack(shipment), unpack(shipment)
+    close(shipment)
     one[:] = 7
     assert other[1] == 1
     assert array[1] == 1
@@ -149,13 +149,13 @@ def test_packing_a_large_array_makes_one_copy_of_it() -> None:
     # A fresh process: the peak of this one says nothing.
     script = """
 import os, resource, numpy as np
-from penstock._wire.shipment import Shipment
-small = Shipment.pack(np.ones(4096)); small.close()
+from penstock._wire.shipment import pack
+os.close(pack(np.ones(4096)))
 def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 array = np.ones(8 << 20)
 before = peak()
-shipment = Shipment.pack({"dataset": array, "turned": np.ones((2048, 2048)).T})
-print(peak() - before, os.fstat(shipment.fd).st_blocks // 2)
+shipment = pack({"dataset": array, "turned": np.ones((2048, 2048)).T})
+print(peak() - before, os.fstat(shipment).st_blocks // 2)
 """
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     grown, held = (int(number) for number in out.split())
@@ -326,7 +326,7 @@ class Job:
 
 def unsendable(payload: object) -> str:
     with pytest.raises(UnshippableDataset) as caught:
-        Shipment.pack(payload)
+        pack(payload)
     assert isinstance(caught.value.__cause__, (TypeError, pickle.PicklingError))
     return str(caught.value)
 
@@ -390,9 +390,8 @@ def test_nothing_is_left_mapped_or_open_by_a_failure() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_close_is_idempotent_and_leaves_what_is_mapped() -> None:
-    shipment = Shipment.pack(np.arange(1000))
-    there = unpack(shipment.fd)
-    shipment.close()
-    shipment.close()
+def test_closing_a_shipment_leaves_what_is_mapped() -> None:
+    shipment = pack(np.arange(1000))
+    there = unpack(shipment)
+    close(shipment)
     assert there.sum() == 499_500

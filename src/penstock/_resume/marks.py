@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from penstock._resume.reading import Mark
-from penstock._wire.mark import decode, encode
+from penstock._wire.task import decode_mark, encode_mark
 from penstock.errors import StateError
 
 T = TypeVar("T")
@@ -27,9 +27,9 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
     """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
     try:
         mark = take()
-        return None if mark is None else encode(mark)
+        return None if mark is None else encode_mark(mark)
     except Exception as error:
-        return encode(_refusal(owner, error))
+        return encode_mark(_refusal(owner, error))
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
@@ -44,7 +44,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
     """The mark; a StateError if it could not be taken."""
     if not isinstance(mark, bytes):
         return mark
-    made: Mark = decode(mark)
+    made: Mark = decode_mark(mark)
     return made
 
 

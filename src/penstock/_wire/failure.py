@@ -117,13 +117,12 @@ class _Parts:
     """An exception taken apart. Unpickling it returns the exception."""
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
-        self.cls = type(exc)
-        self.args = tuple(_sendable(arg, dropped) for arg in exc.args)
-        self.attributes = _only_sendable(_dict_of(exc), dropped)
-        self.slots = _only_sendable(_slots(exc), dropped)
+        args = tuple(_sendable(arg, dropped) for arg in exc.args)
+        attributes, slots = (_only_sendable(each, dropped) for each in (_dict_of(exc), _slots(exc)))
+        self._parts = (type(exc), args, attributes, slots)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.cls, self.args, self.attributes, self.slots)
+        return _rebuild, self._parts
 
 
 def _sendable(value: Any, dropped: list[str]) -> Any:

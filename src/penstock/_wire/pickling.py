@@ -76,7 +76,9 @@ def dump(
     by_value: bool,
 ) -> None:
     """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers."""
-    pickler = _cloud_pickler(file, aside, guests) if by_value else _plain_pickler(file, aside, guests, override)
+    pickler = (
+        _cloud_pickler(file, aside, guests) if by_value else _plain_pickler(file, aside, guests, override)
+    )
     if override is None:
         pickler.dump(value)
         return

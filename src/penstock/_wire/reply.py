@@ -1,30 +1,34 @@
 """The reply: what a worker process sends when a task is done, and how the parent reads it.
 
 A reply has a fixed size and goes through one pipe that all workers share: writing so few bytes is atomic, even if the
-writer is killed. The batch itself is in the slab, or in a stray where the slab is too small.
+writer is killed. The batch itself is in the slab, or in a stray where the slab is too small: a memfd that the worker
+sends through a socket, before the reply that refers to it. The parent maps the memfd and closes the descriptor; the
+memory is unmapped with the last array of the batch.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._descriptors import close, close_in_child, no_fork
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
+from penstock._memory.mapping import Mapping as Memory
 from penstock._memory.tree import Spec
 from penstock._wire.failure import annotate, restore
-from penstock._wire.outcome import Bundle, Ended, Failed, Filled
 from penstock._wire.pickling import dumps, loads
-from penstock._wire.stray import Strays, stray_writer
-from penstock._wire.task import Mended
+from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
@@ -36,6 +40,8 @@ _UNNUMBERED = -1
 # begins; rows; number of the worker's layout; bytes used; nanoseconds taken; where in the piece the trailer begins,
 # and its length. The trailer of a bundle holds one reply for each of its steps.
 REPLY = struct.Struct("<11q")
+_STRAY = struct.Struct("<2q")  # seq, worker
+_FD = struct.Struct("i")
 
 _NO_STEP = -1  # the seq of a reply that only wakes the parent
 WAKE = REPLY.pack(_NO_STEP, *[0] * 10)
@@ -45,6 +51,10 @@ _UNPICKLABLE = (
     "Let collate_fn return objects that can be pickled, which locks, open files and generators cannot; or use "
     'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
+
+
+Head = tuple[int, int, int]
+"""How a reply begins: the seq, where the batch's piece of the slab begins, and the nanosecond when the work began."""
 
 
 class Trailer(NamedTuple):
@@ -71,65 +81,58 @@ class Replier:
         self._numbers: dict[tuple[Spec, tuple[Spot | None, ...]], int] = {}
 
     def filled(
-        self,
-        seq: int,
-        tree: object,
-        rows: int,
-        writer: Writer,
-        base: int,
-        began: int,
-        mended: Mended | None,
-        mark: bytes | None,
+        self, head: Head, tree: object, rows: int, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> bytes:
         written = self._write_batch(tree, writer, mended, mark)
         # Repeated where the trailer for the slab had no layout, and the trailer for the stray needs one.
         while writer.overflow:
             # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
-            with stray_writer(self._strays, seq, self._worker, writer.used) as writer:
+            with self._stray(head[0], writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
-        return self._reply(seq, _FILLED, rows, writer, base, began, *written)
+        return self._reply(head, _FILLED, rows, writer, *written)
 
-    def failed(
-        self, seq: int, failure: bytes, writer: Writer, base: int, began: int, mark: bytes | None
-    ) -> bytes:
-        return self._tell(seq, _FAILED, dumps((failure, mark)), writer, base, began)
+    def failed(self, head: Head, failure: bytes, writer: Writer, mark: bytes | None) -> bytes:
+        return self._tell(head, _FAILED, dumps((failure, mark)), writer)
 
-    def ended(self, seq: int, writer: Writer, base: int, began: int, mark: bytes | None) -> bytes:
-        return self._tell(seq, _ENDED, mark or b"", writer, base, began)
+    def ended(self, head: Head, writer: Writer, mark: bytes | None) -> bytes:
+        return self._tell(head, _ENDED, mark or b"", writer)
 
-    def _tell(self, seq: int, verdict: int, told: bytes, writer: Writer, base: int, began: int) -> bytes:
+    def _tell(self, head: Head, verdict: int, told: bytes, writer: Writer) -> bytes:
         written = _put(writer, told)
         if writer.overflow:
-            with stray_writer(self._strays, seq, self._worker, writer.used) as writer:
+            with self._stray(head[0], writer.used) as writer:
                 written = _put(writer, told)
-        return self._reply(seq, verdict, 0, writer, base, began, _UNNUMBERED, *written)
+        return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """One reply for all of these, which are put into the slab at `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
-        return self._reply(seq, _BUNDLE, 0, writer, 0, began, _UNNUMBERED, table, len(joined))
+        return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
 
     def send(self, reply: bytes) -> None:
         os.write(self._pipe, reply)
 
     def _reply(
-        self,
-        seq: int,
-        verdict: int,
-        rows: int,
-        writer: Writer,
-        base: int,
-        began: int,
-        layout: int,
-        trailer: int,
-        length: int,
+        self, head: Head, verdict: int, rows: int, writer: Writer, layout: int, trailer: int, length: int
     ) -> bytes:
+        seq, base, began = head
         stray = writer.root.nbytes if writer.is_stray else 0
         took = perf_counter_ns() - began
         return REPLY.pack(
             seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
         )
+
+    @contextmanager
+    def _stray(self, seq: int, nbytes: int) -> Iterator[Writer]:
+        """A writer on a memfd, which is sent when the block ends, unless it was too small as well."""
+        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        writer = Writer(np.frombuffer(Memory(fd, nbytes).buffer, np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
+        os.close(fd)
 
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
@@ -163,6 +166,51 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
     return start, len(data)
 
 
+class Strays:
+    """In the parent: strays that were received, and not yet taken by the reply that they belong to."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._received: dict[tuple[int, int], int] = {}
+
+    def receive(self) -> None:
+        """Receives all that were sent, without waiting.
+
+        Also those whose replies are still to come: else a worker might wait for room in the socket.
+        """
+        with socket.socket(fileno=os.dup(self.fd)) as strays, suppress(BlockingIOError):
+            while True:
+                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                with no_fork():
+                    flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                    data, control, _, _ = strays.recvmsg(_STRAY.size, socket.CMSG_LEN(_FD.size), flags)
+                    if not control:
+                        why = (
+                            "No file descriptor is left for a batch that outgrew its memory: raise ulimit -n."
+                        )
+                        raise OSError(errno.EMFILE, why)
+                    (fd,) = _FD.unpack(control[0][2])
+                    close_in_child(fd)
+                self._received[_STRAY.unpack(data)] = fd
+
+    def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
+        """The memory of the stray that belongs to a reply, which was sent after it."""
+        if (seq, worker) not in self._received:
+            self.receive()
+        mapping = Memory(self._received[seq, worker], size)
+        self._close((seq, worker))
+        return np.frombuffer(mapping.buffer, np.uint8)
+
+    def close(self) -> None:
+        """Closes all that were not taken. An interrupted call can be repeated."""
+        while self._received:
+            self._close(next(iter(self._received)))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        with no_fork():
+            close(self._received.pop(key))  # removed first: closed twice, the number may be another file's
+
+
 class Receiver:
     """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
 
@@ -179,24 +227,11 @@ class Receiver:
         outcomes = []  # by a loop: a comprehension is a function call, 0.2 µs, up to Python 3.11
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
-                outcomes.append(self._outcome(root_of(reply[0]), *reply))  # noqa: PERF401
+                outcomes.append(self._outcome(root_of(reply[0]), reply))  # noqa: PERF401
         return outcomes
 
-    def _outcome(
-        self,
-        root: NDArray[np.uint8],
-        seq: int,
-        worker: int,
-        verdict: int,
-        stray: int,
-        base: int,
-        rows: int,
-        number: int,
-        nbytes: int,
-        took: int,
-        start: int,
-        length: int,
-    ) -> Filled | Failed | Bundle | Ended:
+    def _outcome(self, root: NDArray[np.uint8], reply: tuple[int, ...]) -> Filled | Failed | Bundle | Ended:
+        seq, worker, verdict, stray, base, rows, number, nbytes, took, start, length = reply
         if stray:
             root = self._strays.take(seq, worker, stray)
         elif base:
@@ -210,7 +245,7 @@ class Receiver:
             return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
         data = root[start : start + length].tobytes()
         if verdict == _BUNDLE:
-            steps: list[Any] = [self._outcome(root, *reply) for reply in REPLY.iter_unpack(data)]
+            steps: list[Any] = [self._outcome(root, reply) for reply in REPLY.iter_unpack(data)]
             return Bundle(seq, worker, nbytes, took * 1e-9, steps, root)
         if verdict == _ENDED:
             return Ended(seq, worker, data)

@@ -2,7 +2,7 @@
 
 The memory is a memfd: it has no name, so nothing is left behind if a process dies. It holds
 
-    head | the pickle stream | buffer 0 | buffer 1 | ... | a table of (start, length) per buffer
+    head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
 Each worker maps it private and copy-on-write: N workers share one copy of every array, and a worker may write to its
 arrays, as after a fork, without a change for the others. Memory-mapped arrays travel as the name of their file.
@@ -22,84 +22,64 @@ from typing import Any
 
 import numpy as np
 
+from penstock._descriptors import close, open_memfd
 from penstock._memory.guests import Shipping
-from penstock._wire.pickling import dump, loads
+from penstock._wire.pickling import dump, dumps, loads
 from penstock._wire.tags import adopt, tag
 from penstock.errors import UnshippableDataset
 
-_HEAD = struct.Struct("<QQQ")  # length of the stream, start of the table, number of buffers
-_ENTRY = struct.Struct("<QQ")
+_HEAD = struct.Struct("<Q")  # start of the table
 _ALIGN = 64  # a cache line, and what BLAS and torch like best
 _IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
 
 
-class Shipment:
-    """A pickled payload in shared memory, known by its file descriptor."""
+def pack(payload: object) -> int:
+    """Pickles `payload` into a new shipment, and returns its descriptor. Workers keep what they have mapped.
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
-        self.size = size
-
-    @classmethod
-    def pack(cls, payload: object) -> Shipment:
-        """Pickles `payload`. UnshippableDataset names the part that cannot be pickled."""
-        fd = os.memfd_create("penstock-shipment", os.MFD_CLOEXEC)
-        try:
-            return cls(fd, _write(fd, payload))
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def close(self) -> None:
-        """Closes this process's descriptor. Workers keep what they have mapped."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+    UnshippableDataset names the part that cannot be pickled.
+    """
+    fd = open_memfd("penstock-shipment")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            _write(file, payload)
+    except BaseException:
+        close(fd)
+        raise
+    return fd
 
 
 def unpack(fd: int) -> Any:
     """The payload. Its arrays are views of a private mapping of the shipment."""
     view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
-    length, table, count = _HEAD.unpack_from(view)
-    entries = _ENTRY.iter_unpack(view[table : table + count * _ENTRY.size])
-    buffers = [view[start : start + size] for start, size in entries]
-    payload, tags = loads(view[_HEAD.size : _HEAD.size + length], buffers=buffers)
+    (table,) = _HEAD.unpack_from(view)
+    buffers = [view[start:end] for start, end in loads(view[table:])]
+    payload, tags = loads(view[_HEAD.size :], buffers=buffers)
     adopt(tags)
     return payload
 
 
-def _write(fd: int, payload: object) -> int:
+def _write(file: Any, payload: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
-    with open(fd, "wb", closefd=False) as file:
-        file.seek(_HEAD.size)
-        tags = _Tags()
-        try:
-            _dump((payload, tags), file, buffers, tags)
-        except MemoryError:
+    tags = _Tags()
+    file.seek(_HEAD.size)
+    try:
+        _dump((payload, tags), file, buffers, tags)
+    except MemoryError:
+        raise
+    except Exception as exc:
+        culprit = _culprit(payload)
+        if culprit is None:  # it fails only as a whole, or only the first time
             raise
-        except Exception as exc:
-            culprit = _culprit(payload)
-            if culprit is None:  # it fails only as a whole, or only the first time
-                raise
-            raise _unshippable(*culprit) from exc
-        end = length = file.tell()
-    table = bytearray()
+        raise _unshippable(*culprit) from exc
+    table: list[tuple[int, int]] = []
     for buffer in buffers:
-        raw = buffer.raw()
-        start = -(-end // _ALIGN) * _ALIGN
-        _write_at(fd, raw, start)  # straight from the array: the parent makes no other copy
-        table += _ENTRY.pack(start, raw.nbytes)
-        end = start + raw.nbytes
-    _write_at(fd, memoryview(table), end)
-    head = _HEAD.pack(length - _HEAD.size, end, len(buffers))
-    _write_at(fd, memoryview(head), 0)
-    return end + len(table)
-
-
-def _write_at(fd: int, data: memoryview, start: int) -> None:
-    done = 0
-    while done < data.nbytes:  # Linux writes at most 2 GiB a call
-        done += os.pwrite(fd, data[done:], start + done)
+        start = file.seek(-(-file.tell() // _ALIGN) * _ALIGN)
+        file.write(buffer.raw())  # straight from the array: the parent makes no other copy
+        table.append((start, file.tell()))
+    end = file.tell()
+    file.write(dumps(table))
+    file.seek(0)
+    file.write(_HEAD.pack(end))
 
 
 class _Tags:
@@ -165,11 +145,7 @@ class _ArrayReducer:
         # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
         flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         flat.flags.writeable = array.flags.writeable
-        return _array, (pickle.PickleBuffer(flat), array.dtype, array.shape)
-
-
-def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, buffer)
+        return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat))
 
 
 class _MappedFile:
@@ -180,7 +156,7 @@ class _MappedFile:
     """
 
     def __init__(self, filename: Any, mode: str, offset: int, length: int, address: int) -> None:
-        self._where = (filename, mode, offset, length)
+        self._where = (filename, np.uint8, mode, offset, (length,))
         self._address = address
 
     @classmethod
@@ -200,7 +176,7 @@ class _MappedFile:
         return int(array.__array_interface__["data"][0]) - self._address
 
     def __reduce__(self) -> Any:
-        return _map_file, self._where
+        return np.memmap, self._where
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
@@ -228,10 +204,6 @@ def _is_mapped_at(filename: str, address: int) -> bool:
     except OSError:
         pass
     return False
-
-
-def _map_file(filename: Any, mode: Any, offset: int, length: int) -> np.memmap[Any, Any]:
-    return np.memmap(filename, np.uint8, mode, offset, (length,))
 
 
 def _view(
@@ -269,31 +241,26 @@ def _unshippable(path: str, culprit: object, reason: Exception) -> UnshippableDa
 
 def _culprit(payload: object) -> tuple[str, object, Exception] | None:
     """The innermost part that cannot be pickled: its path, itself, and why."""
-    reason = _refusal(payload)
-    if reason is None:
-        return None
-    path, part = "", payload
-    above = {id(part)}
-    while True:
-        parts = [(step, inner) for step, inner in _parts(part, path == "") if id(inner) not in above]
-        found = _first_refused(parts)
-        if found is None:
-            return path, part, reason
-        step, part, reason = found
+    path, found, above = "", None, set()
+    parts: list[tuple[str, object]] = [("", payload)]
+    while (refused := _first_refused(parts)) is not None:
+        step, part, reason = refused
         path += step
+        found = path, part, reason
         above.add(id(part))
+        parts = [(step, inner) for step, inner in _parts(part, path == "") if id(inner) not in above]
+    return found
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
     """By halving: a list of a million samples is not tried a million times."""
-    while parts:
-        half = len(parts) // 2
-        if half == 0:
-            step, part = parts[0]
-            reason = _refusal(part)
-            return None if reason is None else (step, part, reason)
-        refused = _refusal([part for _, part in parts[:half]]) is not None
-        parts = parts[:half] if refused else parts[half:]
+    while len(parts) > 1:
+        half = parts[: len(parts) // 2]
+        refused = _refusal([part for _, part in half]) is not None
+        parts = half if refused else parts[len(half) :]
+    for step, part in parts:
+        if (reason := _refusal(part)) is not None:
+            return step, part, reason
     return None
 
 
@@ -374,6 +341,3 @@ def _reduced_parts(obj: Any) -> Iterator[tuple[str, object]]:
 def _attributes(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         yield f".{name}", value
-
-
-__all__ = ["Shipment", "unpack"]

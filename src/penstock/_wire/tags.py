@@ -11,15 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 # Weak on both sides: a class made inside a function dies with the last object that uses it.
 _tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
 _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
-
-Known = weakref.WeakValueDictionary[int, type]
-"""Classes by id."""
 
 
 def tag(cls: type) -> bytes:
@@ -52,37 +49,31 @@ def adopt(tags: Mapping[bytes, type]) -> None:
 
 def tag_exceptions() -> None:
     """Tags every exception type that has no importable name. Called just before a fork."""
-    for cls in _subclasses(BaseException):
-        if cls.__module__ == "__main__" or not _importable(cls):
-            with suppress(TypeError):  # a metaclass may make its classes unhashable
-                tag(cls)
-
-
-def classes_of_main() -> Known:
-    """Tags the classes of the program. Workers that are forked from now on know them by tag."""
-    found: Known = weakref.WeakValueDictionary()
-    todo: list[object] = [sys.modules["__main__"]]
-    while todo:
-        for value in tuple(vars(todo.pop()).values()):
-            ours = issubclass(type(value), type) and vars(value).get("__module__") == "__main__"
-            if ours and id(value) not in found:
-                with suppress(TypeError):  # a metaclass may make its classes unhashable
-                    tag(value)
-                    found[id(value)] = value
-                    todo.append(value)
-    return found
-
-
-def _subclasses(root: type) -> Iterator[type]:
     seen: dict[int, type] = {}
-    todo = [root]
+    todo: list[type] = [BaseException]
     while todo:
         cls: type
         for cls in type.__subclasses__(todo.pop()):
             if id(cls) not in seen:
                 seen[id(cls)] = cls
                 todo.append(cls)
-                yield cls
+                if cls.__module__ == "__main__" or not _importable(cls):
+                    with suppress(TypeError):  # a metaclass may make its classes unhashable
+                        tag(cls)
+
+
+def tags_of_main() -> frozenset[bytes]:
+    """Tags the classes of the program. Workers that are forked from now on know them by tag."""
+    found: set[bytes] = set()
+    todo: list[object] = [sys.modules["__main__"]]
+    while todo:
+        for value in tuple(vars(todo.pop()).values()):
+            ours = issubclass(type(value), type) and vars(value).get("__module__") == "__main__"
+            with suppress(TypeError):  # a metaclass may make its classes unhashable
+                if ours and tag(value) not in found:
+                    found.add(tag(value))
+                    todo.append(value)
+    return frozenset(found)
 
 
 def _importable(cls: type) -> bool:

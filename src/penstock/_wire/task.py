@@ -1,7 +1,8 @@
-"""A task: one step of the plan, or several, on its way to a worker.
+"""A task: one step of the plan, or several, on its way to a worker; its outcome; and the mark that travels with it.
 
 The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
-reads the notice, and makes the task from both.
+reads the notice, and makes the task from both. Tasks and outcomes are named tuples because one is made for every
+batch: they cost a third of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._wire.pickling import dumps, loads
+from penstock.errors import StateError
 
 # The largest number of steps in one task.
 MOST_STEPS = 32
@@ -127,3 +129,72 @@ def shorten(keys: Any) -> str:
         return repr(keys)
     shown = ", ".join(repr(key) for key in (keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]))
     return f"[{shown}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{shown}]"
+
+
+class Filled(NamedTuple):
+    """The batch of the step is ready, and took `seconds`. `held` is what the backend needs to open it.
+
+    All views of the slab keep `root` alive. `mark`: see `Task`.
+    """
+
+    seq: int
+    worker: int
+    rows: int
+    nbytes: int
+    seconds: float
+    root: NDArray[np.uint8]
+    held: Any
+    mended: Mended | None = None
+    mark: bytes | None = None
+
+
+class Failed(NamedTuple):
+    """The user's code raised an exception in the step."""
+
+    seq: int
+    worker: int
+    error: BaseException
+    mark: bytes | None = None
+
+
+class Bundle(NamedTuple):
+    """All steps of a task with several steps are done. Their batches are in one slab: views of `root`."""
+
+    seq: int
+    worker: int
+    nbytes: int
+    seconds: float
+    steps: list[Filled | Failed]
+    root: NDArray[np.uint8]
+
+
+class Ended(NamedTuple):
+    """The stream had no samples left for the step. `mark`: see `Run.end`."""
+
+    seq: int
+    worker: int
+    mark: bytes | None = None
+
+
+def encode_mark(mark: Any) -> bytes:
+    """A mark, the position of a sampler or stream after a step, as bytes.
+
+    A mark that cannot be taken travels as the StateError that says why, and does not fail the step, since the caller
+    may never ask for a state.
+    """
+    return dumps(mark)
+
+
+def decode_mark(data: bytes) -> Any:
+    """The mark. Raises the StateError that was encoded in its place, and any error of unpickling as a StateError."""
+    try:
+        found = loads(data)
+    except Exception as error:
+        why = f"the state that a worker sent cannot be unpickled here ({type(error).__name__}: {error})."
+        raise StateError(f"The loader has no state now: {why}") from error
+    if isinstance(found, StateError):
+        try:
+            raise found
+        finally:
+            del found  # its traceback holds this frame, which must not hold it in turn
+    return found

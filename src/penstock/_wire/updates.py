@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock._wire.pickling import by_tag, dumps, loads
-from penstock._wire.tags import Known, tag
+from penstock._wire.tags import tag_if_known
 
 _LENGTH = struct.Struct("<q")
 
@@ -40,14 +40,15 @@ class Restoring:
         dataset.load_state_dict(self._state)
 
 
-def encode(change: Change, known: Known | None = None) -> bytes:
-    """The change as bytes. Classes in `known`, those of `__main__` that forked workers have, go by tag.
+def encode(change: Change, known: frozenset[bytes] = frozenset()) -> bytes:
+    """The change as bytes. Classes with a tag in `known`, those of `__main__` that forked workers have, go by tag.
 
     All other classes without an importable name go by value, and arrive as other classes.
     """
 
     def find(cls: type) -> bytes | None:
-        return tag(cls) if known is not None and known.get(id(cls)) is cls else None
+        tag = tag_if_known(cls)
+        return tag if tag in known else None
 
     return dumps(change, override=by_tag(find), by_value=True)
 

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from penstock._wire.outcome import Bundle, Ended, Failed, Filled
+from penstock._wire.task import Bundle as Bundle
+from penstock._wire.task import Ended as Ended
+from penstock._wire.task import Failed as Failed
+from penstock._wire.task import Filled as Filled
 from penstock._wire.task import Task
 from penstock._wire.updates import Change
-
-__all__ = [
-    "LONGEST_WAIT",
-    "Backend",
-    "Bundle",
-    "Doing",
-    "Ended",
-    "Failed",
-    "Filled",
-    "Left",
-    "Lost",
-    "Outcome",
-]
 
 
 class Lost(NamedTuple):

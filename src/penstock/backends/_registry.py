@@ -13,13 +13,13 @@ Make = Callable[[Job, Any], Backend]
 
 
 def _inline(job: Job, context: Any) -> Backend:
-    from penstock.backends._inline import InlineBackend
+    from penstock.backends._local import InlineBackend
 
     return InlineBackend(job)
 
 
 def _thread(job: Job, context: Any) -> Backend:
-    from penstock.backends._threads import ThreadBackend
+    from penstock.backends._local import ThreadBackend
 
     return ThreadBackend(job)
 

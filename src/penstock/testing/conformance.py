@@ -4,7 +4,7 @@ As one function, which needs nothing but penstock:
 
     >>> import penstock
     >>> from penstock.testing import conformance
-    >>> from penstock.backends._threads import ThreadBackend  # imagine your own
+    >>> from penstock.backends._local import ThreadBackend  # imagine your own
     >>> penstock.backends.register("mine", lambda job, context: ThreadBackend(job))
     >>> threads = dict(loses_workers=False, own_generators=False, seats=False)
     >>> broken = conformance.check(backend="mine", only="posted", **threads)

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._memory.slabs import Slabs
-from penstock._wire.outcome import Bundle, Filled
-from penstock._wire.reply import REPLY, WAKE, Receiver
-from penstock._wire.stray import Strays
-from penstock._wire.tags import classes_of_main
-from penstock._wire.task import MOST_STEPS, Task, encode_keys
+from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
+from penstock._wire.tags import tags_of_main
+from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job
 from penstock.backends import _stack as stack
@@ -97,7 +95,7 @@ class ProcessBackend:
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
         self._main_is_there = method == "fork"  # in the workers
-        self._known = classes_of_main() if method == "fork" else None
+        self._known = tags_of_main() if method == "fork" else frozenset()
         # A weak reference: this object lives until the workers are ended, and the job may refer, through objects of
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
@@ -150,7 +148,7 @@ class ProcessBackend:
             self._launcher = self._former
             raise
         self._main_is_there = self._fork_is_our_choice = False
-        self._known = None  # the new workers do not have our tags
+        self._known = frozenset()  # the new workers do not have our tags
         return process
 
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -321,7 +319,8 @@ class ProcessBackend:
         how, name = fate(process.exitcode)
         cause = process.failure
         process.close()
-        del self._workers[worker], self._seat_of[worker]  # after close(): an interrupt leaves the rest to `close`
+        # After close(): an interrupt leaves the rest to `close`.
+        del self._workers[worker], self._seat_of[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
         # The board decides, not the exit code: a worker that took a leave has no step in hand, however it ends.

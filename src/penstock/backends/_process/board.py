@@ -175,9 +175,7 @@ class Board:
 
     def took_leave(self, worker: int) -> bool:
         """True if this worker took a leave."""
-        taken = self._leaves[_TAKEN]
-        latest = range(max(0, taken - SLOTS), taken)
-        return any(self._takers[at % SLOTS] == worker for at in reversed(latest))
+        return worker in self._takers[: self._leaves[_TAKEN]]
 
     def _unlock(self, slot: int) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)

@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 Main = Callable[[int, object, Mapping[str, int]], None]
@@ -42,12 +42,10 @@ def fork(*, quiet: bool) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
-        if quiet:
-            # Not safe beside a thread that does the same; at worst this one warning stays ignored.
-            with warnings.catch_warnings():
+        # Not safe beside a thread that does the same; at worst this one warning stays ignored.
+        with warnings.catch_warnings() if quiet else nullcontext():
+            if quiet:
                 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-                pid = os.fork()
-        else:
             pid = os.fork()
     finally:
         if pid != 0:

@@ -15,17 +15,15 @@ import socket
 import threading
 from collections.abc import Mapping
 
-from penstock._descriptors import close, close_in_child, forget, kept_by_child, no_fork, open_memfd
+from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import interrupts_deferred
 from penstock._memory.lease import own_fork
-from penstock._wire.shipment import Shipment
+from penstock._wire.shipment import pack
 from penstock._wire.tags import tag_exceptions
 from penstock.backends._process import methods
 from penstock.backends._process.child import Main, fork, live, seat_of
-from penstock.backends._process.handles import WorkerProcess, pidfd_of_child
-from penstock.backends._process.interpreter import start_python, write_boot
-from penstock.backends._process.lifeline import Lifeline
-from penstock.backends._process.template import Template
+from penstock.backends._process.handles import Lifeline, WorkerProcess, pidfd_of_child
+from penstock.backends._process.template import Template, start_python, write_boot
 from penstock.errors import InternalError, WorkerLost
 
 
@@ -48,7 +46,7 @@ class Launcher:
         self._explicit = explicit
         self._closed = False
         self._lock = threading.Lock()
-        self._shipment: Shipment | None = None
+        self._shipment = -1
         self._boot = -1
         self._lifeline = Lifeline()
         try:
@@ -85,17 +83,13 @@ class Launcher:
         if self._closed or not self._lifeline.is_mine():
             return
         self._closed = True
-        if self._shipment is not None:
-            forget(self._shipment.fd)
-            self._shipment.close()
-        if self._boot >= 0:
-            close(self._boot)
+        close(*(fd for fd in (self._shipment, self._boot) if fd >= 0))
         self._lifeline.release()
 
     def _start(self, number: int) -> WorkerProcess:
-        if self.method == "forkserver":
-            assert self._lifeline.template is not None
-            return self._lifeline.template.fork(number, self._lifeline)
+        template = self._lifeline.template
+        if template is not None:
+            return WorkerProcess(number, *template.fork(number), self._lifeline, template)
         pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
         return WorkerProcess(number, pid, pidfd_of_child(pid), self._lifeline)
 
@@ -113,15 +107,13 @@ class Launcher:
         return pid
 
     def _spawn(self, role: str, number: int, *further: int) -> int:
-        assert self._shipment is not None
-        own = (self._boot, self._lifeline.words, self._lifeline.end, self._shipment.fd)
+        own = (self._boot, self._lifeline.words, self._lifeline.end, self._shipment)
         return start_python(self._boot, role, number, (*self._fds.values(), *own, *further))
 
     def _ship(self) -> None:
-        self._shipment = Shipment.pack((self._main, self._payload))
-        close_in_child(self._shipment.fd)
+        self._shipment = pack((self._main, self._payload))
         self._boot = open_memfd("penstock-boot")
-        lifeline, shipment = self._lifeline, self._shipment.fd
+        lifeline, shipment = self._lifeline, self._shipment
         write_boot(self._boot, self._fds, lifeline=lifeline.end, shipment=shipment, words=lifeline.words)
 
     def _start_template(self) -> None:

@@ -1,6 +1,7 @@
-"""The template: a process that unpacks the payload once, and forks a worker from itself at each request.
+"""Fresh interpreters: each becomes a spawned worker, or the template, which forks a worker at each request.
 
-All workers share its one copy of the payload. Parent and template talk over a socket, one answer to each request:
+`__main__` is not imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload
+once, and all its workers share this copy. Parent and template talk over a socket, one answer to each request:
 
     request  START number | REAP pid
     answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
@@ -12,30 +13,38 @@ from __future__ import annotations
 
 import errno
 import gc
+import marshal
 import os
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, no_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import unpack
-from penstock.backends._process.child import fork, live, seat_of
-from penstock.backends._process.handles import LINGER, UNKNOWN, Handle, WorkerProcess, fate, readable
+from penstock.backends._process.child import fork, live, seat_of, settle
+from penstock.backends._process.handles import LINGER, UNKNOWN, Handle, fate, leave_last_words, readable
 from penstock.errors import WorkerLost
-
-if TYPE_CHECKING:
-    from penstock.backends._process.lifeline import Lifeline
 
 _REQUEST = struct.Struct("=Bq")  # what, number or pid
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
 _START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
 
 _PIDFD = struct.Struct("i")  # as it travels beside an answer
+
+_ENTER = """\
+import marshal, os, sys
+boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
+role, number = sys.argv[2], int(sys.argv[3])
+sys.path[:] = boot["path"]
+from penstock.backends._process.template import enter
+enter(boot, role, number)
+"""
 
 
 class _TemplateGone(Exception):
@@ -62,7 +71,8 @@ class Template(Handle):
             self._is_ready = True
         return self.is_alive()
 
-    def fork(self, number: int, lifeline: Lifeline) -> WorkerProcess:
+    def fork(self, number: int) -> tuple[int, int]:
+        """Has a worker forked. Returns its pid and a pidfd."""
         try:
             pid, pidfds = self._ask(_START, number)
         except _TemplateGone:
@@ -72,7 +82,7 @@ class Template(Handle):
             self.reap(pid)
             seat = seat_of(number)
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no pidfd for worker {seat}")
-        return WorkerProcess(number, pid, pidfds[0], lifeline, self)
+        return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
         """The exit code of a worker that is dead."""
@@ -98,9 +108,8 @@ class Template(Handle):
 
     def _ask(self, what: int, about: int) -> tuple[int, list[int]]:
         with self._talk:
-            if (
-                not self._usable()
-            ):  # replaced while workers of it live: the number of its link may be another file's
+            # Replaced while workers of it live: the number of its link may be another file's.
+            if not self._usable():
                 raise _TemplateGone
             try:
                 with self._socket() as link:
@@ -139,7 +148,59 @@ class Template(Handle):
         return number, pidfds
 
 
-# From here on: the code that runs in the template itself.
+def write_boot(fd: int, fds: dict[str, int], *, lifeline: int, shipment: int, words: int) -> None:
+    """Writes what a fresh interpreter must know before it can import penstock."""
+    boot = {
+        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "argv": [str(word) for word in sys.argv],
+        "fds": fds,
+        "boot": fd,
+        "lifeline": lifeline,
+        "shipment": shipment,
+        "words": words,
+    }
+    os.write(fd, marshal.dumps(boot))
+
+
+def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int:
+    """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
+    import subprocess  # late: fork needs none of it
+
+    if not sys.executable:
+        raise RuntimeError(
+            "this Python does not know its own executable (sys.executable is empty), and can start no other;"
+            ' pass multiprocessing_context="fork" or backend="thread"'
+        )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number)]
+    # The mask survives exec: a Ctrl-C is held back until the child ignores it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn
+    return process.pid
+
+
+# From here on: the code that runs in the fresh interpreter itself.
+
+
+def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
+    """Becomes the worker with this number, or the template on the socket with this number."""
+    sys.argv[:] = boot["argv"]
+    settle(boot["lifeline"])
+    if role == "template":
+        serve(boot, number)
+    try:
+        main, payload = unpack(boot["shipment"])
+    except BaseException as exc:  # unpickling runs the user's code
+        where = f"while worker {seat_of(number)} (pid {os.getpid()}) unpacked its dataset"
+        leave_last_words(boot["words"], exc, where)
+        os._exit(1)
+    for name in ("lifeline", "shipment", "words", "boot"):
+        os.close(boot[name])
+    live(number, main, payload, boot["fds"])
 
 
 def serve(boot: dict[str, Any], link: int) -> NoReturn:

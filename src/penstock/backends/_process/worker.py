@@ -85,11 +85,9 @@ class _Desk:
         try:
             task = notice.task(root)
         except Exception as error:  # raised while keys of a user's class were unpickled
-            where = (
-                f"In the keys of step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
-            )
-            failure = Failure.capture(error, where=where)
-            self._replier.send(self._replier.failed(seq, failure, Writer(root), 0, perf_counter_ns(), None))
+            where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
+            failure = Failure.capture(error, where=f"In the keys of {where}")
+            self._replier.send(self._replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
             return
         # Keys that are an array stay where they are: they are read while batches are written.
         used = max(0, notice.keys)
@@ -114,18 +112,15 @@ class _Desk:
 
         The writer's piece of the slab begins at `base`.
         """
-        began, used = perf_counter_ns(), writer.used
+        head, used, runner = (task.seq, base, perf_counter_ns()), writer.used, self._runner
         try:
             self._catch_up(updates)
-            self._runner.prepare(task)
-            tree = self._runner.run(task, writer)
-            runner = self._runner
-            return self._replier.filled(
-                task.seq, tree, runner.rows, writer, base, began, runner.mended, runner.mark
-            )
+            runner.prepare(task)
+            tree = runner.run(task, writer)
+            return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
         except StreamEnded:
-            return self._replier.ended(task.seq, writer, base, began, self._runner.mark)
+            return self._replier.ended(head, writer, runner.mark)
         except BaseException as error:
-            failure = self._runner.capture(error, task)
+            failure = runner.capture(error, task)
             writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
-            return self._replier.failed(task.seq, failure, writer, base, began, self._runner.mark)
+            return self._replier.failed(head, failure, writer, runner.mark)

@@ -1,6 +1,7 @@
-"""Workers are threads of this process: nothing is sent, and one dataset object serves all.
+"""Workers in this process: none (each task is done in `poll`, by the caller), or threads. Nothing is sent.
 
-For datasets whose work releases the GIL (decoding, reading, waiting) or must not be copied.
+Threads are for datasets whose work releases the GIL (decoding, reading, waiting) or must not be copied: one dataset
+object serves all.
 """
 
 from __future__ import annotations
@@ -26,22 +27,108 @@ from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Left, Outcome
+from penstock.errors import InternalError
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
 _GRACE = 0.05
 
 
-class ThreadBackend:
-    """Tasks wait in a deque; a queue of permits wakes one thread for each."""
+class _LocalBackend:
+    """What both have in common: the dataset is the caller's own, and no worker is a process."""
 
     most_steps = 1
     copies_dataset = False
-    leaves_nothing = False
     clock = staticmethod(time.monotonic)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self) -> None:
         self._slabs = Slabs(None)
+        self._runners: dict[int, Any] = {}  # by worker
+
+    @property
+    def workers(self) -> list[Any]:
+        return []
+
+    def cool(self, slab: int) -> None:
+        self._slabs.cool(slab)
+
+    def encode(self, change: Change) -> bytes:
+        return b""
+
+    def update(self, change: bytes) -> None:
+        for runner in tuple(self._runners.values()):
+            runner.fetch.look_up()
+
+    def flush(self) -> None:
+        pass
+
+    def open(self, outcome: Filled) -> object:
+        return outcome.held
+
+
+class InlineBackend(_LocalBackend):
+    """A plain loop in the calling thread. This is what every backend must equal."""
+
+    leaves_nothing = True
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._runner = self._runners[0] = (job.make_runner or Runner)(job, "the calling process")
+        self._posted: deque[tuple[Task, int]] = deque()
+        self._worker = -1
+
+    def hire(self, worker: int, seat: int) -> None:
+        self._worker = worker
+
+    def retire(self) -> None:
+        raise InternalError("without workers, there is none to leave")
+
+    def post(self, task: Task, slab: int, seat: int) -> None:
+        self._posted.append((task, slab))
+
+    def rescind(self, seq: int) -> bool:
+        self._posted = deque(entry for entry in self._posted if entry[0].seq != seq)
+        return True
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        if not self._posted:
+            return []
+        task, slab = self._posted.popleft()
+        runner, writer = self._runner, Writer(self._slabs.root(slab))
+        try:
+            # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
+            with runner.borrowed(task):
+                tree = runner.run(task, writer)
+        except StreamEnded:
+            return [Ended(task.seq, self._worker, runner.mark)]
+        except KeyboardInterrupt:
+            raise  # not the sample's, but the caller's own: workers do not see it
+        except BaseException as error:
+            return [Failed(task.seq, self._worker, annotate(error, runner.where(task)), runner.mark)]
+        self._slabs.learn(writer.used)
+        worker = self._worker
+        filled = Filled(
+            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
+        )
+        return [filled]
+
+    def doing(self, seq: int | None) -> list[Doing]:
+        return []  # nobody waits for the caller
+
+    def wake(self) -> None:
+        pass  # nobody waits: the caller does the work
+
+    def close(self) -> None:
+        self._posted.clear()
+
+
+class ThreadBackend(_LocalBackend):
+    """Tasks wait in a deque; a queue of permits wakes one thread for each."""
+
+    leaves_nothing = False
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
         self._job = job
         # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
@@ -50,19 +137,11 @@ class ThreadBackend:
         self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
         self._leaves: deque[None] = deque()  # one for each thread that shall leave
         self._threads: dict[int, threading.Thread] = {}  # by worker
-        self._runners: dict[int, Runner] = {}
-
-    @property
-    def workers(self) -> list[Any]:
-        return []
 
     def hire(self, worker: int, seat: int) -> None:
-        runner = Runner(self._job, f"worker {seat} (thread)")
-        thread = threading.Thread(
-            target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}", daemon=True
-        )
-        self._runners[worker] = runner
-        self._threads[worker] = thread
+        runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
+        args, name = (runner, worker, seat), f"penstock-{seat}"
+        thread = self._threads[worker] = threading.Thread(target=self._work, args=args, name=name, daemon=True)
         # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
         with interrupts_deferred():
             thread.start()
@@ -75,35 +154,19 @@ class ThreadBackend:
         self._posted.append((task, self._slabs.root(slab)))
         self._permits.put(True)
 
-    def cool(self, slab: int) -> None:
-        self._slabs.cool(slab)
-
-    def encode(self, change: Change) -> bytes:
-        return b""
-
-    def update(self, change: bytes) -> None:
-        for runner in tuple(self._runners.values()):  # the dataset is the caller's own
-            runner.fetch.look_up()
-
-    def flush(self) -> None:
-        pass
-
     def rescind(self, seq: int) -> bool:
         for entry in tuple(self._posted):
             if entry[0].seq == seq:
-                try:
+                with suppress(ValueError):  # a thread has taken it
                     self._posted.remove(entry)
-                except ValueError:
-                    return False
-                return True
+                    return True
         return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         outcomes: list[Outcome | None] = []
         try:
-            outcomes.append(
-                self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT))
-            )
+            longest = None if timeout is None else min(timeout, LONGEST_WAIT)
+            outcomes.append(self._outcomes.get(timeout=longest))
             while True:
                 outcomes.append(self._outcomes.get_nowait())
         except Empty:
@@ -113,9 +176,6 @@ class ThreadBackend:
             if isinstance(outcome, Filled):
                 self._slabs.learn(outcome.nbytes)
         return found
-
-    def open(self, outcome: Filled) -> object:
-        return outcome.held
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [
