@@ -143,13 +143,14 @@ class Field:
     def _walk(self, spec: Spec | None) -> list[Field]:
         if spec is None or spec.kind is None:
             return [self]
-        size = spec.count if spec.children is None else len(spec.children)
-        below = spec.children or (None,) * size
-        fields = self._of_batch(spec) if spec.kind is Batch else self.below(_keys(spec, size))
-        return [leaf for field, child in zip(fields, below, strict=True) for leaf in field._walk(child)]
-
-    def _of_batch(self, spec: Spec) -> list[Field]:
-        return [self if name == "data" else _UNCHANGED for name in spec.keys]  # type: ignore[attr-defined]
+        names: Any = spec.names
+        if spec.kind is Batch:
+            fields = [self if name == "data" else _UNCHANGED for name in names]
+        elif names is None and is_namedtuple(spec.kind):
+            fields = self.below(spec.kind._fields)  # type: ignore[attr-defined]
+        else:
+            fields = self.below(range(len(spec.below)) if names is None else names)
+        return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
         """The name of the dtype that an array with this kind of dtype (numpy's code) becomes; None: unchanged.
@@ -175,14 +176,10 @@ class Field:
         if len(self._targets) >= _MOST_KNOWN:
             self._targets.clear()
         name = self.wanted(dtype.kind, "an array of ", dtype)
-        if name is None:
-            self._targets[dtype] = None
-            return None
-        if name not in DTYPES:
+        if name is not None and name not in DTYPES:
             raise CastError(f"{self} is a numpy array, and numpy has no {name}. Make it a tensor.")
-        goal = np.dtype(name)
-        self._targets[dtype] = None if goal == dtype else goal
-        return self._targets[dtype]
+        goal = dtype if name is None else np.dtype(name)
+        return self._targets.setdefault(dtype, None if goal == dtype else goal)
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
         """`out[...] = source`, which raises for a value that `out` cannot hold. Row numbers start at `first`."""
@@ -247,17 +244,6 @@ class Field:
 
 
 _UNCHANGED = Field((), (), None, False, False)
-
-
-def _keys(spec: Spec, size: int) -> Sequence[Any]:
-    """The keys of the values in a container."""
-    if type(spec.keys) is tuple:
-        return spec.keys[len(spec.keys) - size :]  # those of a defaultdict begin with its factory
-    assert spec.kind is not None
-    if is_namedtuple(spec.kind):
-        names: Sequence[Any] = spec.kind._fields  # type: ignore[attr-defined]
-        return names
-    return range(size)
 
 
 @lru_cache(maxsize=256)
