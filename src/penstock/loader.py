@@ -29,9 +29,8 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options
-from penstock._resume.marks import asked, known
 from penstock._resume.progress import Epochs, Progress, content
-from penstock._resume.reading import has_state
+from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, State
 from penstock._wire.updates import Restoring, Setting
 from penstock._work.job import Job

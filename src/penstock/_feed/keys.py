@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._feed.base import Begin, Feed, Now, Plan, as_index
 from penstock._feed.run import Run
-from penstock._fill.out import Empty
+from penstock._fill.cast import Empty
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import Fetch, plain

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock._resume.marks import opened, taken
-from penstock._resume.reading import Reading
+from penstock._resume.reading import Reading, opened, taken
 from penstock._wire.failure import annotate
 from penstock._wire.task import Opening, Task
 from penstock.plan import Draw, Plan

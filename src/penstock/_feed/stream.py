@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from penstock._feed.base import Begin, Feed, Plan
 from penstock._feed.run import Run
-from penstock._resume.marks import taken
-from penstock._resume.reading import Mark, Reading
+from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
 from penstock.plan import OrderPlan, Sequential, rest

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock._fill.cast import Empty, Into
 from penstock._fill.misfit import (
     Array,
     Column,
@@ -30,7 +31,6 @@ from penstock._fill.misfit import (
     wrong_shapes,
     wrong_types,
 )
-from penstock._fill.out import Empty, Into
 from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock.errors import CollateError
 
@@ -132,7 +132,8 @@ def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, dep
 
 def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> list[Any]:
     if len(set(map(len, values))) != 1:
-        groups, remedy = rows_of_each(map(len, values)), ". Pad them to one length, make them arrays of one shape"
+        groups = rows_of_each(map(len, values))
+        remedy = ". Pad them to one length, make them arrays of one shape"
         raise different("sequences of different lengths cannot be collated", groups, remedy)
     columns = list(zip(*values, strict=True))
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock._resume.marks import opened
-from penstock._resume.reading import Mark
+from penstock._resume.reading import Mark, opened
 from penstock.errors import StateError
 from penstock.plan import OrderPlan, Plan
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from penstock._at_work import at_work, set_worker_info
+from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate, convert
-from penstock._fill.out import Empty, Into
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
 from penstock._wire.task import Mended, Task, shorten

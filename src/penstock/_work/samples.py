@@ -12,7 +12,7 @@ from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
 
 if TYPE_CHECKING:
-    from penstock._fill.out import Empty
+    from penstock._fill.cast import Empty
     from penstock._work.runner import Runner
 
 # How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from penstock._deliver.delivery import Delivery
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
-from penstock._fill.out import Into
+from penstock._fill.cast import Into
 from penstock._schedule.assigned import Assigned
 from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
