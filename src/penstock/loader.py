@@ -29,10 +29,8 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options
-from penstock._resume.epochs import Epochs
-from penstock._resume.marks import asked, known
-from penstock._resume.progress import Progress, content
-from penstock._resume.reading import has_state
+from penstock._resume.progress import Epochs, Progress, content
+from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, State
 from penstock._wire.updates import Restoring, Setting
 from penstock._work.job import Job
@@ -221,8 +219,8 @@ class DataLoader(Generic[_T_co]):
         if state.seed is None:
             raise StateError(f"The resume state is damaged: 'seed' is None, and every loader has one. {ANEW}")
         if self._options.seed is not None:
-            replace(state, about={"seed": state.seed}).check({"seed": self._options.seed})
-        return replace(state.dealt_anew(plan, self._options.shard.world), about=about)
+            state._replace(about={"seed": state.seed}).check({"seed": self._options.seed})
+        return state.dealt_anew(plan, self._options.shard.world)._replace(about=about)
 
     def _about(self) -> dict[str, Any]:
         """A description of the loader, which must be the same when a state is loaded.
@@ -394,7 +392,7 @@ class DataLoader(Generic[_T_co]):
             if start.begun:  # dataset and sampler may have changed since the state was loaded
                 start.check({**about, "sampler": content(plan, about["length"])})
             else:
-                start = replace(start, about=about)
+                start = start._replace(about=about)
             engine = self._take_engine(plan)
             try:
                 run = engine.ahead

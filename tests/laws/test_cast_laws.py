@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock import ArrayDataset, CastError, CollateError, DataLoader
-from penstock._fill.cast import DTYPES, Cast
-from penstock._fill.out import Into
+from penstock._fill.cast import DTYPES, Cast, Into
 
 SOURCES = [
     np.dtype(name) for name in (*DTYPES, "int16", "uint16", "uint32", "uint64", ">i4", ">f8", "longdouble")

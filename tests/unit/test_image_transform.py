@@ -15,7 +15,7 @@ from pictures import decoded, encoded, oriented, picture
 from PIL import Image
 
 from penstock._at_work import working_at
-from penstock._feed.drawing import StepSource
+from penstock._feed.base import StepSource
 from penstock.image import ImageError, Transform
 from penstock.image._decode import decode
 

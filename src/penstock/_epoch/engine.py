@@ -21,7 +21,7 @@ from penstock._epoch.reports import broken_error, irreplaceable, lost_error, tim
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.run import Run
 from penstock._memory.lease import Leases
-from penstock._resume.marks import known, refusal
+from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
 from penstock._schedule.course import Course
 from penstock._schedule.events import Event

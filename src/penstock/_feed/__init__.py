@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock._feed.base import Borrow, Feed
-from penstock._feed.items import ByItem
 from penstock._feed.keys import ByKey
-from penstock._feed.stream import ByStream
+from penstock._feed.stream import ByItem, ByStream
 from penstock.source._kind import is_stream
 
 if TYPE_CHECKING:

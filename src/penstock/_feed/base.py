@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._at_work import working_at
 from penstock._feed.run import Run
 from penstock._resume.reading import Mark
 from penstock._wire.task import Mended, Task
 from penstock.plan import OrderPlan, SamplerPlan
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from penstock._options import Options
 
 Plan = OrderPlan | SamplerPlan
@@ -40,12 +43,11 @@ class Begin(NamedTuple):
 class Feed:
     """The caller's half: draws the steps of an epoch, says which samples a batch holds, and what a state is about.
 
-    `fetch` makes the worker's half, which gets the samples of a step. `borrow` sets the global random generators for
-    what is read in the caller's process.
+    `borrow` sets the global random generators for what is read in the caller's process.
     """
 
     names: ClassVar[tuple[str, str]]  # in resume states: in batches, and one by one
-    fetch: ClassVar[Any]  # called with the runner
+    fetch: ClassVar[Any]  # makes the worker's half, a `Fetch`, for a runner
     one_reader = False
     """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
 
@@ -83,11 +85,21 @@ class Feed:
         """Which keys each step has, for the dataset as long as it is now, from a position of the order on."""
         return None
 
-    def run(
-        self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
-    ) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         """The steps of an epoch, from where it begins."""
         raise NotImplementedError
+
+    @contextmanager
+    def drawing(self, seed: int, epoch: int, number: int) -> Iterator[None]:
+        """Random numbers for a batch that is read in the caller's process: a function of these three.
+
+        So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
+        """
+        from penstock._work.seeding import READ, borrowed_generators  # late: see InlineBackend
+
+        of = seed, epoch, number, READ
+        with (self._borrow or borrowed_generators)(*of), working_at(StepSource(*of)):
+            yield
 
     def replacements(self, plan: Plan | None) -> Any:
         """The order that samples are replaced from (`on_error="replace"`), if there is one."""
@@ -131,3 +143,26 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
     if all(isinstance(key, (int, np.integer)) and key >= 0 for key in keys):
         return np.array(keys, np.uint64)
     return None
+
+
+class StepSource:
+    """A step whose samples are not made here: a sampler, or the light items of a stream, are read for it."""
+
+    part: Sequence[int] | None = None
+
+    def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
+        self._of = seed, epoch, step, use
+        self._rng: Generator | None = None
+
+    def rng(self) -> Generator:
+        if self._rng is None:
+            from penstock._work.seeding import generator  # late: see InlineBackend
+
+            self._rng = generator(*self._of)
+        return self._rng
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        return iter(keys)
+
+    def rows_asked_for(self) -> Sequence[int]:
+        return ()

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._feed.base import Begin, Feed, Now, Plan, as_index
-from penstock._feed.drawing import Drawing, SamplerReading
 from penstock._feed.run import Run
-from penstock._fill.out import Empty
-from penstock._resume.reading import Reading, has_state
+from penstock._fill.cast import Empty
+from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
-from penstock._work.samples import plain
+from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
 from penstock.source._kind import method_of
 
-if TYPE_CHECKING:
-    from penstock._work.runner import Runner
 
-
-class KeyFetch:
+class KeyFetch(Fetch):
     """The worker's half: `__gather__`, `__getitems__` or `__getitem__`."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._one_by_one: Task | None = None  # a task of which some samples fail
-        self.look_up()
+    _one_by_one: Task | None = None  # a task of which some samples fail
+    _getitems: Callable[[Any], Any] | None = None
+    _gather: Callable[[Any, Any], Any] | None = None
 
     def look_up(self) -> None:
-        self._dataset, batched = self._runner.job.dataset, self._runner.job.batched
-        self._batched = batched
-        self._getitems: Callable[[Any], Any] | None = method_of(self._dataset, "__getitems__") if batched else None
-        self._gather: Callable[[Any, Any], Any] | None = method_of(self._dataset, "__gather__") if batched else None
+        self._dataset, self._batched = self._job.dataset, self._job.batched
+        if self._batched:
+            self._getitems = method_of(self._dataset, "__getitems__")
+            self._gather = method_of(self._dataset, "__gather__")
 
     def gather(self, task: Task, empty: Empty) -> object:
         if self._gather is None:
@@ -84,15 +80,9 @@ class KeyFetch:
         self._one_by_one = task
         return True
 
-    def finish(self, task: Task) -> None:
-        pass
-
     def names(self, task: Task) -> Sequence[Any]:
         keys: Sequence[Any] = plain(task.keys) if self._batched else [task.keys]
         return keys
-
-    def key(self, task: Task, item: Any, row: int) -> Any:
-        return item
 
 
 class ByKey(Feed):
@@ -157,20 +147,16 @@ class ByKey(Feed):
         n = len(self.dataset)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
 
-    def run(
-        self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
-    ) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         if isinstance(plan, OrderPlan):
-            keys, follow = plan.draw(epoch, at.steps), partial(_follow, numbers)
-            return Run(next(numbers), epoch, keys, plan, step=at.steps, skip=at.beyond, follow=follow)
+            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, step=at.steps, skip=at.beyond)
         assert plan is not None
         # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
-        drawing = Drawing(seed, epoch, self._borrow)
-        reading = Reading(plan.sampler) if plain else SamplerReading(plan.sampler, drawing)
+        reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
         steps = plan.draw(epoch, at.steps, reading)
-        return Run(next(numbers), epoch, steps, plan, step=at.steps, skip=at.beyond, read_from=reading)
+        return Run(numbers, epoch, steps, plan, step=at.steps, skip=at.beyond, read_from=reading)
 
     def replacements(self, plan: Plan | None) -> Order | None:
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
@@ -204,11 +190,20 @@ class ByKey(Feed):
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
 
 
-def _follow(numbers: Iterator[int], run: Run) -> Run:
-    """The run of the epoch after this one."""
-    assert isinstance(run.plan, OrderPlan)
-    plan, epoch = run.plan.after(), run.epoch + 1
-    return Run(next(numbers), epoch, plan.draw(epoch), plan, follow=partial(_follow, numbers))
+class _Drawn(Reading):
+    """The keys of a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
+
+    def __init__(self, sampler: Any, drawing: Callable[[int], AbstractContextManager[None]]) -> None:
+        super().__init__(sampler)
+        self._drawing = drawing
+
+    def open(self, mark: Mark | None = None) -> bool:
+        with self._drawing(-1):
+            return super().open(mark)
+
+    def take(self, size: int) -> list[Any]:
+        with self._drawing(self.read):
+            return super().take(size)
 
 
 class Keys:
@@ -224,8 +219,8 @@ class Keys:
 
     def __len__(self) -> int:
         plan, epoch = self._plan()
-        steps = plan.steps(epoch)
-        return 0 if steps == 0 else (steps - 1) * (plan.batch_size or 1) + np.size(plan.keys(epoch, steps - 1))
+        last = plan.steps(epoch) - 1
+        return 0 if last < 0 else last * (plan.batch_size or 1) + np.size(plan.keys(epoch, last))
 
     def _plan(self) -> tuple[OrderPlan, int]:
         plan, epoch = self._now()

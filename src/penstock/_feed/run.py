@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from penstock._resume.marks import opened, taken
-from penstock._resume.reading import Reading
+from penstock._resume.reading import Reading, opened, taken
 from penstock._wire.failure import annotate
 from penstock._wire.task import Opening, Task
 from penstock.plan import Draw, Plan
@@ -16,8 +15,7 @@ class Run:
     """The steps of one epoch, in order. Once a step cannot be drawn there are no more.
 
     `keys` begins at `step`. Steps in `skip` were handed out before and are left out. `read_from` is the sampler or
-    stream that the keys come from, if it may have a state; `what` names it in errors. `follow` makes the run of the
-    next epoch, if that can be drawn without side effects.
+    stream that the keys come from, if it may have a state, called `what` in errors. `numbers` has those of all runs.
 
     If one worker reads a stream, the steps that were handed out before cannot be left out: the consumer skips
     those in `repeated`.
@@ -25,7 +23,7 @@ class Run:
 
     def __init__(
         self,
-        number: int,
+        numbers: Iterator[int],
         epoch: int,
         keys: Iterator[Any],
         plan: Plan | None = None,
@@ -36,9 +34,8 @@ class Run:
         read_from: Reading | None = None,
         what: str = "the sampler",
         seat: int = 0,
-        follow: Callable[[Run], Run | None] = lambda run: None,
     ) -> None:
-        self.number = number
+        self.number = next(numbers)
         self.epoch = epoch
         self.plan = plan
         self.seat = seat
@@ -47,6 +44,7 @@ class Run:
         self.is_over = False
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
+        self._numbers = numbers
         self._keys = keys
         # Several steps at once only if they are batches of a known order: looking ahead does no harm there.
         bundled = isinstance(keys, Draw) and keys.batched
@@ -55,11 +53,11 @@ class Run:
         self._skip = set(skip)
         self._reading = read_from
         self._what = what
-        self._follow = follow
 
     def follow(self) -> Run | None:
         """The run of the next epoch, if drawing it has no side effects."""
-        return self._follow(self)
+        plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
+        return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan)
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the user's code raised."""

@@ -1,44 +1,103 @@
-"""Samples from a stream that one worker reads from its beginning to its end."""
+"""Samples from a stream: one worker reads it, or the caller reads its light items, which all workers load."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, NoReturn
 
-from penstock._feed.base import Begin, Plan
-from penstock._feed.items import Stream
+from penstock._feed.base import Begin, Feed, Plan
 from penstock._feed.run import Run
-from penstock._fill.out import Empty
-from penstock._resume.marks import taken
-from penstock._resume.reading import Mark, Reading
+from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import Fetch, StreamEnded, plain
+from penstock.plan import OrderPlan, Sequential, rest
 from penstock.plan._plan import check_reached
 
-if TYPE_CHECKING:
-    from penstock._work.runner import Runner
+
+class Stream(Feed):
+    """What every stream has: a length that it promises, and no plan."""
+
+    _promised: int | None = None
+
+    def steps(self, epoch: int, plan: Plan | None) -> int:
+        if not isinstance(self.dataset, Sized):
+            raise TypeError(f"The stream {type(self.dataset).__name__} has no len(), so the loader has none.")
+        options = self.options
+        cut = options.batch_size, options.drop_last, False, *options.shard
+        self._promised = OrderPlan(Sequential(len(self.dataset)), *cut).steps(0)
+        return self._promised
+
+    def count(self, yielded: int) -> None:
+        if self._promised is not None and yielded == self._promised + 1:
+            warnings.warn(
+                f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
+                f"{self._promised} batches, and yields more. Its __len__ is wrong.",
+                stacklevel=4,
+            )
 
 
-class StreamFetch:
-    """The worker's half: reads the stream, and passes over the batches of other ranks."""
+# ---- light items ----------------------------------------------------------------------------------
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._job = runner.job
-        self._rank, self._world = runner.job.shard
-        self._stream = Reading(())
-        self._run = -1  # the run that the stream is open for
-        self._replayed = 0  # so many batches were handed out before: what they raised was raised then
-        self._restored = True  # the dataset was given the state that the stream was opened with
-        self._ended = -1  # the run at whose end the dataset is
+
+class ItemFetch(Fetch):
+    """The worker's half: `load`."""
 
     def look_up(self) -> None:
-        pass
+        self._load: Callable[[Any], Any] = self._job.dataset.load
 
-    def gather(self, task: Task, empty: Empty) -> object:
-        return NotImplemented
+    def samples(self, task: Task) -> Sequence[Any]:
+        items = plain(task.keys) if self._job.batched else [task.keys]
+        return self._runner.samples.fetch(self._load, items)
+
+    def key(self, task: Task, item: Any, row: int) -> int:
+        """Its position: the items of a stream may be alike, their positions are not."""
+        return self._runner.number(task.step) * self._job.batch_size + row
+
+
+class ByItem(Stream):
+    """The caller's half: reads the light items."""
+
+    names = "items", "item"
+    fetch = ItemFetch
+
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+        reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
+        items = self._items(reading, at.mark, first, seed, epoch)
+        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
+        what = "the stream"
+        return Run(numbers, epoch, steps, step=at.steps, skip=at.beyond, read_from=reading, what=what)
+
+    def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
+        """The light items from the mark on, in lists of one batch each, read alike on every rank."""
+        size = self.options.batch_size or 1
+        for number in itertools.count(first):
+            anew = False
+            with self.drawing(seed, epoch, number):
+                if number == first:
+                    anew = reading.open(mark)
+                items = [] if anew else reading.take(size)
+            if anew:
+                with self.drawing(seed, epoch, number):
+                    items = reading.take(size)
+            if items and (len(items) == size or not self.options.drop_last):
+                yield items[0] if self.options.batch_size is None else items
+            if reading.ended:
+                return
+
+
+# ---- one reader -----------------------------------------------------------------------------------
+
+
+class StreamFetch(Fetch):
+    """The worker's half: reads the stream, and passes over the batches of other ranks."""
+
+    _stream: Reading
+    _run = -1  # the run that the stream is open for
+    _replayed = 0  # so many batches were handed out before: what they raised was raised then
+    _restored = True  # the dataset was given the state that the stream was opened with
+    _ended = -1  # the run at whose end the dataset is
 
     def samples(self, task: Task) -> Sequence[Any]:
         runner, opening = self._runner, task.keys if isinstance(task.keys, Opening) else None
@@ -47,8 +106,9 @@ class StreamFetch:
             self._open(task, opening)
         self._pass_over(task, count, runner.number(task.step))
         if opening is not None:
-            behind = task.step * self._world
-            check_reached(behind - self._stream.read, behind, self._world)
+            world = self._job.shard[1]
+            behind = task.step * world
+            check_reached(behind - self._stream.read, behind, world)
         self._say(count)
         samples = self._stream.take(count)
         runner.mark = taken(self._stream.source, self._stream.mark)
@@ -58,17 +118,12 @@ class StreamFetch:
 
     def finish(self, task: Task) -> None:
         """If ranks end together, a step counts only if every rank has a batch of it."""
-        if self._job.drop_last and self._world > 1:
+        world = self._job.shard[1]
+        if self._job.drop_last and world > 1:
             count = task.keys.size if isinstance(task.keys, Opening) else task.keys
-            self._pass_over(task, count, (task.step + 1) * self._world)
+            self._pass_over(task, count, (task.step + 1) * world)
             if self._stream.ended:
                 self._end(task)
-
-    def names(self, task: Task) -> Sequence[Any]:
-        return ()
-
-    def key(self, task: Task, item: Any, row: int) -> Any:
-        return item
 
     def _end(self, task: Task) -> NoReturn:
         self._runner.mark = taken(self._stream.source, self._stream.end)
@@ -139,14 +194,13 @@ class ByStream(Stream):
                 stacklevel=5,
             )
 
-    def run(
-        self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin
-    ) -> Run:
-        size, number = self.options.batch_size or 1, next(numbers)
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+        size = self.options.batch_size or 1
         # The reader passes over what was handed out before.
         replayed = at.steps * self.options.shard.world
         after = -1 if at.resumed else self._last_run
         first = [Opening(size, at.mark, replayed, after)] if at.steps or at.mark is not None else []
-        self._last_run = number
         keys = itertools.chain(first, itertools.repeat(size))
-        return Run(number, epoch, keys, step=at.steps, repeated=at.beyond, what="the stream")
+        run = Run(numbers, epoch, keys, step=at.steps, repeated=at.beyond, what="the stream")
+        self._last_run = run.number
+        return run

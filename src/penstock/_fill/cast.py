@@ -1,23 +1,28 @@
 """`dtype=`: numbers are converted while they are written into the batch, and a value that does not fit raises.
 
 `dtype=` names one dtype for all numbers, or a dtype for each of some fields. A `Cast` is that argument as plain data,
-which is sent to workers. A `Field` is what it means for one field of a batch. An `_fill.out.Into` is a field together
-with the memory for it.
+which is sent to workers. A `Field` is what it means for one field of a batch. An `Into` is a field together with
+the memory for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.tree import Spec, is_namedtuple
+from penstock._memory.guests import HANDLERS
+from penstock._memory.tree import Spec, flatten, is_namedtuple, unflatten
 from penstock.batch import Batch
 from penstock.errors import CastError
+
+Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
+"""Allocates C-contiguous memory for one array: in the slab, or `np.empty`. It may be an `Into`."""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """The names that `dtype=` accepts. penstock.torch accepts more."""
@@ -143,13 +148,14 @@ class Field:
     def _walk(self, spec: Spec | None) -> list[Field]:
         if spec is None or spec.kind is None:
             return [self]
-        size = spec.count if spec.children is None else len(spec.children)
-        below = spec.children or (None,) * size
-        fields = self._of_batch(spec) if spec.kind is Batch else self.below(_keys(spec, size))
-        return [leaf for field, child in zip(fields, below, strict=True) for leaf in field._walk(child)]
-
-    def _of_batch(self, spec: Spec) -> list[Field]:
-        return [self if name == "data" else _UNCHANGED for name in spec.keys]  # type: ignore[attr-defined]
+        names: Any = spec.names
+        if spec.kind is Batch:
+            fields = [self if name == "data" else _UNCHANGED for name in names]
+        elif names is None and is_namedtuple(spec.kind):
+            fields = self.below(spec.kind._fields)  # type: ignore[attr-defined]
+        else:
+            fields = self.below(range(len(spec.below)) if names is None else names)
+        return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
         """The name of the dtype that an array with this kind of dtype (numpy's code) becomes; None: unchanged.
@@ -175,14 +181,10 @@ class Field:
         if len(self._targets) >= _MOST_KNOWN:
             self._targets.clear()
         name = self.wanted(dtype.kind, "an array of ", dtype)
-        if name is None:
-            self._targets[dtype] = None
-            return None
-        if name not in DTYPES:
+        if name is not None and name not in DTYPES:
             raise CastError(f"{self} is a numpy array, and numpy has no {name}. Make it a tensor.")
-        goal = np.dtype(name)
-        self._targets[dtype] = None if goal == dtype else goal
-        return self._targets[dtype]
+        goal = dtype if name is None else np.dtype(name)
+        return self._targets.setdefault(dtype, None if goal == dtype else goal)
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
         """`out[...] = source`, which raises for a value that `out` cannot hold. Row numbers start at `first`."""
@@ -249,17 +251,6 @@ class Field:
 _UNCHANGED = Field((), (), None, False, False)
 
 
-def _keys(spec: Spec, size: int) -> Sequence[Any]:
-    """The keys of the values in a container."""
-    if type(spec.keys) is tuple:
-        return spec.keys[len(spec.keys) - size :]  # those of a defaultdict begin with its factory
-    assert spec.kind is not None
-    if is_namedtuple(spec.kind):
-        names: Sequence[Any] = spec.kind._fields  # type: ignore[attr-defined]
-        return names
-    return range(size)
-
-
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
     """Values between these two bounds fit into `goal`; None if every value of `source` fits.
@@ -288,3 +279,72 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
             # Some processors convert 2.0**63 to the largest int64, and as floats the two are equal.
             lost |= source >= float(high)
     return lost
+
+
+class Into:
+    """The memory for one field of a batch. Code that knows nothing of fields may call it like any `Empty`."""
+
+    __slots__ = ("empty", "field")
+
+    def __init__(self, field: Field, empty: Empty) -> None:
+        self.field = field
+        self.empty = empty
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self.empty(shape, dtype)
+
+    def below(self, keys: Iterable[Any]) -> list[Into]:
+        return [Into(field, self.empty) for field in self.field.below(keys)]
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory for an array that has this dtype before it is converted."""
+        return self.empty(shape, self.field.target(dtype) or dtype)
+
+    def put(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A copy of the array, converted."""
+        out = self.room(array.shape, array.dtype)
+        self.field.write(out, array)
+        return out
+
+    def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Arrays of one shape, stacked and converted. `dtype` can hold the values of all of them."""
+        out = self.room((len(rows), *rows[0].shape), dtype)
+        self.field.stack(out, rows, dtype)
+        return out
+
+    def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of a column that have these keys, converted in blocks that fit into the processor's cache."""
+        out = self.room((len(keys), *column.shape[1:]), column.dtype)
+        size = max(1, BLOCK * len(column) // max(1, column.nbytes))
+        # take is faster, but first copies a whole column that is not contiguous.
+        take = column.take if column.flags.c_contiguous else None
+        for at in range(0, len(keys), size):
+            some = keys[at : at + size]
+            rows = column[some] if take is None else take(some, 0, None, "clip")
+            self.field.write(out[at : at + size], rows, at)
+        return out
+
+    def finish(self, tree: object, rows: int) -> Any:
+        """Converts the arrays of a batch of `rows` samples that were not yet converted when they were written."""
+        leaves, spec = flatten(tree)
+        made = []
+        for leaf, field in zip(leaves, self.field.of(spec), strict=True):
+            try:
+                made.append(converted(leaf, field, self.empty))
+            except CastError as error:
+                if tuple(getattr(leaf, "shape", ())[:1]) != (rows,):
+                    error.rows = ()  # the first axis does not count samples
+                raise
+        return tree if all(map(is_, made, leaves)) else unflatten(spec, made)
+
+
+def converted(leaf: Any, field: Field, empty: Empty) -> Any:
+    """The leaf converted to the field's dtype, in memory from `empty`; the leaf itself if it needs no conversion."""
+    kind = type(leaf)
+    if kind is np.ndarray or kind is np.memmap:
+        return leaf if field.target(leaf.dtype) is None else Into(field, empty).put(leaf)
+    handler = HANDLERS[kind]
+    if handler is not None and handler.cast is not None:
+        return handler.cast(leaf, field, empty)
+    field.wanted("O", "a ", kind.__name__)
+    return leaf

@@ -17,21 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from penstock._fill.cast import Empty, Into
 from penstock._fill.misfit import (
     Array,
     Column,
     Misfit,
+    different,
     in_rows,
     is_arraylike,
-    listed_rows,
     name_of,
-    odd_rows,
     rows_of_each,
     wrong_keys,
     wrong_shapes,
     wrong_types,
 )
-from penstock._fill.out import Empty, Into
 from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock.errors import CollateError
 
@@ -134,11 +133,8 @@ def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, dep
 def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> list[Any]:
     if len(set(map(len, values))) != 1:
         groups = rows_of_each(map(len, values))
-        raise Misfit(
-            f"sequences of different lengths cannot be collated: {listed_rows(groups)}. "
-            "Pad them to one length, make them arrays of one shape, or pass collate_fn=",
-            odd_rows(groups),
-        )
+        remedy = ". Pad them to one length, make them arrays of one shape"
+        raise different("sequences of different lengths cannot be collated", groups, remedy)
     columns = list(zip(*values, strict=True))
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)
 
@@ -292,11 +288,8 @@ def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
             return np.dtype(np.result_type(*groups))
         except TypeError as error:
             cause = error
-    raise Misfit(
-        f"arrays of different dtypes cannot be stacked: {listed_rows(groups)}, and no dtype holds them all. "
-        "Convert them to one dtype, or pass collate_fn=",
-        odd_rows(groups),
-    ) from cause
+    remedy = ", and no dtype holds them all. Convert them to one dtype"
+    raise different("arrays of different dtypes cannot be stacked", groups, remedy) from cause
 
 
 def _storable(dtype: np.dtype[Any], rows: Sequence[int]) -> None:

@@ -26,13 +26,14 @@ class Misfit(Exception):
         return "".join(path if len(path) < 12 else [*path[:4], " ... ", *path[-2:]])
 
 
+def different(what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
+    """For rows that differ: `groups` has the rows of each value."""
+    return Misfit(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
+
+
 def wrong_shapes(values: Sequence[Array]) -> Misfit:
     groups = rows_of_each(value.shape for value in values)
-    return Misfit(
-        f"arrays of different shapes cannot be stacked: {listed_rows(groups)}. "
-        "Pad them to one shape, or pass collate_fn=",
-        odd_rows(groups),
-    )
+    return different("arrays of different shapes cannot be stacked", groups, ". Pad them to one shape")
 
 
 def wrong_types(values: Column) -> Misfit:

@@ -43,7 +43,7 @@ class Handler(NamedTuple):
     store: Callable[[Any, Writer], Spot | None] | None = None
     """Puts the bytes into the slab; returns None for a leaf that must be pickled."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts to the dtype of a `_fill.cast.Field`, in memory from an `_fill.out.Empty`."""
+    """Converts to the dtype of a `_fill.cast.Field`, in memory from an `_fill.cast.Empty`."""
 
 
 class Guest(Protocol):

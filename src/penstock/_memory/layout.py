@@ -29,17 +29,12 @@ class Layout:
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
         """The batch: its arrays are views of `root`, and its other leaves are taken from `rest`."""
-        if not rest:
-            spots: Any = self.spots  # none of them is None
+        spots: Any = self.spots
+        if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
         others = iter(rest)
-        return unflatten(
-            self.spec,
-            [
-                next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3])
-                for spot in self.spots
-            ],
-        )
+        leaves = [next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots]
+        return unflatten(self.spec, leaves)
 
 
 class Writer:

@@ -20,16 +20,9 @@ from numpy.typing import NDArray
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    __slots__ = ("returned", "slab")
+    __slots__ = ("slab",)
 
     slab: int
-    returned: deque[int]
-
-
-def _end(lease: _Lease) -> None:
-    # Runs in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
-    # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
-    lease.returned.append(lease.slab)
 
 
 class Leases:
@@ -37,15 +30,16 @@ class Leases:
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
-        self._returned: deque[int] = deque()
+        self._returned: deque[_Lease | int] = deque()
         # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
         if shared:
             _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
-        lease = _Lease(root, _end)
+        # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
+        # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
+        lease = _Lease(root, self._returned.append)
         lease.slab = slab
-        lease.returned = self._returned
         self._lent[slab] = lease
 
     @property
@@ -63,11 +57,10 @@ class Leases:
 
     def collect(self) -> list[int]:
         """The slabs that came back since the last call."""
-        if not self._returned:
-            return []
         slabs = []
         while self._returned:
-            slab = self._returned.popleft()
+            back = self._returned.popleft()
+            slab = back if isinstance(back, int) else back.slab
             self._lent.pop(slab, None)
             slabs.append(slab)
         return slabs

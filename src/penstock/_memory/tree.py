@@ -32,16 +32,11 @@ class Spec:
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
-    kind: type | None
-    """The class of the container; None for a leaf."""
-    keys: Hashable
-    """What is needed beside the values to rebuild the container: keys, names, or the number of values."""
-    children: tuple[Spec | None, ...] | None
-    """The Spec of each value, None for a leaf; None instead of the tuple if every value is a leaf."""
-    count: int
-    """The number of leaves."""
-    build: Callable[[Iterator[Any]], Any]
-    """Takes the leaves from an iterator and returns the tree."""
+    kind: type | None  # the class of the container; None for a leaf
+    keys: Hashable  # what is needed beside the values to rebuild it: keys, names, or the number of values
+    children: tuple[Spec | None, ...] | None  # None for a leaf; None instead of the tuple if all are leaves
+    count: int  # leaves
+    build: Callable[[Iterator[Any]], Any]  # takes the leaves from an iterator and returns the tree
 
     def __init__(
         self, kind: type | None, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int
@@ -49,10 +44,7 @@ class Spec:
         self.kind = kind
         self.keys = keys
         self.children = children
-        if children is None:
-            self.count = size
-        else:
-            self.count = sum(1 if child is None else child.count for child in children)
+        self.count = size if children is None else sum(child.count if child else 1 for child in children)
         self.build = next if kind is None else _builder(kind, keys, children, size)
         self._hash = hash((kind, keys, children))
 
@@ -75,17 +67,25 @@ class Spec:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.kind is None:
             return "LEAF"
-        size = self.count if self.children is None else len(self.children)
-        return _spec, (self.kind, self.keys, self.children, size)
+        return _spec, (self.kind, self.keys, self.children, len(self.below))
+
+    @property
+    def below(self) -> tuple[Spec | None, ...]:
+        """The Spec of each value, None for a leaf."""
+        return (None,) * self.count if self.children is None else self.children
+
+    @property
+    def names(self) -> tuple[Any, ...] | None:
+        """The key or name of each value, if they have one."""
+        # Those of a defaultdict begin with its factory.
+        return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
         if self.kind is None:
             return "*"
-        below = self.children or (None,) * self.count
-        values = ["*" if child is None else repr(child) for child in below]
-        if type(self.keys) is tuple:
-            keys = self.keys[len(self.keys) - len(values) :]  # those of a defaultdict begin with its factory
-            values = [f"{key!r}: {value}" for key, value in zip(keys, values, strict=True)]
+        values = ["*" if child is None else repr(child) for child in self.below]
+        if self.names is not None:
+            values = [f"{key!r}: {value}" for key, value in zip(self.names, values, strict=True)]
         return f"{self.kind.__name__}({', '.join(values)})"
 
 

@@ -1,7 +1,8 @@
-"""The progress of one epoch: the steps that were handed out."""
+"""The epochs of a loader, and the progress of one: the steps that were handed out."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock._resume.reading import Mark, has_state
-from penstock._resume.state import State, plain
+from penstock._resume.state import State
 from penstock.plan import OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
 
 
@@ -71,7 +72,7 @@ class Progress:
         return sorted(self._at[1])
 
     def as_dict(self) -> dict[str, Any]:
-        """The state, without seed and dataset. No `State` is made for it: callers may ask after every step."""
+        """The state, without seed and dataset."""
         (steps, beyond, mark), plan, consumed = self._at, self._plan, None
         if not steps and not beyond:
             consumed = 0
@@ -79,7 +80,54 @@ class Progress:
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
-        return plain(self.epoch, steps, beyond, self._about, consumed, mark or self._begin.mark)
+        state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self._begin.mark)
+        return state.as_dict()
+
+
+class Epochs:
+    """The epochs of a loader. A loader that replaces it takes them over."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.begun: int | None = None
+        self.progress: Progress | None = None  # of the epoch that was begun last
+        self.loaded: State | None = None
+
+    @property
+    def current(self) -> int:
+        """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
+        return self.next if self.begun is None else self.begun
+
+    def set(self, epoch: int) -> None:
+        self.next, self.begun = epoch, None
+        self.progress = self.loaded = None
+
+    def load(self, state: State) -> None:
+        """The next epoch continues from this state."""
+        self.set(state.epoch)
+        self.loaded = state
+
+    def start(self) -> State:
+        """The state that the next epoch starts from."""
+        if self.loaded is not None:
+            return self.loaded
+        before = self.progress
+        return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
+
+    def restores(self) -> bool:
+        """True if the sampler or stream must load its state: no live object has the state that the mark describes."""
+        return self.loaded is not None or (self.progress is not None and self.progress.began_at_end)
+
+    def begin(self, progress: Progress) -> None:
+        """An epoch was begun. In this order: another thread may take a state between any two assignments."""
+        self.progress, self.loaded = progress, None
+        self.begun, self.next = self.next, self.next + 1
+
+    def copy(self) -> Epochs:
+        """A copy with its own progress: batches that are handed out later do not move it."""
+        made = copy.copy(self)
+        made.progress = copy.copy(self.progress)
+        return made
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:

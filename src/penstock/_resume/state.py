@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from penstock._resume.marks import opened
-from penstock._resume.reading import Mark
+from penstock._resume.reading import Mark, opened
 from penstock.errors import StateError
 from penstock.plan import OrderPlan, Plan
 
@@ -27,8 +26,7 @@ _SHAPE = ("world", "batch_size", "last_batch")
 ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """The first `steps` steps of the epoch were handed out, and the steps in `beyond`.
 
     `consumed` counts the samples of the order that all ranks used for these steps; None if the order is unknown.
@@ -40,7 +38,7 @@ class State:
     steps: int
     beyond: tuple[int, ...] = ()
     seed: int | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = {}  # never changed
     consumed: int | None = 0
     mark: bytes | Mark | None = None
     dataset: Any = None
@@ -51,8 +49,18 @@ class State:
         return bool(self.steps or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
-        as_plain = plain(self.epoch, self.steps, self.beyond, self.about, self.consumed, self.mark)
-        return {**as_plain, "seed": self.seed, "dataset": self.dataset}
+        mark = opened(self.mark)
+        return {
+            "penstock": VERSION,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "beyond": _as_ranges(self.beyond) if self.beyond else [],
+            "seed": self.seed,
+            "about": dict(self.about),
+            "consumed": self.consumed,
+            "mark": None if mark is None else mark._asdict(),
+            "dataset": self.dataset,
+        }
 
     @classmethod
     def parse(cls, value: object) -> State:
@@ -69,7 +77,7 @@ class State:
                 f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
-        missing = [name for name in cls.__slots__ if name not in value]
+        missing = [name for name in cls._fields if name not in value]
         if missing:
             raise damaged(f"it lacks {', '.join(map(repr, missing))}")
         about, steps = value["about"], number(value, "steps", 1 << 62)
@@ -110,10 +118,7 @@ class State:
             return
         otherwise = ", or take the state at the end of an epoch"
         if "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
-            why = (
-                'With last_batch="rollover" an epoch starts with the samples that earlier epochs left over, which '
-                "depend on the number of ranks."
-            )
+            why = 'With last_batch="rollover" an epoch starts with samples left over, which depend on the ranks.'
             otherwise = ""
         elif self.beyond:
             why = "Its steps came out of order, so a number of samples does not say which ones are left."
@@ -155,31 +160,9 @@ class State:
         elif consumed is not None:
             sound = [0]  # without an order, `consumed` is a number only before the first step
         if self.steps not in sound and (not consumed or self.about.get("world") == world):
-            raise damaged(f"'steps' is {self.steps}, and by 'consumed', which is {consumed}, it would be {sound[0]}")
-        return replace(self, steps=steps)
-
-
-def plain(
-    epoch: int,
-    steps: int,
-    beyond: Iterable[int],
-    about: Mapping[str, Any],
-    consumed: int | None,
-    mark: bytes | Mark | None,
-) -> dict[str, Any]:
-    """The state as plain data, without seed and dataset."""
-    position = opened(mark)
-    return {
-        "penstock": VERSION,
-        "epoch": epoch,
-        "steps": steps,
-        "beyond": _as_ranges(beyond) if beyond else [],
-        "seed": None,
-        "about": dict(about),
-        "consumed": consumed,
-        "mark": None if position is None else position._asdict(),
-        "dataset": None,
-    }
+            counted = f"by 'consumed', which is {consumed}, it would be {sound[0]}"
+            raise damaged(f"'steps' is {self.steps}, and {counted}")
+        return self._replace(steps=steps)
 
 
 def damaged(why: str) -> StateError:

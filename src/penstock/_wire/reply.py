@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork
+from penstock._memory.arena import mapped
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.mapping import Mapping as Memory
 from penstock._memory.tree import Spec
 from penstock._wire.failure import annotate, restore
 from penstock._wire.pickling import dumps, loads
@@ -128,7 +128,7 @@ class Replier:
         """A writer on a memfd, which is sent when the block ends, unless it was too small as well."""
         fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
-        writer = Writer(np.frombuffer(Memory(fd, nbytes).buffer, np.uint8), is_stray=True)
+        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
         yield writer
         if not writer.overflow:
             socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
@@ -197,9 +197,9 @@ class Strays:
         """The memory of the stray that belongs to a reply, which was sent after it."""
         if (seq, worker) not in self._received:
             self.receive()
-        mapping = Memory(self._received[seq, worker], size)
+        memory = mapped(self._received[seq, worker], size)
         self._close((seq, worker))
-        return np.frombuffer(mapping.buffer, np.uint8)
+        return np.frombuffer(memory, np.uint8)
 
     def close(self) -> None:
         """Closes all that were not taken. An interrupted call can be repeated."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from penstock._at_work import at_work, set_worker_info
+from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate, convert
-from penstock._fill.out import Empty, Into
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
 from penstock._wire.task import Mended, Task, shorten
@@ -41,8 +39,6 @@ class Runner:
         self._at = ""
         self._keys: Any = None
         self.task: Task
-        self._drawing = 0  # the number that random numbers of the step are drawn for
-        self._rngs: dict[int, np.random.Generator] = {}  # by row, and -1 for the step
         self.rows = 0
         self.mark: bytes | None = None
         self.samples = Samples(self)
@@ -112,43 +108,9 @@ class Runner:
 
     def reseed(self, epoch: int, number: int) -> None:
         """In the middle of a task: from here on random numbers are those of another step."""
-        self._drawing = number
-        self._rngs.clear()
+        self.samples.draw_for(number)
         if self._seed_step is not None:
             self.seed(epoch, number)
-
-    def forget_generators(self) -> None:
-        """The next rng() of a sample begins anew."""
-        self._rngs.clear()
-
-    def rng(self) -> np.random.Generator:
-        """See `penstock.rng`. One generator for each sample, and one for work on the whole step."""
-        item, row = self.samples.at_work()
-        found = self._rngs.get(row)
-        if found is None:
-            from penstock._work import seeding  # late: see InlineBackend
-
-            if row < 0:
-                of = self._drawing, seeding.STEP
-            else:
-                of = seeding.number_of(self.fetch.key(self.task, item, row)), seeding.SAMPLE
-            found = self._rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
-        return found
-
-    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        """See `penstock.each`."""
-        return self.samples.each(self.fetch.names(self.task), keys)
-
-    def rows_asked_for(self) -> Sequence[int]:
-        return self.samples.rows(len(self.fetch.names(self.task)))
-
-    @property
-    def part(self) -> Sequence[int] | None:
-        return self.samples.part
-
-    @part.setter
-    def part(self, rows: Sequence[int] | None) -> None:
-        self.samples.part = rows
 
     # One task.
 
@@ -156,10 +118,9 @@ class Runner:
         """The batch. Its arrays are in the writer's slab if penstock collates it."""
         self._at = ""
         self._keys = self.mark = None
-        self._rngs.clear()
-        self.samples.begin()
-        self.task, self._drawing = task, self.number(task.step)
-        outer, at_work.source = at_work.source, self  # as `working_at`, which costs 1 µs
+        self.task = task
+        self.samples.begin(self.number(task.step))
+        outer, at_work.source = at_work.source, self.samples  # as `working_at`, which costs 1 µs
         try:
             batch = self._run(task, writer)
             self.fetch.finish(task)

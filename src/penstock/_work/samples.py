@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
 
 if TYPE_CHECKING:
-    from penstock._fill.out import Empty
+    from penstock._fill.cast import Empty
     from penstock._work.runner import Runner
 
 # How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000
@@ -24,26 +24,35 @@ class StreamEnded(Exception):
     """The stream has nothing left for this step."""
 
 
-class Fetch(Protocol):
+class Fetch:
     """The worker's half of a feed: gets the samples of a task."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._job = runner.job
+        self.look_up()
 
     def look_up(self) -> None:
         """Finds the methods of the dataset: at the beginning, and whenever the dataset was changed."""
 
     def gather(self, task: Task, empty: Empty) -> object:
         """The whole batch, if the dataset can make it at once; else NotImplemented."""
+        return NotImplemented
 
     def samples(self, task: Task) -> Sequence[Any]:
         """The samples, one for each row. A stream that has none raises StreamEnded."""
+        raise NotImplementedError
 
     def finish(self, task: Task) -> None:
         """The batch of the task is made."""
 
     def names(self, task: Task) -> Sequence[Any]:
         """The key of each row, if rows have keys."""
+        return ()
 
     def key(self, task: Task, item: Any, row: int) -> Any:
         """What names the sample of a row, that was made from `item`."""
+        return item
 
 
 # A loop over samples: the keys, the iterator over them, and their rows. How much is left of the iterator tells which
@@ -52,27 +61,45 @@ _Loop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Samples:
-    """Fetches samples one by one for a runner, and knows which one is at work, for rng() and for error messages."""
+    """Fetches samples one by one for a runner, and knows which one is at work: see `_at_work.Source`."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._job = runner.job
         self.mends = runner.job.on_error != "raise"
         self.keep: Callable[..., Any] = keep
-        self.part: Sequence[int] | None = None
-        self.begin()
+        self._rngs: dict[int, np.random.Generator] = {}  # by row, and -1 for the step
+        self.begin(0)
 
-    def begin(self) -> None:
-        """Another step begins."""
+    def begin(self, number: int) -> None:
+        """Another step begins, the one with this number among those of all ranks."""
+        self._drawing = number
+        self._rngs.clear()
         self._loop: _Loop | None = None
         # A loop over `each` that was left before its end: by an error, which names its sample.
         self._left: _Loop | None = None
-        self.part = None
+        self.part: Sequence[int] | None = None
         self.mended: Mended | None = None
 
-    def at_work(self) -> tuple[Any, int]:
-        """The item at work and its row; (None, -1) if the work is for the whole step."""
-        return (None, -1) if self._loop is None else _now(self._loop)
+    def draw_for(self, number: int) -> None:
+        """From here on random numbers are those of the step with this number."""
+        self._drawing = number
+        self._rngs.clear()
+
+    def rng(self) -> np.random.Generator:
+        """See `penstock.rng`. One generator for each sample, and one for work on the whole step."""
+        item, row = (None, -1) if self._loop is None else _now(self._loop)
+        found = self._rngs.get(row)
+        if found is None:
+            from penstock._work import seeding  # late: see InlineBackend
+
+            runner = self._runner
+            if row < 0:
+                of = self._drawing, seeding.STEP
+            else:
+                of = seeding.number_of(runner.fetch.key(runner.task, item, row)), seeding.SAMPLE
+            found = self._rngs[row] = seeding.generator(self._job.seed, runner.task.epoch, *of)
+        return found
 
     def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
         """`[get(key) for key in keys]`, without the samples that fail if `on_error` allows that."""
@@ -97,9 +124,10 @@ class Samples:
             key, row = _now(loop)
             self._runner.doing(f"sample {key!r} (row {row}), ", None)
 
-    def each(self, names: Sequence[Any], keys: Sequence[Any]) -> Iterator[Any]:
-        """See `penstock.each`. `names` are the step's keys: a Subset asks its dataset for other ones."""
-        rows = self.rows(len(names))
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """See `penstock.each`."""
+        names = self._runner.fetch.names(self._runner.task)  # a Subset asks its dataset for other keys
+        rows = range(len(names)) if self.part is None else self.part
         # Within a sample, or if a dataset asks another for more or fewer, the keys are not the samples of the step.
         if self._loop is not None or len(keys) != len(rows):
             yield from keys
@@ -118,9 +146,9 @@ class Samples:
             if self._loop is loop:  # an error may keep this generator until another sample is at work
                 self._loop = None
 
-    def rows(self, count: int) -> Sequence[int]:
-        """The rows that a dataset was asked for: all of the step, or those that `among` has chosen."""
-        return range(count) if self.part is None else self.part
+    def rows_asked_for(self) -> Sequence[int]:
+        """All of the step, or those that `among` has chosen."""
+        return range(len(self._runner.fetch.names(self._runner.task))) if self.part is None else self.part
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> list[Any]:
         """The samples without those that fail, or with others in their place."""
@@ -132,7 +160,7 @@ class Samples:
             tried: list[Any] = []
             while len(tried) <= most:
                 item = self._another(task, row, len(tried)) if tried else key
-                runner.forget_generators()
+                self._rngs.clear()
                 try:
                     samples += self._get(get, [item], row)
                 except Exception as error:

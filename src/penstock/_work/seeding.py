@@ -78,7 +78,7 @@ def number_of(key: object) -> int:
     """A key as an integer that is the same in every process, unlike Python's `hash` and many pickles."""
     if isinstance(key, (int, np.integer)):
         return int(key)
-    if isinstance(key, tuple):  # part by part: a pickle of the whole depends on which parts are the same object
+    if isinstance(key, tuple):  # part by part: a pickle depends on which parts are the same object
         return mix(*map(number_of, key))
     if isinstance(key, (set, frozenset)):
         return mix(len(key), *sorted(map(number_of, key)))

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
-from penstock._fill.out import Empty, Into
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._fill.out import Empty, Into
+from penstock._fill.cast import Empty, Into
 from penstock.source._dataset import Dataset
 
 Array = NDArray[Any]

@@ -23,8 +23,7 @@ from torch.utils.data import default_collate, default_convert
 # `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails if torch moves one.
 from torch.utils.data._utils import collate as theirs
 
-from penstock._fill.cast import DTYPES
-from penstock._fill.out import Empty, Into
+from penstock._fill.cast import DTYPES, Empty, Into
 from penstock.torch._tensors import NATIVE, blank
 
 Rules = dict[Any, Callable[..., Any]]

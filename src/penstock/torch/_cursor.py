@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from penstock._resume.marks import asked, known, opened, taken
 from penstock._resume.progress import Progress
-from penstock._resume.reading import Mark, Reading, has_state
+from penstock._resume.reading import Mark, Reading, asked, has_state, known, opened, taken
 from penstock._resume.state import State
 from penstock._wire.task import Task
 from penstock.errors import StateError

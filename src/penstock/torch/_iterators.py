@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from penstock._deliver.delivery import Delivery
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
-from penstock._fill.out import Into
+from penstock._fill.cast import Into
 from penstock._schedule.assigned import Assigned
 from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
@@ -130,7 +130,7 @@ class Workers(_Ours):
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
         keys = _drawn(loader, cursor.keys(self._sampler_iter))
-        run = self._run = Run(next(self._runs), 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
+        run = self._run = Run(self._runs, 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
         engine.open(run)
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)

@@ -19,9 +19,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from penstock._resume.marks import opened, taken
 from penstock._resume.progress import Progress
-from penstock._resume.reading import Mark, Reading, by_next, has_state
+from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock.torch import _generators as generators
 from penstock.torch import _private as private
 

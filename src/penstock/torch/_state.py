@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock._resume.marks import opened
-from penstock._resume.reading import Mark
+from penstock._resume.reading import Mark, opened
 from penstock._resume.state import State, damaged, number
 from penstock.errors import StateError
 from penstock.torch import _generators as generators

@@ -20,8 +20,7 @@ from penstock._memory.guests import Handler
 from penstock.torch import _private as private
 
 if TYPE_CHECKING:
-    from penstock._fill.cast import Field
-    from penstock._fill.out import Empty
+    from penstock._fill.cast import Empty, Field
     from penstock._memory.guests import Guest, Make, Reduce, Spot
     from penstock._memory.layout import Writer
 

@@ -12,10 +12,9 @@ import numpy.random  # takes 20 ms: imported here so that forked workers need no
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.out import Into
+from penstock._fill.cast import Into
 from penstock._memory.layout import Writer
-from penstock._resume.marks import taken
-from penstock._resume.reading import Mark, Reading, has_state
+from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.failure import annotate
 from penstock._wire.pickling import dumps
 from penstock._wire.task import Task, shorten

@@ -25,7 +25,7 @@ import fcntl
 import os
 import struct
 
-from penstock._memory.mapping import Mapping
+from penstock._memory.arena import mapped
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 
@@ -60,7 +60,7 @@ class Board:
         size = _TAKERS.stop
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
-        self._memory = memoryview(Mapping(fd, size).buffer).cast("B")
+        self._memory = memoryview(mapped(fd, size)).cast("B")
         self._leaves = self._memory[_LEAVES].cast("q")
         self._takers = self._memory[_TAKERS].cast("q")
         self._free: list[int] = []
