@@ -16,9 +16,8 @@ from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
 from penstock.torch._core import Ours, core_of
-from penstock.torch._cursor import Cursor
+from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Seeded, new_iterator
-from penstock.torch._state import Saved, check_maker, loaded, state_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

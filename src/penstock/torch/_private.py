@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as _dataloader
 from torch.utils.data._utils import pin_memory as _pin_memory
 from torch.utils.data._utils import worker as _worker
+
+from penstock._deliver.delivery import Delivery
 
 # The method that makes an iterator: called for each epoch, with persistent workers only for the first.
 ITERATOR_METHOD = "_get_iterator"
@@ -39,11 +42,6 @@ def is_batched(loader: Any) -> bool:
     return bool(loader._auto_collation)
 
 
-def index_sampler(loader: Any) -> Any:
-    """The iterable of the keys of each step: the batch sampler, or the sampler if samples are not batched."""
-    return loader._index_sampler
-
-
 def profiled_as(kind: Any) -> str:
     """The name that `next` of such an iterator has in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
@@ -59,9 +57,9 @@ def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
-def pin(batch: Any, device: str | None) -> Any:
-    """The batch in pinned memory."""
-    return _pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
+def pinning(device: str | None) -> Delivery:
+    """Pins a whole batch by torch's own rules: nested containers, and objects with a `pin_memory` method."""
+    return partial(_pin_memory.pin_memory, device=device)
 
 
 def untyped(storage: Any) -> torch.UntypedStorage:
@@ -73,8 +71,3 @@ def untyped(storage: Any) -> torch.UntypedStorage:
 def typed(memory: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     """A typed storage on this memory: tensors are pickled with these."""
     return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def profile(name: str) -> Any:
-    """A context manager that records a range of this name in a profile."""
-    return torch.autograd.profiler.record_function(name)

@@ -35,12 +35,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        job: Job,
-        who: str,
-        stream: bool = False,
-        marks: int = 0,
-        resumed: Sequence[tuple[Mark | None, int]] = (),
+        self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[tuple[Mark | None, int]]
     ) -> None:
         self._job = job
         self._who = who
