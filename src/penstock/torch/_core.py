@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,19 +32,17 @@ class Stacked:
         try:
             return collate(samples, empty)
         except Exception as error:
-            error.rows = _misfits(samples)  # type: ignore[attr-defined]
+            rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
+            error.rows = tuple(rows)  # type: ignore[attr-defined]
             raise
 
 
-def _misfits(samples: Any) -> tuple[int, ...]:
-    """The rows of the samples that cannot be collated with the first one."""
-    rows = []
-    for row in range(1, len(samples)):
-        try:
-            default_collate([samples[0], samples[row]])
-        except Exception:
-            rows.append(row)
-    return tuple(rows)
+def _fit(first: Any, other: Any) -> bool:
+    try:
+        default_collate([first, other])
+    except Exception:
+        return False
+    return True
 
 
 _STACKED = Stacked()
@@ -113,35 +111,29 @@ class Core(DataLoader[Any]):
         if engine is not None:
             engine.close()
 
-    def twin(self) -> Core:
-        """A copy at the same batch. Batches that this loader hands out later do not move the copy."""
-        made = copy.copy(self)
-        made._epochs = self._epochs.copy()
-        return made
-
 
 class Ours(NamedTuple):
     """The arguments that torch's constructor does not have. A subclass may use their names for itself."""
 
-    seed: int | None
-    on_error: str
-    max_errors: int | None
-    shard: tuple[int, int] | str | None
-    last_batch: str | None
+    seed: int | None = None
+    on_error: str = "raise"
+    max_errors: int | None = None
+    shard: tuple[int, int] | str | None = None
+    last_batch: str | None = None
 
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""
-    core, settings = loader.__dict__.get("_penstock"), _settings(loader)
+    core: Core | None = loader.__dict__.get("_penstock")
+    settings = _settings(loader)
     if core is None or core.settings != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
-    made: Core = core
-    made._deliver = None
+    core._deliver = None
     if loader.pin_memory and torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
-        made._deliver = private.pinning(None if device is None else device.type)
-    return made
+        core._deliver = partial(private.pin, device=None if device is None else device.type)
+    return core
 
 
 def _settings(loader: Any) -> dict[str, Any]:

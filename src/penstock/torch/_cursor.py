@@ -242,7 +242,7 @@ class Cursor:
 
 def state_of(loader: Any) -> dict[str, Any]:
     """The state of the iterator that was begun last, as plain data."""
-    if private.is_pipe(loader.dataset):
+    if isinstance(loader.dataset, private.PIPES):
         warnings.warn(
             "torch's engine seeds and shards DataPipes, and does not tell its position: this state is empty, and "
             "loading it starts from the beginning.",
@@ -320,8 +320,7 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     for name in numbers.keys() - states.keys():
         number(numbers, name)
     given = list(part["generators"])
-    for generator, text in zip(cursor.generators, given, strict=True):
-        torch.Generator(generator.device).set_state(generators.tensor_of(text))
+    generators.set_all([torch.Generator(each.device) for each in cursor.generators], given)
     mark = opened(state.mark)
     if mark is not None:
         mark.check_owner(None if sampling is None else sampling.sampler)

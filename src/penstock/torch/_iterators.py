@@ -37,11 +37,6 @@ def served() -> int:
     return _served
 
 
-def _count() -> None:
-    global _served
-    _served += 1
-
-
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
 
@@ -60,7 +55,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
-        self._deliver = private.pinning(self._pin_memory_device) if self._pin_memory else None
+        self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         _begun(loader, cursor)
 
     def _next_data(self) -> Any:
@@ -97,7 +92,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         with cursor.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
         self._base_seed = cursor.seeded(self._base_seed)
-        self._deliver = private.pinning(self._pin_memory_device) if self._pin_memory else None
+        self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
@@ -179,7 +174,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         self._stream = None  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
-        _count()
+        _begun(loader)
 
     def __next__(self) -> Any:
         with record_function(self._profile_name):
@@ -212,14 +207,6 @@ def _raise_the_samplers_error(run: Run) -> None:
             del error
 
 
-def new_iterator(loader: Any) -> Any:
-    """An iterator over any torch loader, with torch's semantics, on penstock's engine."""
-    if loader.num_workers == 0:
-        return Inline(loader)
-    loader.check_worker_number_rationality()
-    return Workers(loader)
-
-
 def _cursor(loader: Any) -> Cursor:
     """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
     cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
@@ -227,9 +214,10 @@ def _cursor(loader: Any) -> Cursor:
     return cursor
 
 
-def _begun(loader: Any, cursor: Cursor) -> None:
-    _count()
-    if cursor.is_tracked:
+def _begun(loader: Any, cursor: Cursor | None = None) -> None:
+    global _served
+    _served += 1
+    if cursor is not None and cursor.is_tracked:
         loader._saved, loader._cursor = None, cursor
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from penstock._memory.guests import Handler
-from penstock.torch import _private as private
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Field
@@ -148,7 +147,7 @@ class _StorageReducer:
         self._first: dict[int, Any] = {}
 
     def __call__(self, storage: Any) -> Any:
-        memory = private.untyped(storage)
+        memory = storage._untyped_storage  # the public `untyped()` warns that typed storages are deprecated
         if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
             return NotImplemented
         first = self._first.setdefault(memory.data_ptr(), storage)
@@ -160,8 +159,8 @@ class _StorageReducer:
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
     """A storage on the memory of an array, or of another storage, possibly of another dtype."""
     array = isinstance(first, np.ndarray)
-    memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else private.untyped(first)
-    return private.typed(memory, dtype)
+    memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else first._untyped_storage
+    return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
