@@ -107,8 +107,7 @@ class Core(DataLoader[Any]):
 
     def close_idle(self) -> None:
         """Stops idle workers, but not those that an iterator uses."""
-        engine = self._engines.take()
-        if engine is not None:
+        if (engine := self._engines.take()) is not None:
             engine.close()
 
 

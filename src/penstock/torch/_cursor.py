@@ -122,7 +122,7 @@ class Cursor:
             self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
         elif before is not None and lives:
             self.base_seed = before.base_seed
-            self._copies = [each.next_epoch() if self.is_stream else Copy(each._mark) for each in before._copies]
+            self._copies = [old.next_epoch() if self.is_stream else Copy(old._mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
@@ -141,13 +141,10 @@ class Cursor:
 
     @property
     def copies(self) -> list[Copy]:
-        """The present positions."""
-        if self._workers or not self._copies:
-            return self._copies
-        return [asked(self.dataset, self._copy_here)]
+        here = self._copies and not self._workers
+        return [asked(self.dataset, self._copy_here)] if here else self._copies
 
     def _copy_here(self) -> Copy:
-        """The caller's own copy."""
         if not self.is_stream:
             return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
         if self._fetcher is None or self.progress.steps == self._first:

@@ -94,11 +94,9 @@ def given_to(*holders: object) -> list[torch.Generator]:
 
 
 def texts_of(generators: Iterable[torch.Generator]) -> list[str]:
-    """The present states of these generators, as text."""
     return [text_of(each.get_state()) for each in generators]
 
 
 def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
-    """Sets the generators to the states in these texts."""
     for generator, text in zip(generators, texts, strict=True):
         generator.set_state(tensor_of(text))

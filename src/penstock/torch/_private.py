@@ -30,12 +30,10 @@ WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
 
 
 def is_stream(loader: Any) -> bool:
-    """True if the loader reads an IterableDataset."""
     return bool(loader._dataset_kind == _dataloader._DatasetKind.Iterable)
 
 
 def is_batched(loader: Any) -> bool:
-    """True if the loader makes batches of samples."""
     return bool(loader._auto_collation)
 
 

@@ -106,11 +106,10 @@ class Replica:
         wrapped = private.ExceptionWrapper(
             (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
         )
-        try:
+        with suppress(Exception):  # an exception that cannot be pickled
             return dumps(TorchFailure(wrapped, f"In {where}"))
-        except Exception:  # an exception that cannot be pickled
-            text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
-            return dumps(TorchFailure(text, f"In {where}"))
+        text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
+        return dumps(TorchFailure(text, f"In {where}"))
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
