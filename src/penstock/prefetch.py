@@ -7,16 +7,14 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable
-from types import TracebackType
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from penstock._deliver.delivery import Delivery, pinning
+from penstock._deliver.delivery import pinning
 from penstock._fill.cast import Cast
-from penstock._prefetch.copies import Copies
-from penstock._prefetch.gate import GRACE, LONGEST_WAIT, Gate, Made, Sweep, running
-from penstock._prefetch.producer import Producer, produce
+from penstock._prefetch import GRACE, LONGEST_WAIT, Copies, Gate, Made, Producer, Sweep, produce, running
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -62,42 +60,34 @@ class Prefetcher:
     """
 
     def __init__(
-        self,
-        source: Any,
-        *,
-        depth: int,
-        hold: int,
-        dtype: Any,
-        casting: str,
-        pin_memory: bool,
+        self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool
     ) -> None:
         for name, value in (("depth", depth), ("hold", hold)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         cast = Cast.of(dtype, casting)
+        if not isinstance(pin_memory, (bool, np.bool_)):
+            raise ValueError(f"pin_memory must be True or False, got {pin_memory!r}.")
+        deliver = pinning() if pin_memory else None
+        if pin_memory and deliver is None:
+            warnings.warn("pin_memory=True has no effect here: no accelerator is available.", stacklevel=3)
         self._source = source
         self._gate = Gate()  # replaced by the thread's own when that starts
-        copies = Copies(int(depth + hold), None if cast is None else cast.root(), _delivery(pin_memory))
+        copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)
         self._producer = Producer(source, copies)
-        self._options = {
-            "depth": int(depth),
-            "hold": int(hold),
-            "dtype": dtype,
-            "casting": casting,
-            "pin_memory": bool(pin_memory),
-        }
+        self._depth, self._hold = int(depth), int(hold)
+        self._dtype, self._casting, self._pin_memory = dtype, casting, bool(pin_memory)
         self._thread: threading.Thread | None = None
         self._beginning = threading.RLock()  # reentrant: a signal handler may call reset() too
         self._ended_by: str | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._state: tuple[Sweep | None, Any] = None, None  # the source's last known state, and its sweep
 
-    depth = property(lambda self: self._options["depth"], doc="How many batches are read ahead at most.")
-    hold = property(lambda self: self._options["hold"], doc="How many batches you are expected to keep.")
-    dtype = property(lambda self: self._options["dtype"], doc="The argument `dtype`.")
-    casting = property(lambda self: self._options["casting"], doc='"checked" or "unsafe".')
-    pin_memory = property(lambda self: self._options["pin_memory"])
+    depth = property(attrgetter("_depth"), doc="How many batches are read ahead at most.")
+    hold = property(attrgetter("_hold"), doc="How many batches you are expected to keep.")
+    dtype = property(attrgetter("_dtype"), doc="The argument `dtype`.")
+    casting = property(attrgetter("_casting"), doc='"checked" or "unsafe".')
+    pin_memory = property(attrgetter("_pin_memory"))
 
     # One epoch.
 
@@ -122,14 +112,10 @@ class Prefetcher:
             raise
         if made is None:
             raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
-        error = made.error
-        del made
-        if error is None:
-            raise StopIteration
         try:
-            raise error
+            raise StopIteration if made.error is None else made.error
         finally:
-            del error  # its traceback refers to this frame, which must not refer back to it
+            del made  # the error's traceback refers to this frame, which must not refer back to it
 
     def _take(self) -> Made | None:
         """The next thing that was made, for which a new permit is given; None if closed or interrupted."""
@@ -144,7 +130,7 @@ class Prefetcher:
             if sweep is not None and sweep is self._producer.wanted:
                 break  # anything else was made before a reset, and its permit has expired
         if made.state is not None:
-            self._state = sweep, made.state
+            sweep.state = made.state
         if made.is_end:
             sweep.is_over = True
             self._gate.made.put(made)  # for other threads that wait, and until the next reset
@@ -198,13 +184,11 @@ class Prefetcher:
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
-        if self._state[0] is sweep:
-            return self._state[1]
         while not sweep.opened.wait(LONGEST_WAIT):
             self._check()
             if self._ended_by is not None:  # perhaps before there was a permit
                 raise RuntimeError(_ENDED.format(self._ended_by))
-        return sweep.first
+        return sweep.state
 
     def _load_state_dict(self, state: Any) -> None:
         """Loads the state into the source and starts a new sweep there. If the source raises, nothing changes.
@@ -239,9 +223,7 @@ class Prefetcher:
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -289,13 +271,11 @@ class Prefetcher:
     def _start(self) -> None:
         """Starts a thread with its own gate: if an interrupt tears this, the thread may run, but ends at once."""
         gate = Gate()
-        # A method of the gate, not of this object, which the finalizer would keep alive.
-        weakref.finalize(
-            self, gate.stop
-        ).atexit = False  # at exit `gate._stop_all` stops all threads, and waits
-        thread = threading.Thread(
-            target=produce, args=(gate, weakref.ref(self._producer)), name="penstock-prefetch", daemon=True
-        )
+        # A method of the gate, not of this object, which the finalizer would keep alive. At exit all threads are
+        # stopped, and waited for, by `_stop_all`.
+        weakref.finalize(self, gate.stop).atexit = False
+        work = gate, weakref.ref(self._producer)
+        thread = threading.Thread(target=produce, args=work, name="penstock-prefetch", daemon=True)
         try:
             thread.start()
             running[thread] = gate
@@ -307,19 +287,4 @@ class Prefetcher:
 
 
 _CLOSED = "This prefetch() was closed. Call prefetch() again."
-_ENDED = (
-    "This prefetch() was ended by {}, and a batch may be lost. Call reset() or iter() to start again from the "
-    "beginning, if the source allows it."
-)
-
-
-def _delivery(pin_memory: bool) -> Delivery | None:
-    if not isinstance(pin_memory, (bool, np.bool_)):
-        raise ValueError(f"pin_memory must be True or False, got {pin_memory!r}.")
-    deliver = pinning() if pin_memory else None
-    if pin_memory and deliver is None:
-        warnings.warn(
-            "pin_memory=True has no effect here: it is for tensors that go to an accelerator, and none is available.",
-            stacklevel=4,
-        )
-    return deliver
+_ENDED = "This prefetch() was ended by {}: a batch may be lost. reset() or iter() starts again, if possible."

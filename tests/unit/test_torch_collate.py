@@ -21,7 +21,7 @@ from penstock._memory.layout import Writer
 torch = pytest.importorskip("torch")
 ours = pytest.importorskip("penstock.torch._collate")
 
-from torch.utils.data import default_collate, default_convert  # noqa: E402
+from torch.utils.data import default_collate  # noqa: E402
 
 Pair = namedtuple("Pair", "left right")
 
@@ -228,13 +228,6 @@ def test_in_a_worker_collate_does_what_torch_does_in_a_worker(samples: list[Any]
     # torch's workers lose channels_last, which its inline loader keeps; we keep it in both, unless told so.
     with in_a_worker():
         check(samples, strides=False)
-
-
-@settings(max_examples=100, deadline=None)
-@given(templates, st.integers(0, 99))
-def test_convert_does_what_torch_does(template: Any, seed: int) -> None:
-    sample = make(template, np.random.default_rng(seed))
-    assert outcome(ours.convert, sample) == outcome(default_convert, sample)
 
 
 # ---- the dtypes, one by one, so that none is left to chance --------------------------------------------

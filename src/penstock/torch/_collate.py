@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 
 # The only private module of torch that is used here: `collate` and `default_collate_fn_map` (both are named in the
 # documentation of default_collate), and the rules `collate_tensor_fn`, `collate_numpy_array_fn`,
@@ -31,11 +31,6 @@ Rules = dict[Any, Callable[..., Any]]
 # Rows of fewer bytes are stacked in ordinary memory, and then copied into the slab: that is faster than checking each
 # row before all are written to given memory (64 rows of 512 bytes: 36 us against 41; of 4 KB: 70 against 60).
 SMALL = 1024
-
-
-def convert(sample: object) -> Any:
-    """The sample as torch converts it if there are no batches (`batch_size=None`)."""
-    return default_convert(sample)  # type: ignore[no-untyped-call]
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
@@ -78,12 +73,7 @@ def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
 
 
 def _apply(
-    rule: Callable[..., Any],
-    empty: Empty,
-    rules: Rules,
-    alone: bool,
-    batch: Any,
-    collate_fn_map: Any = None,
+    rule: Callable[..., Any], empty: Empty, rules: Rules, alone: bool, batch: Any, collate_fn_map: Any = None
 ) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils import data as theirs
+from torch.utils.data import RandomSampler, default_collate
 
 import penstock
 from penstock._wire.task import Task
@@ -26,7 +20,6 @@ from penstock._work.seeding import borrowed_generators
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
-from penstock.torch._delivery import delivery_of
 
 
 class Stacked:
@@ -39,19 +32,17 @@ class Stacked:
         try:
             return collate(samples, empty)
         except Exception as error:
-            error.rows = _misfits(samples)  # type: ignore[attr-defined]
+            rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
+            error.rows = tuple(rows)  # type: ignore[attr-defined]
             raise
 
 
-def _misfits(samples: Any) -> tuple[int, ...]:
-    """The rows of the samples that cannot be collated with the first one."""
-    rows = []
-    for row in range(1, len(samples)):
-        try:
-            default_collate([samples[0], samples[row]])
-        except Exception:
-            rows.append(row)
-    return tuple(rows)
+def _fit(first: Any, other: Any) -> bool:
+    try:
+        default_collate([first, other])
+    except Exception:
+        return False
+    return True
 
 
 _STACKED = Stacked()
@@ -116,57 +107,46 @@ class Core(DataLoader[Any]):
 
     def close_idle(self) -> None:
         """Stops idle workers, but not those that an iterator uses."""
-        engine = self._engines.take()
-        if engine is not None:
+        if (engine := self._engines.take()) is not None:
             engine.close()
-
-    def twin(self) -> Core:
-        """A copy at the same batch. Batches that this loader hands out later do not move the copy."""
-        made = copy.copy(self)
-        made._epochs = self._epochs.copy()
-        return made
 
 
 class Ours(NamedTuple):
     """The arguments that torch's constructor does not have. A subclass may use their names for itself."""
 
-    seed: int | None
-    on_error: str
-    max_errors: int | None
-    shard: tuple[int, int] | str | None
-    last_batch: str | None
+    seed: int | None = None
+    on_error: str = "raise"
+    max_errors: int | None = None
+    shard: tuple[int, int] | str | None = None
+    last_batch: str | None = None
 
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""
-    core, settings = loader.__dict__.get("_penstock"), _settings(loader)
+    core: Core | None = loader.__dict__.get("_penstock")
+    settings = _settings(loader)
     if core is None or core.settings != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
-    made: Core = core
-    made._deliver = delivery_of(loader)
-    return made
+    core._deliver = None
+    if loader.pin_memory and torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+        core._deliver = partial(private.pin, device=None if device is None else device.type)
+    return core
 
 
 def _settings(loader: Any) -> dict[str, Any]:
     """The present settings of the torch loader, as arguments of penstock's loader."""
-    settings: dict[str, Any] = {
-        **loader._ours._asdict(),
-        "dataset": loader.dataset,
-        "collate_fn": _STACKED if loader.collate_fn is default_collate else loader.collate_fn,
-        "num_workers": loader.num_workers,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "in_order": loader.in_order,
-        "dtype": loader._cast,
-        **_order(loader),
-    }
+    names = ["dataset", "collate_fn", "num_workers", "timeout", "worker_init_fn", "in_order"]
     if loader.num_workers:
-        settings["prefetch_factor"] = loader.prefetch_factor
-        settings["persistent_workers"] = loader.persistent_workers
+        names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
+    settings = {**loader._ours._asdict(), "dtype": loader._cast, **_order(loader)}
+    settings |= {name: getattr(loader, name) for name in names}
+    if loader.collate_fn is default_collate:
+        settings["collate_fn"] = _STACKED
+    if loader.num_workers and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
-        method = loader.multiprocessing_context or multiprocessing.get_start_method()
-        settings["multiprocessing_context"] = method
+        settings["multiprocessing_context"] = multiprocessing.get_start_method()
     return settings
 
 
@@ -176,13 +156,13 @@ def _order(loader: Any) -> dict[str, Any]:
     if private.is_stream(loader):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     batch_sampler, sampler = loader.batch_sampler, loader.sampler
-    if batched and type(batch_sampler) is not BatchSampler:
+    if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
     order: dict[str, Any] = {"batch_size": None}
     if batched:
         sampler = batch_sampler.sampler
         order = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
-    if type(sampler) is SequentialSampler and sampler.data_source is loader.dataset:
+    if type(sampler) is theirs.SequentialSampler and sampler.data_source is loader.dataset:
         return order
     plain = type(sampler) is RandomSampler and not sampler.replacement
     if plain and sampler.data_source is loader.dataset and sampler.num_samples == len(loader.dataset):
@@ -194,9 +174,9 @@ def _seedable(sampler: Any) -> Any:
     """penstock's sampler with the same meaning, which draws from the seed; other samplers are used as they are."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
-    if type(sampler) is SubsetRandomSampler:
+    if type(sampler) is theirs.SubsetRandomSampler:
         return penstock.SubsetRandomSampler(torch.as_tensor(sampler.indices).tolist())
-    if type(sampler) is WeightedRandomSampler:
+    if type(sampler) is theirs.WeightedRandomSampler:
         weights = sampler.weights.tolist()
         return penstock.WeightedRandomSampler(weights, sampler.num_samples, sampler.replacement)
     return sampler

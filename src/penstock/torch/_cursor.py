@@ -1,22 +1,31 @@
-"""The progress of an iterator with torch's semantics, and the positions of all objects that its batches come from."""
+"""The position of an iterator with torch's semantics: of the iterator itself, and of all objects it reads from.
+
+It is saved as plain data, which is checked before any of it is used. (A loader with a seed has the state of the
+penstock loader behind it: see `_core.py`.) Without a seed, order and randomness are torch's, so the state holds the
+random states that the epoch was drawn from. Nothing in it is evaluated or unpickled; a dataset or sampler of the
+user's may put other data into its own state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+import torch
 
 from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, asked, has_state, known, opened, taken
-from penstock._resume.state import State
+from penstock._resume.state import State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.torch import _generators as generators
 from penstock.torch import _private as private
 from penstock.torch._sampling import Sampling
 
-if TYPE_CHECKING:
-    from penstock.torch._state import Saved
+# The field that only states without a seed have.
+PART = "torch"
 
 
 class Copy:
@@ -49,6 +58,31 @@ class Copy:
         except StateError:
             return Copy(self._mark)  # the state for the next epoch is unknown too
         return Copy(None if mark is None else mark.next_epoch())
+
+    def as_dict(self) -> dict[str, Any]:
+        mark = self.mark
+        return {"more": self.more} | ({} if mark is None else {"states": mark.states, "kept": mark.kept})
+
+    @classmethod
+    def parse(cls, plain: Mapping[str, Any], dataset: Any) -> Copy:
+        more, mark = number(plain, "more"), None
+        if "states" in plain:
+            mark = Mark.parse(0, plain["states"], plain["kept"])
+            mark.check_owner(dataset)
+        return cls(mark, more)
+
+
+class Saved(NamedTuple):
+    """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`."""
+
+    plain: Mapping[str, Any]
+    state: State
+    base_seed: int | None
+    origin: dict[str, Any] | None
+    states: dict[str, Any]
+    given: list[str]
+    copies: list[Copy]
+    seat: int
 
 
 class Cursor:
@@ -87,7 +121,7 @@ class Cursor:
             self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
         elif before is not None and lives:
             self.base_seed = before.base_seed
-            self._copies = [copy.next_epoch() if self.is_stream else Copy(copy._mark) for copy in before._copies]
+            self._copies = [old.next_epoch() if self.is_stream else Copy(old._mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
@@ -100,24 +134,16 @@ class Cursor:
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
-    def count(self) -> int:
-        """The number of copies of the dataset whose positions belong to a state."""
-        return len(self._copies)
-
-    @property
     def given(self) -> list[str]:
         """The states of `generators`: before the sampler drew from them, or the present ones."""
         return generators.texts_of(self.generators) if self.sampling is None else self.sampling.given
 
     @property
     def copies(self) -> list[Copy]:
-        """The present positions."""
-        if self._workers or not self._copies:
-            return self._copies
-        return [asked(self.dataset, self._copy_here)]
+        here = self._copies and not self._workers
+        return [asked(self.dataset, self._copy_here)] if here else self._copies
 
     def _copy_here(self) -> Copy:
-        """The caller's own copy."""
         if not self.is_stream:
             return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
         if self._fetcher is None or self.progress.steps == self._first:
@@ -170,7 +196,7 @@ class Cursor:
         if self.sampling is None or not self.is_tracked:
             return begun
         if saved is not None and saved.origin is not None:
-            return self.sampling.resumed(begun, saved)
+            return self.sampling.resumed(begun, saved.origin, saved.states, saved.given)
         return self.sampling.fresh(begun)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
@@ -208,3 +234,93 @@ class Cursor:
             end = taken(self.dataset, self._reading.end)
             self._copies = self._copies if end is None else [Copy(end)]
         self._fetcher = None
+
+
+def state_of(loader: Any) -> dict[str, Any]:
+    """The state of the iterator that was begun last, as plain data."""
+    if isinstance(loader.dataset, private.PIPES):
+        warnings.warn(
+            "torch's engine seeds and shards DataPipes, and does not tell its position: this state is empty, and "
+            "loading it starts from the beginning.",
+            stacklevel=3,
+        )
+        return {}
+    if loader._saved is not None:
+        return dict(loader._saved.plain)
+    cursor: Cursor | None = loader._cursor
+    begun = cursor is not None and not cursor.progress.is_over
+    if cursor is None or not begun:
+        # The loader holds persistent workers in its `_iterator`.
+        cursor = Cursor(loader, before=cursor, lives=cursor is not None and loader._iterator is not None)
+    sampling = cursor.sampling
+    origin = sampling.origin if sampling is not None and begun else None
+    mark = None if sampling is None else sampling.mark
+    return {
+        **cursor.progress.as_dict(),
+        "about": _about(loader, cursor),
+        "mark": None if mark is None else mark._asdict(),
+        PART: {
+            "base_seed": cursor.base_seed,
+            "origin": None if origin is None else dict(origin),
+            "generators": cursor.given,
+            "workers": [copy.as_dict() for copy in cursor.copies],
+            "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
+        },
+    }
+
+
+def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
+    """A description of the loader, which must be the same when the state is loaded."""
+    dataset, sampling = loader.dataset, cursor.sampling
+    return {
+        "kind": "torch's, a stream" if sampling is None else "torch's, by key",
+        "length": len(dataset) if sampling is not None and isinstance(dataset, Sized) else None,
+        "batch_size": loader.batch_size,
+        "drop_last": loader.drop_last,
+        **({} if sampling is None else sampling.about),
+        "generators": len(cursor.generators),
+        "num_workers": loader.num_workers if cursor._copies else None,
+    }
+
+
+def check_maker(value: object, seed: int | None) -> None:
+    """Raises a StateError if the state was taken with a seed and the loader has none, or the other way round."""
+    if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
+        then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
+        raise StateError(
+            f"The resume state was taken from a loader {then}, and this one has "
+            f"{'no seed' if seed is None else f'seed={seed}'}. Make the loader {then}, or start without the state."
+        )
+
+
+def loaded(loader: Any, value: Any) -> Saved:
+    """The state in the result of `state_of`, possibly read from a JSON file; StateError if it does not fit."""
+    state, cursor = State.parse(value), Cursor(loader)
+    state.check(_about(loader, cursor))
+    try:
+        return _parse(value, state, cursor)
+    except StateError:
+        raise
+    except Exception as error:
+        why = f"its part {PART!r} cannot be read ({type(error).__name__}: {error})"
+        raise damaged(why) from error
+
+
+def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
+    part, sampling = value[PART], cursor.sampling
+    base_seed, origin = part["base_seed"], part["origin"]
+    if state.steps and (base_seed is None or (sampling is not None and origin is None)):
+        raise ValueError(f"it does not say what its {state.steps} steps came from")
+    states = {} if origin is None else generators.parse(origin)
+    numbers = {"base_seed": base_seed or 0, "seat": part["seat"], **(origin or {})}
+    for name in numbers.keys() - states.keys():
+        number(numbers, name)
+    given = list(part["generators"])
+    generators.set_all([torch.Generator(each.device) for each in cursor.generators], given)
+    mark = opened(state.mark)
+    if mark is not None:
+        mark.check_owner(None if sampling is None else sampling.sampler)
+    copies = [Copy.parse(plain, cursor.dataset) for plain in part["workers"]]
+    if len(copies) != len(cursor._copies):
+        raise ValueError(f"it is of {len(copies)} copies of the dataset, not of {len(cursor._copies)}")
+    return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"])

@@ -12,18 +12,14 @@ import numpy as np
 import torch
 
 
-def text_of(state: torch.Tensor) -> str:
-    """The state of a torch generator, 5 KB, as text."""
-    return _text(state.numpy())
+def text_of(state: Any) -> str:
+    """The state of a generator (of torch's: 5 KB), a tensor or an array, as text."""
+    return b64encode(np.asarray(state).tobytes()).decode()
 
 
 def tensor_of(text: str) -> torch.Tensor:
     """The state in a text from `text_of`; any exception if it is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
-
-
-def _text(array: Any) -> str:
-    return b64encode(array.tobytes()).decode()
 
 
 def _words(text: str) -> Any:
@@ -34,12 +30,7 @@ def _plain_numpy(state: Any) -> Any:
     if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
         return None
     words, position = state["state"].values()
-    return [_text(words), position, state["has_gauss"], state["gauss"]]
-
-
-def _parse_random(plain: Any) -> Any:
-    words, normal = plain
-    return 3, tuple(_words(words).tolist()), normal
+    return [text_of(words), position, state["has_gauss"], state["gauss"]]
 
 
 class _Global(NamedTuple):
@@ -62,8 +53,8 @@ _GLOBALS = {
     "random": _Global(
         random.getstate,
         random.setstate,
-        lambda state: [_text(np.array(state[1], np.uint32)), state[2]],
-        _parse_random,
+        lambda state: [text_of(np.array(state[1], np.uint32)), state[2]],
+        lambda plain: (3, tuple(_words(plain[0]).tolist()), *plain[1:]),
     ),
 }
 
@@ -103,11 +94,9 @@ def given_to(*holders: object) -> list[torch.Generator]:
 
 
 def texts_of(generators: Iterable[torch.Generator]) -> list[str]:
-    """The present states of these generators, as text."""
     return [text_of(each.get_state()) for each in generators]
 
 
 def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
-    """Sets the generators to the states in these texts."""
     for generator, text in zip(generators, texts, strict=True):
         generator.set_state(tensor_of(text))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
+from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
-from penstock._deliver.delivery import Delivery
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
 from penstock._fill.cast import Into
@@ -27,7 +27,6 @@ from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
-from penstock.torch._delivery import pinning
 from penstock.torch._worker import NOT_THE_END, Replica, sealed
 
 _served = 0
@@ -36,11 +35,6 @@ _served = 0
 def served() -> int:
     """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
     return _served
-
-
-def _count() -> None:
-    global _served
-    _served += 1
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
@@ -61,7 +55,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
-        self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
+        self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         _begun(loader, cursor)
 
     def _next_data(self) -> Any:
@@ -86,15 +80,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         return data if self._deliver is None else self._deliver(data)
 
 
-class _Ours(private.WorkersIterator):  # type: ignore[misc]
-    """torch's iterator with workers as others see it, without torch's engine."""
-
-    _workers: list[Any]
-    _persistent_workers: bool
-    _deliver: Delivery | None
-
-
-class Workers(_Ours):
+class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
     _base_seed: int
@@ -106,7 +92,7 @@ class Workers(_Ours):
         with cursor.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
         self._base_seed = cursor.seeded(self._base_seed)
-        self._deliver = pinning(self._pin_memory_device) if self._pin_memory else None
+        self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
@@ -129,7 +115,9 @@ class Workers(_Ours):
             private.BaseIterator._reset(self, loader, first_iter)
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
-        keys = _drawn(loader, cursor.keys(self._sampler_iter))
+        keys = cursor.keys(self._sampler_iter)
+        if private.is_batched(loader):  # a task of a stream has the number of samples to read
+            keys = map(len if cursor.is_stream else sealed, keys)
         run = self._run = Run(self._runs, 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
         engine.open(run)
         if cursor.is_tracked:
@@ -152,12 +140,10 @@ class Workers(_Ours):
             raise
         _raise_the_samplers_error(run)
         if delivery.error is not None:
-            error = delivery.error
-            del delivery
             try:
-                raise error
+                raise delivery.error
             finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
+                del delivery  # the error's traceback holds this frame, which must not hold it in turn
         if delivery.task is None:
             self._cursor.end(run.ends.items())
             if not self._persistent_workers:
@@ -173,7 +159,7 @@ class Workers(_Ours):
     __del__ = _shutdown_workers
 
 
-class Seeded(_Ours):
+class Seeded(private.WorkersIterator):  # type: ignore[misc]
     """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
     def __init__(self, loader: Any) -> None:
@@ -188,10 +174,10 @@ class Seeded(_Ours):
         self._stream = None  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
-        _count()
+        _begun(loader)
 
     def __next__(self) -> Any:
-        with private.profile(self._profile_name):
+        with record_function(self._profile_name):
             return next(self._stream)
 
     def __len__(self) -> int:
@@ -199,18 +185,16 @@ class Seeded(_Ours):
         return len(self._core)
 
     @property
-    def _workers(self) -> list[Any]:  # type: ignore[override]
+    def _workers(self) -> list[Any]:
         return [] if self._core is None else self._core.workers
 
-    def _shutdown_workers(self) -> None:
+    def _shutdown_workers(self, close: Callable[[Core], None] = Core.close) -> None:
         self._stream = None
         if self._core is not None and self._persistent_workers:
-            self._core.close()
+            close(self._core)
 
     def __del__(self) -> None:
-        self._stream = None
-        if self._core is not None and self._persistent_workers:
-            self._core.close_idle()
+        self._shutdown_workers(Core.close_idle)
 
 
 def _raise_the_samplers_error(run: Run) -> None:
@@ -223,31 +207,17 @@ def _raise_the_samplers_error(run: Run) -> None:
             del error
 
 
-def new_iterator(loader: Any) -> Any:
-    """An iterator over any torch loader, with torch's semantics, on penstock's engine."""
-    if loader.num_workers == 0:
-        return Inline(loader)
-    loader.check_worker_number_rationality()
-    return Workers(loader)
-
-
-def _drawn(loader: Any, sampler: Iterator[Any]) -> Iterator[Any]:
-    """The keys of each step as its task holds them; for a stream, the number of samples to read."""
-    if not private.is_batched(loader):
-        return sampler
-    return map(len if private.is_stream(loader) else sealed, sampler)
-
-
 def _cursor(loader: Any) -> Cursor:
-    """The cursor of a new iterator: at the state that was loaded, if there is one, and restored."""
+    """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
     cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
     cursor.restore()
     return cursor
 
 
-def _begun(loader: Any, cursor: Cursor) -> None:
-    _count()
-    if cursor.is_tracked:
+def _begun(loader: Any, cursor: Cursor | None = None) -> None:
+    global _served
+    _served += 1
+    if cursor is not None and cursor.is_tracked:
         loader._saved, loader._cursor = None, cursor
 
 
@@ -255,7 +225,6 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     workers = loader.num_workers
     resumed = [(copy.known, copy.more) for copy in cursor.copies]
     marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
-    window = loader.prefetch_factor * workers
     job = Job(
         dataset=loader.dataset,
         fetch=None,  # the replica fetches by itself
@@ -272,5 +241,5 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     # torch's default start method: a program that works with torch's loader works here without changes.
     context = loader.multiprocessing_context or multiprocessing.get_start_method()
     backend = ProcessBackend(job, choose_method(context), explicit=True)
-    scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order)
+    scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
     return Engine(backend, scheduler, job, retries=0, look_ahead=False)

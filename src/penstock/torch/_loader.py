@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
@@ -15,21 +17,22 @@ from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
-from penstock.torch._core import Ours, core_of
-from penstock.torch._cursor import Cursor
-from penstock.torch._iterators import Seeded, new_iterator
-from penstock.torch._state import Saved, check_maker, loaded, state_of
+from penstock.torch._core import Core, Ours, core_of
+from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
+from penstock.torch._iterators import Inline, Seeded, Workers
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# The arguments that need `seed=`: their values without it, and the reason.
-_FAILS = "without it, a sample that fails is an error, as in torch."
+# What needs `seed=`, and the reason.
 _NEED_SEED = {
-    "on_error": ("raise", _FAILS),
-    "max_errors": (None, _FAILS),
-    "shard": (None, "without it the order is torch's: give each rank its DistributedSampler(dataset) as sampler=."),
-    "last_batch": (None, "without it the end is torch's, by drop_last=True or False."),
+    "on_error": "a sample that fails is an error, as in torch.",
+    "max_errors": "a sample that fails is an error, as in torch.",
+    "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
+    "last_batch": "the end is torch's, by drop_last=True or False.",
+    "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
+    "seed=, or let the dataset return the key with its sample.",
+    "set_epoch": "the order comes from torch's generators, as in torch.",
 }
 
 
@@ -88,10 +91,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
             )
         ours = Ours(None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch)
-        for name, (default, why) in _NEED_SEED.items() if seed is None else ():
-            value = getattr(ours, name)
-            if value != default:
-                raise ValueError(f"{name}={value!r} needs seed=: {why}")
+        for name, value in ours._asdict().items() if seed is None else ():
+            if value != Ours._field_defaults[name]:
+                raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
         every = snapshot_every_n_steps
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
@@ -155,7 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_cursor": None, "_engine": None}
         if "_penstock" in state:
-            state |= {"_penstock": state["_penstock"].twin(), "_iterator": None}
+            # The batches that this loader hands out later do not move the copy.
+            state |= {"_penstock": copy.copy(state["_penstock"]), "_iterator": None}
         return state
 
     # With `seed=` only.
@@ -170,20 +173,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         `pad` counts the rows that only fill up a batch (`last_batch="pad"`, the default with `shard=`).
         """
-        if self._ours.seed is None:
-            raise ValueError(
-                "batches() needs seed=: without it the semantics are torch's, which pads nothing and does not say "
-                "which samples a batch has. Give seed=, or let the dataset return the key with its sample."
-            )
-        return core_of(self).batches()
+        return _seeded(self, "batches()").batches()
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
-        if self._ours.seed is None:
-            raise ValueError(
-                "set_epoch needs seed=: without it the order comes from torch's generators, as in torch."
-            )
-        core_of(self).set_epoch(epoch)
+        _seeded(self, "set_epoch").set_epoch(epoch)
 
     def __len__(self) -> int:
         if self._ours.shard is None and self._ours.last_batch is None:
@@ -191,33 +185,39 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return len(core_of(self))
 
 
-_PIPES = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-_warned: set[str] = set()
+def _seeded(loader: DataLoader[Any], what: str) -> Core:
+    if loader._ours.seed is None:
+        raise ValueError(f"{what} needs seed=: without it {_NEED_SEED[what]}")
+    return core_of(loader)
+
+
+@cache
+def _warn_of_pipes() -> None:
+    text = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
+    warnings.warn(text, stacklevel=4)
 
 
 def _iterate(loader: Any) -> Any:
-    if loader.num_workers and private.is_pipe(loader.dataset):
-        if not _warned:
-            _warned.add(_PIPES)
-            warnings.warn(_PIPES, stacklevel=3)
+    if loader.num_workers and isinstance(loader.dataset, private.PIPES):
+        _warn_of_pipes()
         return _theirs(loader)
     if isinstance(loader, DataLoader) and loader._ours.seed is not None:
         return Seeded(loader)
-    return new_iterator(loader)
+    if not loader.num_workers:
+        return Inline(loader)
+    loader.check_worker_number_rationality()
+    return Workers(loader)
 
 
-def _signature() -> inspect.Signature:
-    """The arguments of the installed torch, and ours."""
-    theirs = inspect.signature(torch.utils.data.DataLoader.__init__)
-    ours = inspect.signature(DataLoader.__init__).parameters.values()
-    named = [parameter for parameter in ours if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    return theirs.replace(parameters=[*theirs.parameters.values(), *named])
-
-
-DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+# The arguments of the installed torch, and ours.
+_all = [inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader)]
+_named = [each for each in _all[1].parameters.values() if each.kind is each.KEYWORD_ONLY]
+_signature = _all[0].replace(parameters=[*_all[0].parameters.values(), *_named])
+DataLoader.__init__.__signature__ = _signature  # type: ignore[attr-defined]
 
 _theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
+
 
 class enable:
     """From now on every loader of torch's in this process uses penstock's engine.

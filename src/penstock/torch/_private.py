@@ -1,4 +1,4 @@
-"""Every private name of torch that is used here, except those in `_collate.py`.
+"""Every private name of torch that is used here, except those in `_collate.py` and `_tensors.py`.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import _utils
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as _dataloader
@@ -17,7 +16,13 @@ from torch.utils.data._utils import worker as _worker
 # The method that makes an iterator: called for each epoch, with persistent workers only for the first.
 ITERATOR_METHOD = "_get_iterator"
 
+PIPES = (IterDataPipe, MapDataPipe)
+"""The classes of datasets that torch's loader seeds and shards."""
+
 ExceptionWrapper: Any = _utils.ExceptionWrapper
+
+# (base seed, number of the worker) -> the seed of `numpy.random` in that worker.
+numpy_seed: Any = _worker._generate_state
 
 BaseIterator: Any = _dataloader._BaseDataLoaderIter
 InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter
@@ -25,33 +30,16 @@ WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
 
 
 def is_stream(loader: Any) -> bool:
-    """True if the loader reads an IterableDataset."""
     return bool(loader._dataset_kind == _dataloader._DatasetKind.Iterable)
 
 
-def is_pipe(dataset: object) -> bool:
-    """True for a DataPipe, which torch's loader seeds and shards."""
-    return isinstance(dataset, (IterDataPipe, MapDataPipe))
-
-
 def is_batched(loader: Any) -> bool:
-    """True if the loader makes batches of samples."""
     return bool(loader._auto_collation)
-
-
-def index_sampler(loader: Any) -> Any:
-    """The iterable of the keys of each step: the batch sampler, or the sampler if samples are not batched."""
-    return loader._index_sampler
 
 
 def profiled_as(kind: Any) -> str:
     """The name that `next` of such an iterator has in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
-
-
-def numpy_seed(base_seed: int, worker: int) -> Any:
-    """The seed that torch gives `numpy.random` in a worker."""
-    return _worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
@@ -60,21 +48,5 @@ def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
 
 
 def pin(batch: Any, device: str | None) -> Any:
-    """The batch in pinned memory."""
+    """Pins a whole batch by torch's own rules: nested containers, and objects with a `pin_memory` method."""
     return _pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
-
-
-def untyped(storage: Any) -> torch.UntypedStorage:
-    """The memory of a typed storage. Its public `untyped()` warns that typed storages are deprecated."""
-    memory: torch.UntypedStorage = storage._untyped_storage
-    return memory
-
-
-def typed(memory: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    """A typed storage on this memory: tensors are pickled with these."""
-    return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def profile(name: str) -> Any:
-    """A context manager that records a range of this name in a profile."""
-    return torch.autograd.profiler.record_function(name)

@@ -7,30 +7,20 @@ import inspect
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock.torch import _generators as generators
-from penstock.torch import _private as private
-
-if TYPE_CHECKING:
-    from penstock.torch._state import Saved
 
 # torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
 # from torch's global one.
-_RANDOM = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
-_TORCHS = {*_RANDOM, SequentialSampler, DistributedSampler}
+_RANDOM = {RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler}
+_TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 class Sampling:
@@ -41,7 +31,7 @@ class Sampling:
     """
 
     def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
-        self._index = index = private.index_sampler(loader)
+        self._index = index = loader._index_sampler
         self._batched = type(index) is BatchSampler
         self.sampler: Any = index.sampler if self._batched else index
         self._is_torchs = type(self.sampler) in _TORCHS
@@ -129,7 +119,7 @@ class Sampling:
         if not self._has_drawn(begun):
             return self._from_first(begun)
         self._note(self._before)
-        return self._marked_from(begun) if self._has_state(begun) else begun
+        return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The same, for a sampler that draws when it is asked for its first keys. The body runs at that time."""
@@ -144,7 +134,7 @@ class Sampling:
         source = self._source(begun)
         if self._has_state(source):
             self._note(before)
-            yield from self._marked_from(source)
+            yield from self._marked(source)
             return
         steps = self._steps(by_next(source))
         first = list(islice(steps, 1))
@@ -159,13 +149,15 @@ class Sampling:
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
 
-    def resumed(self, begun: Iterator[Any], saved: Saved) -> Iterator[Any]:
+    def resumed(
+        self, begun: Iterator[Any], origin: dict[str, Any], states: dict[str, Any], given: list[str]
+    ) -> Iterator[Any]:
         """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
-        self._origin, self._given = dict(saved.origin or {}), [*saved.given]
+        self._origin, self._given = dict(origin), [*given]
         mark = None if self._renewed else opened(self._begin)
         if mark is not None or not self._has_drawn(begun):
-            generators.set_all(self.generators, saved.given)
-        return self._rest(begun, saved.states, mark)
+            generators.set_all(self.generators, given)
+        return self._rest(begun, states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
@@ -179,7 +171,7 @@ class Sampling:
                 skip = steps * self._index.batch_size if self._batched else steps
                 rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
             elif self._has_state(source := self._source(begun)) and not steps:
-                rest = self._marked_from(source)
+                rest = self._marked(source)
             else:
                 rest = _passed(self._steps(by_next(source)), steps)
         yield from rest
@@ -189,9 +181,8 @@ class Sampling:
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
-        return (
-            iter(BatchSampler(keys, self._index.batch_size, self._index.drop_last)) if self._batched else keys
-        )
+        index = self._index
+        return iter(BatchSampler(keys, index.batch_size, index.drop_last)) if self._batched else keys
 
     def _source(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The sampler's own iterator."""
@@ -200,12 +191,10 @@ class Sampling:
     def _has_state(self, source: Iterator[Any]) -> bool:
         return has_state(self.sampler) or has_state(source)
 
-    def _marked_from(self, source: Iterator[Any]) -> Iterator[Any]:
-        self._reading.begin(source)
-        return self._marked()
-
-    def _marked(self) -> Iterator[Any]:
+    def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
         """The steps of a sampler with a state. The mark of each is kept until the step was handed out."""
+        if source is not None:
+            self._reading.begin(source)
         reading, step = self._reading, self._progress.steps
         size = self._index.batch_size if self._batched else 1
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):

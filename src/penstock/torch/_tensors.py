@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from penstock._memory.guests import Handler
-from penstock.torch import _private as private
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Empty, Field
@@ -91,7 +90,7 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
                 "cannot be sent with it: detach() the tensor in the dataset or in collate_fn."
             )
         if tensor.is_quantized:
-            return _loads_quietly, (_dumps_quietly(tensor),)
+            return _quietly, (pickle.loads, _quietly(pickle.dumps, tensor, 5))
         # Pickled by torch, a tensor keeps its layout, flags and attributes, at the cost of copies.
         pickled: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         if tensor.layout is not torch.strided and not tensor.__dict__:
@@ -99,19 +98,13 @@ def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
         return pickled
     make, shape, how, source = described
     array: Any = source.contiguous().numpy()
-    return rebuild, (make, shape, how, pickle.PickleBuffer(array))
+    return make, (shape, how, pickle.PickleBuffer(array), 0)
 
 
-def _dumps_quietly(tensor: torch.Tensor) -> bytes:
+def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
     with warnings.catch_warnings():  # torch warns about a deprecated class that it uses itself
         warnings.simplefilter("ignore", UserWarning)
-        return pickle.dumps(tensor, 5)
-
-
-def _loads_quietly(data: bytes) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return pickle.loads(data)
+        return function(*arguments)
 
 
 def cast(tensor: torch.Tensor, field: Field, empty: Empty) -> torch.Tensor:
@@ -153,28 +146,20 @@ class _StorageReducer:
         self._first: dict[int, Any] = {}
 
     def __call__(self, storage: Any) -> Any:
-        memory = private.untyped(storage)
+        memory = storage._untyped_storage  # the public `untyped()` warns that typed storages are deprecated
         if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
             return NotImplemented
         first = self._first.setdefault(memory.data_ptr(), storage)
-        if first is not storage:
-            return rebuild_shared, (first, storage.dtype)
-        return rebuild_storage, (torch.empty(0, dtype=torch.uint8).set_(memory).numpy(), storage.dtype)
+        if first is storage:
+            first = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+        return rebuild_storage, (first, storage.dtype)
 
 
-def rebuild_storage(array: Any, dtype: torch.dtype) -> Any:
-    """A storage on the memory of an array."""
-    return private.typed(torch.frombuffer(array, dtype=torch.uint8).untyped_storage(), dtype)
-
-
-def rebuild_shared(first: Any, dtype: torch.dtype) -> Any:
-    """A storage on the same memory as another one, possibly of another dtype."""
-    return private.typed(private.untyped(first), dtype)
-
-
-def rebuild(make: Make, shape: Shape, how: Any, buffer: Any) -> Any:
-    """The tensor whose bytes are in `buffer`, as a view of it."""
-    return make(shape, how, buffer, 0)
+def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
+    """A storage on the memory of an array, or of another storage, possibly of another dtype."""
+    array = isinstance(first, np.ndarray)
+    memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else first._untyped_storage
+    return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:

@@ -34,12 +34,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        job: Job,
-        who: str,
-        stream: bool = False,
-        marks: int = 0,
-        resumed: Sequence[tuple[Mark | None, int]] = (),
+        self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[tuple[Mark | None, int]]
     ) -> None:
         self._job = job
         self._who = who
@@ -110,11 +105,10 @@ class Replica:
         wrapped = private.ExceptionWrapper(
             (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
         )
-        try:
+        with suppress(Exception):  # an exception that cannot be pickled
             return dumps(TorchFailure(wrapped, f"In {where}"))
-        except Exception:  # an exception that cannot be pickled
-            text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
-            return dumps(TorchFailure(text, f"In {where}"))
+        text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
+        return dumps(TorchFailure(text, f"In {where}"))
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset

@@ -1,0 +1,270 @@
+"""The thread behind `prefetch`: it reads the source, and copies its batches into recycled memory.
+
+Two queues, the gate, are between the thread and the consumer. For each permit in the one queue the thread makes one
+batch and puts it into the other queue. There are `depth` permits, and the consumer returns one with each batch it
+takes: so at most `depth` batches are ahead, and no other state is kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock._deliver.delivery import Delivery
+from penstock._fill.cast import Field
+from penstock._fill.out import converted
+from penstock._memory.guests import HANDLERS
+from penstock._memory.layout import Writer
+from penstock._memory.lease import Leases
+from penstock._memory.slabs import Slabs
+from penstock._memory.tree import flatten, unflatten
+from penstock._schedule.slabs import SlabStates
+from penstock._wire.failure import annotate
+
+# Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. The source
+# cannot be interrupted: it finishes the batch in the background.
+GRACE = 1.0
+
+# Seconds. An interrupt that comes just before a wait does not end it, and is noticed after it.
+LONGEST_WAIT = 1.0
+
+_END = object()
+
+
+class Sweep:
+    """One reading of the source, from its beginning or from a state that was `loaded`.
+
+    A permit is for a sweep, and a batch is of one. Batches of any sweep but the wanted one are dropped.
+    """
+
+    def __init__(self, loaded: bool, state: Any) -> None:
+        self.loaded = loaded
+        self.is_over = False  # True once the consumer has met its end
+        self.state = state  # the source's, after the batch delivered last; known when `opened` is set
+        self.opened = threading.Event()
+        if state is not None:
+            self.opened.set()
+
+
+class Made(NamedTuple):
+    """What the thread made of one `next()` of the source."""
+
+    sweep: Sweep | None
+    batch: Any = None
+    error: BaseException | None = None
+    is_end: bool = False
+    state: Any = None
+
+
+class Gate:
+    """What the thread and its consumer share while both wait.
+
+    Neither queue takes a lock of Python's: a permit may be given inside the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
+        self.made: queue.SimpleQueue[Made] = queue.SimpleQueue()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Ends the thread after the batch that it is making."""
+        self.stopped = True
+        self.permits.put(None)
+
+    def take(self) -> Made:
+        while True:
+            with suppress(queue.Empty):
+                return self.made.get(timeout=LONGEST_WAIT)
+
+    def drain(self) -> None:
+        """Drops everything that was made."""
+        with suppress(queue.Empty):
+            while True:
+                self.made.get_nowait()
+
+
+running: weakref.WeakKeyDictionary[threading.Thread, Gate] = weakref.WeakKeyDictionary()
+"""The threads that were started, each with its gate."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the interpreter exits: a thread must not be inside of numpy when numpy is taken down."""
+    threads = dict(running)
+    for gate in threads.values():
+        gate.stop()
+    deadline = time.monotonic() + GRACE
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class Copies:
+    """Copies batches into slabs, which come back when the caller drops the copy. `most` slabs keep their pages."""
+
+    def __init__(self, most: int, field: Field | None, deliver: Delivery | None) -> None:
+        self._field = field
+        self._deliver = deliver
+        self._slabs = Slabs(None)
+        self._leases = Leases(shared=False)
+        self._states = SlabStates(most)  # slabs in use count too: `spare` is for the others
+
+    def copy(self, tree: object) -> Any:
+        """The tree with its arrays in a slab that is lent."""
+        leaves, spec = flatten(tree)
+        fields = [None] * len(leaves) if self._field is None else self._field.of(spec)
+        states, cold = self._states, list[Any]()
+        for slab in self._leases.collect():
+            states.spare += 1
+            states.free(slab, cold)
+        for command in cold:
+            self._slabs.cool(command.slab)
+        slab, needed, deliver = states.take(), 0, self._deliver
+        states.spare -= 1
+        try:
+            while True:
+                writer = Writer(self._slabs.root(slab, needed))
+                made = [_copied(*each, writer, deliver) for each in zip(leaves, fields, strict=True)]
+                self._slabs.learn(writer.used)
+                if not writer.overflow:
+                    break
+                needed = writer.used
+        except BaseException:
+            self._leases.give_back(slab)
+            raise
+        if writer.used:
+            self._leases.lend(slab, writer.root)
+        else:
+            self._leases.give_back(slab)
+        return unflatten(spec, made)
+
+
+def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | None) -> Any:
+    kind = type(leaf)
+    if field is not None:
+        made = converted(leaf, field, writer.empty)
+        if made is not leaf:
+            return made if deliver is None else deliver(made)
+    if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
+        out = writer.empty(leaf.shape, leaf.dtype)
+        np.copyto(out, leaf)
+        return out
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    handler = HANDLERS[kind]
+    if handler is None:
+        return leaf
+    if deliver is not None:
+        return deliver(leaf)
+    spot = handler.store and handler.store(leaf, writer)
+    if spot is None:
+        return handler.copy(leaf)
+    make, shape, how, start = spot
+    return leaf if writer.overflow else make(shape, how, writer.root, start)
+
+
+class Producer:
+    """Reads the source and copies its batches. Everything but `wanted` is for the thread that holds `turn`."""
+
+    def __init__(self, source: Any, copies: Copies) -> None:
+        kind = type(source)
+        self._source = source
+        self._call = callable(source) and not hasattr(kind, "__iter__")
+        if not (self._call or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")):
+            raise TypeError(
+                f"prefetch() takes an iterable of batches, or a function that returns one, got {kind.__name__}."
+            )
+        is_iterator = hasattr(kind, "__next__")
+        self._reset = getattr(source, "reset", None) if is_iterator else None
+        self.can_restart = not is_iterator or self._reset is not None
+        self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        self.wanted: Sweep | None = None  # set by the consumer
+        self.turn = threading.Lock()  # held by the thread for each batch, and by the consumer to load a state
+        self._reading: Sweep | None = None  # the sweep that the iterator belongs to
+        self._iterator: Iterator[Any] | None = None
+        self._count = 0
+        self._copies = copies
+
+    def make(self, sweep: Sweep) -> Made:
+        """The next batch of the source, or the error in its place, or the end."""
+        number = 0
+        try:
+            if sweep is not self._reading:
+                try:
+                    self._open(sweep)
+                finally:
+                    if not sweep.opened.is_set():
+                        sweep.state = self._state_if_any()
+                        sweep.opened.set()
+            number, self._count = self._count, self._count + 1
+            given = _END if self._iterator is None else next(self._iterator, _END)
+            if given is _END:
+                self._iterator = None
+                return Made(sweep, is_end=True, state=self.state())
+            return Made(sweep, self._copies.copy(given), state=self.state())
+        except BaseException as error:  # also SystemExit: the consumer decides whether the program ends
+            note = f"While batch {number} of the source was read ahead."
+            return Made(sweep, error=annotate(_not_the_end(error), note), state=self._state_if_any())
+
+    def _open(self, sweep: Sweep) -> None:
+        again, self._reading, self._count = self._reading is not None, sweep, 0
+        self.leave()
+        if again and not sweep.loaded and self._reset is not None:
+            self._reset()
+        self._iterator = iter(self._source() if self._call else self._source)
+
+    def leave(self) -> None:
+        """Closes the iterator now, and not when the garbage collector finds it."""
+        iterator, self._iterator = self._iterator, None
+        close = getattr(iterator, "close", None)
+        if iterator is not self._source and close is not None:
+            close()
+
+    def state(self) -> Any:
+        """The state of the source, if it has one."""
+        return self._source.state_dict() if self.has_state else None
+
+    def _state_if_any(self) -> Any:
+        """The state, or None if it cannot be had: for use while an error is being handled."""
+        with suppress(Exception):
+            return self.state()
+        return None
+
+
+def _not_the_end(error: BaseException) -> BaseException:
+    """The error to raise: a StopIteration of the source's other methods would be taken for the end."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrong = RuntimeError("The source raised StopIteration, and not at its end.")
+    wrong.__cause__ = error
+    return wrong
+
+
+def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
+    """The thread: makes one batch for each permit.
+
+    It refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the
+    source refers to the prefetcher.
+    """
+    has_read = False
+    while (sweep := gate.permits.get()) is not None and not gate.stopped:
+        producer = reference()
+        if producer is None:
+            return
+        with producer.turn:
+            if producer.wanted is sweep:
+                has_read = True
+                gate.made.put(producer.make(sweep))
+        del producer
+    producer = reference()
+    if producer is not None and has_read:  # otherwise another thread may be reading
+        del producer._copies  # batches that are lent stay valid
+        producer.leave()
