@@ -372,7 +372,6 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Sig
         "random",
         "testing._same",
         "testing._faults",
-        "testing._resumed",
         "testing.simulate",
         "testing.conformance",
     ],
