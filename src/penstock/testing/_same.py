@@ -23,6 +23,8 @@ EVERYWHERE: tuple[dict[str, Any], ...] = (
     {"num_workers": 3},
 )
 
+_Named = tuple[str, Any]
+
 
 def assert_same_everywhere(
     make_loader: Callable[..., Any],
@@ -50,22 +52,24 @@ def assert_same_everywhere(
         if setting == {"num_workers": 0}:
             given, plain = "In a second plain run (num_workers=0)", "in the first"
         with closing(_stream(make_loader, setting, epochs, steps)) as found:
-            for wanted, one in zip_longest(expected, found):
-                if one is None:
-                    raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
-                if wanted is None:
-                    raise AssertionError(f"{given}: there is {one[0]}, which does not exist {plain}.")
-                if one[0] != wanted[0]:
-                    raise AssertionError(f"{given}: there is {one[0]} instead of {wanted[0]} {plain}.")
-                _compare(one[1], wanted[1], f"{given}: {one[0]} differs from that {plain}", _USE_RNG)
+            _compare(found, expected, given, plain, _USE_RNG)
 
 
-def _compare(found: Any, expected: Any, differs: str, advice: str) -> None:
-    where = difference(found, expected)
-    if where is not None:
-        joined = where if where.startswith(":") else f", in {where}"
-        cause = f"a sample depends on earlier samples {advice}; or no seed= was given"
-        raise AssertionError(f"{differs}{joined}.\n  The likely cause: {cause}.")
+def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, advice: str) -> None:
+    """Asserts that these values are the expected ones; each comes with its name."""
+    for wanted, one in zip_longest(expected, found):
+        if one is None:
+            raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
+        if wanted is None:
+            raise AssertionError(f"{given}: there is {one[0]}, which does not exist {plain}.")
+        if one[0] != wanted[0]:
+            raise AssertionError(f"{given}: there is {one[0]} instead of {wanted[0]} {plain}.")
+        differs = difference(one[1], wanted[1])
+        if differs is not None:
+            where = differs if differs.startswith(":") else f", in {differs}"
+            cause = f"a sample depends on earlier samples {advice}; or no seed= was given"
+            what = f"{given}: {one[0]} differs from that {plain}{where}"
+            raise AssertionError(f"{what}.\n  The likely cause: {cause}.")
 
 
 _USE_RNG = (
@@ -75,13 +79,16 @@ _USE_RNG = (
 
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
-) -> Generator[tuple[str, Any], None, None]:
+) -> Generator[_Named, None, None]:
     """The values to compare, each with its name: the seed, then each batch."""
     with _opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
-            for step, batch in enumerate(islice(loader, steps)):
-                yield f"batch {step} of epoch {epoch}", batch
+            yield from _named(islice(loader, steps), epoch)
+
+
+def _named(batches: Iterable[Any], epoch: int, first: int = 0) -> Iterator[_Named]:
+    return ((f"batch {step} of epoch {epoch}", batch) for step, batch in enumerate(batches, first))
 
 
 def assert_resumes_everywhere(
@@ -107,7 +114,7 @@ def assert_resumes_everywhere(
     """
     everywhere = _default_settings(make_loader) if settings is None else list(settings)
     with _opened(make_loader, {"num_workers": 0}) as loader:
-        expected = [list(islice(loader, steps)), list(islice(loader, steps))]
+        expected = [list(_named(islice(loader, steps), epoch)) for epoch in range(2)]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
         with _opened(make_loader, stopped) as loader:
             states = list(_states(loader, steps))
@@ -115,8 +122,8 @@ def assert_resumes_everywhere(
             for where, epoch, done, state in states:
                 loader.load_state_dict(state)
                 how = f"Stopped {where} with {_in_words(stopped)}, resumed with {_in_words(resumed)}"
-                rest = islice(loader, None if steps is None else steps - done)
-                _compare_rest(enumerate(rest, done), expected[epoch], epoch, done, how)
+                rest = _named(islice(loader, None if steps is None else steps - done), epoch, done)
+                _compare(rest, expected[epoch][done:], how, "in a run without a stop", _KEEP_STATE)
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
@@ -135,18 +142,6 @@ def _state(loader: Any) -> Any:
         return json.loads(json.dumps(state))
     except TypeError:  # the caller must save it in another format
         return state
-
-
-def _compare_rest(rest: Iterable[tuple[int, Any]], expected: list[Any], epoch: int, done: int, how: str) -> None:
-    """Asserts that `rest` are the batches of the epoch after the first `done`."""
-    at = done - 1
-    for at, batch in rest:
-        if at == len(expected):
-            raise AssertionError(f"{how}: the epoch continues after batch {at - 1}, which should be its last.")
-        differs = f"{how}: batch {at} of epoch {epoch} differs from that of a run without a stop"
-        _compare(batch, expected[at], differs, _KEEP_STATE)
-    if at + 1 < len(expected):
-        raise AssertionError(f"{how}: epoch {epoch} ends before batch {at + 1}.")
 
 
 _KEEP_STATE = (
