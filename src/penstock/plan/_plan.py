@@ -87,7 +87,7 @@ class OrderPlan:
         _check_batching(self.batch_size, self.drop_last, self.world)
         _check_rank(self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
-            raise ValueError("only one of padded, drop_last and rollover may be True, but more than one is.")
+            raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
             raise ValueError(
                 f"rollover needs start=0, but start is {self.start}: the keys that an epoch inherits depend on the "
