@@ -96,8 +96,9 @@ class LoaderLaws(Laws):
             assert found[0] == type(key).__name__ and np.array_equal(found[1], key), f"{key!r} came as {found}"
 
     def test_batches_say_which_samples_they_hold(self) -> None:
-        loader = self.loader(Numbers(), **_SHUFFLED)
         for epoch in range(2):
+            loader = self.loader(Numbers(), **_SHUFFLED)
+            loader.set_epoch(epoch)
             for step, batch in enumerate(loader.batches()):
                 assert (batch.epoch, batch.step, batch.pad) == (epoch, step, 0)
                 assert batch.index.tolist() == batch.data[0].tolist()
@@ -189,9 +190,9 @@ class LoaderLaws(Laws):
                     loader.update(sources.once_more)
 
         for epoch in range(3):
-            same_epochs(*both, change, epochs=1)
             for loader in both:
-                loader.update(size=100 + epoch)
+                loader.update(size=100 + epoch)  # at first before there are workers
+            same_epochs(*both, change, epochs=1)
 
     def test_light_items_are_loaded_again_after_an_update(self) -> None:
         both = self.pair(Light(30), 2)
@@ -201,6 +202,7 @@ class LoaderLaws(Laws):
                 if step in (3, 4, 14):
                     loader.update(size=step)
 
+        change(3)  # before there are workers
         same_epochs(*both, change)
 
     def test_an_update_that_cannot_be_sent_changes_nothing(self) -> None:
@@ -226,6 +228,8 @@ class LoaderLaws(Laws):
                 loader.num_workers = (1, 4, 2, 1, 1, 5, 3)[step // 10 % 7]
 
         for _ in range(2):
+            loader.set_epoch(0)
+            plain.set_epoch(0)
             same_epochs(loader, plain, resize, epochs=1)
             loader.num_workers = 1
 
