@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._deliver.delivery import Delivery
-from penstock._fill.cast import Field
-from penstock._fill.out import converted
+from penstock._fill.cast import Field, converted
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.lease import Leases

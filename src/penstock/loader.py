@@ -38,7 +38,7 @@ from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan._seeds import draw_key
-from penstock.source._kind import is_stream
+from penstock.source._dataset import is_stream
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

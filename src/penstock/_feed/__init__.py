@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._feed.base import Borrow, Feed
 from penstock._feed.keys import ByKey
 from penstock._feed.stream import ByItem, ByStream
-from penstock.source._kind import is_stream
+from penstock.source._dataset import is_stream
 
 if TYPE_CHECKING:
     from penstock._options import Options

@@ -19,7 +19,7 @@ from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._kind import method_of
+from penstock.source._dataset import method_of
 
 
 class KeyFetch(Fetch):

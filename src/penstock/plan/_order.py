@@ -58,9 +58,7 @@ class Shuffled:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sizes(n=self.n, count=self.count or 0)
-        if self.count and not self.n:
-            raise ValueError(f"cannot draw {self.count} keys from an empty range: n is 0.")
+        _check_sizes(self.count or 0, self.n)
 
     def size(self, epoch: int) -> int:
         return self.n if self.count is None else self.count
@@ -88,9 +86,7 @@ class Drawn:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_sizes(n=self.n, count=self.count)
-        if self.count and not self.n:
-            raise ValueError(f"cannot draw {self.count} keys from an empty range: n is 0.")
+        _check_sizes(self.count, self.n)
 
     def size(self, epoch: int) -> int:
         return self.count
@@ -198,7 +194,9 @@ def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     return scaled
 
 
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
+def _check_sizes(count: int = 0, n: int = 1) -> None:
+    for name, size in (("n", n), ("count", count)):
         if not 0 <= size <= 1 << 62:
             raise ValueError(f"an order has 0 to 2**62 samples, but {name} is {size}.")
+    if count and not n:
+        raise ValueError(f"cannot draw {count} keys from an empty range: n is 0.")

@@ -87,16 +87,13 @@ class OrderPlan:
         _check_batching(self.batch_size, self.drop_last, self.world)
         _check_rank(self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
-            raise ValueError(
-                "padded, drop_last and rollover are mutually exclusive, but more than one of them is True."
-            )
+            raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
             raise ValueError(
                 f"rollover needs start=0, but start is {self.start}: the keys that an epoch inherits depend on the "
                 "shape of all steps before it."
             )
-        if self.start < 0:
-            raise ValueError(f"start must be 0 or more, but it is {self.start}.")
+        _check_start(self.start)
 
     @property
     def first_step(self) -> int:
@@ -184,8 +181,7 @@ class Draw:
     """An iterator over the steps of an epoch, which can also take several at once."""
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
-        self._plan = plan
-        self._epoch = epoch
+        self._plan, self._epoch = plan, epoch
         self.batched = plan.batch_size is not None
         self._size = plan.batch_size or 1
         self._step = start
@@ -307,8 +303,7 @@ def check_reached(missing: int, expected: int, world: int) -> None:
     if missing >= world:
         raise StateError(
             f"The resume state was taken after {expected} batches, but now there are only {expected - missing}: the "
-            "sampler or the stream has changed since. Give the loader the one that it had then, or start without the "
-            "state."
+            "sampler or the stream has changed. Give the loader the one that it had then, or start without the state."
         )
 
 

@@ -82,9 +82,7 @@ class RandomSampler(Sampler[int]):
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, but it is {replacement!r}.")
         check_generator(generator)
-        self.data_source = data_source
-        self.replacement = replacement
-        self.generator = generator
+        self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
             raise ValueError(
@@ -106,8 +104,8 @@ class RandomSampler(Sampler[int]):
 
     @staticmethod
     def _with_replacement(n: int, count: int, generator: np.random.Generator) -> Iterator[int]:
-        for start in range(0, count, _BLOCK):
-            yield from generator.integers(0, n, size=min(_BLOCK, count - start)).tolist()
+        for block in _blocks(count):
+            yield from generator.integers(0, n, size=block.size).tolist()
 
     @staticmethod
     def _without_replacement(n: int, count: int, key: int) -> Iterator[int]:
@@ -129,8 +127,7 @@ class SubsetRandomSampler(Sampler[T]):
 
     def __init__(self, indices: Sequence[T], generator: np.random.Generator | None = None) -> None:
         check_generator(generator)
-        self.indices = indices
-        self.generator = generator
+        self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[T]:
         return self._draw(len(self.indices), draw_key(self.generator))
@@ -173,8 +170,7 @@ class WeightedRandomSampler(Sampler[int]):
         check_generator(generator)
         self.weights: NDArray[np.float64] = np.asarray(weights, dtype=np.float64)
         self.num_samples = positive("num_samples", num_samples)
-        self.replacement = replacement
-        self.generator = generator
+        self.replacement, self.generator = replacement, generator
         self._check()
 
     def _check(self) -> None:
@@ -271,15 +267,9 @@ class DistributedSampler(Sampler[int]):
             rank = _from_environment("rank", "RANK")
         self.num_replicas = positive("num_replicas", num_replicas)
         if not 0 <= rank < self.num_replicas:
-            raise ValueError(
-                f"rank must be 0 to {self.num_replicas - 1} (num_replicas - 1), but it is {rank}."
-            )
-        self.rank = rank
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.epoch = 0
+            raise ValueError(f"rank must be 0 to {num_replicas - 1} (num_replicas - 1), but it is {rank}.")
+        self.rank, self.dataset, self.shuffle = rank, dataset, shuffle
+        self.seed, self.drop_last, self.epoch = seed, drop_last, 0
 
     @property
     def num_samples(self) -> int:
@@ -319,9 +309,9 @@ def order_of(sampler: object, seed: int) -> Order | None:
         n, count = len(sampler.data_source), sampler.num_samples
         if n == 0:
             return None
-        return (
-            Drawn(n, count, seed) if sampler.replacement else Shuffled(n, seed, None if count == n else count)
-        )
+        if sampler.replacement:
+            return Drawn(n, count, seed)
+        return Shuffled(n, seed, None if count == n else count)
     if type(sampler) is WeightedRandomSampler and sampler.replacement:
         sampler._check()
         return Weighted.by(sampler.weights, sampler.num_samples, seed)

@@ -96,9 +96,7 @@ class ArrayDataset(Dataset[Any]):
             outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
             if outside.size:
                 row = outside[0]
-                raise IndexError(
-                    f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows."
-                )
+                raise IndexError(f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows.")
             checked = np.where(checked < 0, checked + n, checked)
         return checked
 

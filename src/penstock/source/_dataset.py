@@ -21,10 +21,23 @@ from penstock._at_work import among
 from penstock.plan._permutation import Permutation
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
-from penstock.source._kind import is_stream, method_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+def is_stream(dataset: object) -> bool:
+    """True if the dataset is iterated rather than read by keys."""
+    # By the name of the class, so that torch's and Hugging Face's IterableDataset need not be imported to be
+    # streams too. (torch's has a `__getitem__`, which only raises.)
+    return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
+
+
+def method_of(dataset: object, name: str) -> Any:
+    """The dataset's method `__getitems__` or `__gather__`, or None if its class has none."""
+    # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
+    # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
+    return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
 
 
 # The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
@@ -125,17 +138,17 @@ class ConcatDataset(Dataset[T_co]):
         return self.datasets[part][key]
 
     def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
-        rows: dict[int, list[int]] = {}
-        local: dict[int, list[int]] = {}
+        parts: dict[int, tuple[list[int], list[int]]] = {}  # rows and keys, by part
         for row, index in enumerate(_plain(keys)):
             part, key = self._locate(index)
-            rows.setdefault(part, []).append(row)
-            local.setdefault(part, []).append(key)
+            rows, local = parts.setdefault(part, ([], []))
+            rows.append(row)
+            local.append(key)
         samples: list[Any] = [None] * len(keys)
-        for part, part_keys in local.items():
-            with among(rows[part], len(keys)):
-                fetched = fetch(self.datasets[part], part_keys)
-            for row, sample in zip(rows[part], fetched, strict=True):
+        for part, (rows, local) in parts.items():
+            with among(rows, len(keys)):
+                fetched = fetch(self.datasets[part], local)
+            for row, sample in zip(rows, fetched, strict=True):
                 samples[row] = sample
         return samples
 
@@ -313,18 +326,14 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         if not 0 <= fraction <= 1:
             raise ValueError(f"fractions of random_split are 0 to 1, but number {position} is {fraction}.")
     if not math.isclose(sum(lengths), 1):
-        raise ValueError(
-            f"random_split needs fractions that sum to 1, but {list(lengths)} sum to {sum(lengths)}."
-        )
+        raise ValueError(f"random_split needs fractions that sum to 1, but {list(lengths)} sum to {sum(lengths)}.")
     counts = [math.floor(n * fraction) for fraction in lengths]
     for rest in range(n - sum(counts)):
         counts[rest % len(counts)] += 1
     for position, count in enumerate(counts):
         if count == 0:
-            warnings.warn(
-                f"part {position} of random_split is empty: {lengths[position]} of {n} samples.",
-                stacklevel=3,
-            )
+            share = f"{lengths[position]} of {n} samples"
+            warnings.warn(f"part {position} of random_split is empty: {share}.", stacklevel=3)
     return counts
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 from unittest import SkipTest
 
@@ -19,6 +21,15 @@ from penstock.testing._same import difference
 
 # Seconds after which something that should have happened has not.
 _PATIENCE = 60.0
+
+# Why a law is skipped if the backend does not have what it needs.
+_WITHOUT = {
+    "workers": "there are no workers",
+    "loses_workers": "workers cannot be lost",
+    "own_generators": "workers draw from the caller's generators",
+    "blocks": "a dataset that waits keeps the caller waiting",
+    "seats": "tasks go to whichever worker is free",
+}
 
 
 class BrokenLaw(AssertionError):
@@ -32,14 +43,15 @@ def sentence(method: Callable[..., Any]) -> str:
 def _law(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
     def checked(self: Laws) -> None:
+        broken = f"{self.named()} breaks the law that {sentence(method)}."
         try:
             method(self)
         except SkipTest:
             raise
         except AssertionError as error:
-            raise BrokenLaw(f"{self.named()} breaks the law that {sentence(method)}. {error}") from error
+            raise BrokenLaw(f"{broken} {error}") from error
         except Exception as error:
-            error.add_note(f"{self.named()} breaks the law that {sentence(method)}.")
+            error.add_note(broken)
             raise
 
     return checked
@@ -51,10 +63,7 @@ class Laws:
     backend: str = ""
     settings: Mapping[str, Any] = {}
     workers = 2
-    loses_workers = True
-    own_generators = True
-    blocks = True
-    seats = True
+    loses_workers = own_generators = blocks = seats = True
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
@@ -81,14 +90,13 @@ class Laws:
         gc.collect()
         self.nothing_is_left()
 
-    # What laws are written with.
+    # What laws are written with. Loaders and backends are closed after the law.
 
     def named(self) -> str:
         more = "".join(f", {name}={value!r}" for name, value in self.settings.items())
         return f'backend="{self.backend}"{more}' if self.backend else "num_workers=0"
 
     def loader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """A loader on the backend, which is closed after the law."""
         given: dict[str, Any] = {"num_workers": self.workers, **self.settings}
         if self.backend:
             given["backend"] = self.backend
@@ -97,30 +105,28 @@ class Laws:
             self._made.append(DataLoader(dataset, *args, **given | kwargs))
         return self._made[-1]
 
-    def plain(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """The plain loop that a loader on the backend must equal."""
-        return DataLoader(dataset, *args, **kwargs)
+    def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
+        return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
-    def needs(self, what: object, why: str) -> None:
-        if not what:
-            raise SkipTest(f"{self.named()}: {why}")
-
-    def needs_workers(self) -> None:
-        self.needs(self.workers, "there are no workers")
-
-    @contextmanager
-    def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Iterator[Backend]:
+    def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
         """The backend itself, with so many workers hired: worker i in seat i."""
         number = max(1, self.workers)
-        given = {"collate_fn": None, "worker_init_fn": None, "drop_last": False, **job}
-        made = Job(dataset=dataset, fetch=KeyFetch, num_workers=number, seed=1, **given)
-        backend = make(self.backend or "inline", made, self.settings.get("multiprocessing_context"))
-        try:
-            for worker in range(number if hired is None else hired):
-                backend.hire(worker, worker)
-            yield backend
-        finally:
-            backend.close()
+        # Kept here, as the engine keeps it: a backend may hold it weakly.
+        self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
+        backend = make(self.backend or "inline", self._job, self.settings.get("multiprocessing_context"))
+        self._made.append(backend)
+        for worker in range(number if hired is None else hired):
+            backend.hire(worker, worker)
+        return backend
+
+    def needs(self, *traits: str) -> None:
+        for trait in traits:
+            self.skip_unless(getattr(self, trait), _WITHOUT[trait])
+
+    def skip_unless(self, what: object, why: str) -> None:
+        if not what:
+            raise SkipTest(f"{self.named()}: {why}")
 
 
 def same(found: Any, expected: Any, where: str = "") -> None:
@@ -128,14 +134,26 @@ def same(found: Any, expected: Any, where: str = "") -> None:
     assert differs is None, f"{where}: not as in the plain loop{differs}"
 
 
-def outcomes(backend: Backend, enough: Callable[[list[Outcome]], object]) -> list[Outcome]:
-    """What `poll` tells, until it is enough."""
+def same_epochs(
+    loader: Any, plain: Any, meanwhile: Callable[[int], object] | None = None, *, epochs: int = 2, where: str = ""
+) -> None:
+    """The batches of the loader are those of the plain loop, whatever `meanwhile` does after each step."""
+    for epoch in range(epochs):
+        for step, (found, expected) in enumerate(zip_longest(loader, plain)):
+            same(found, expected, f"{where} step {step} of epoch {epoch}")
+            if meanwhile is not None:
+                meanwhile(step)
+
+
+def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
+    """What `poll` tells, until there are so many."""
     found: list[Outcome] = []
     deadline = backend.clock() + _PATIENCE
-    while not enough(found):
+    while len(found) < count:
         backend.flush()
         found += backend.poll(deadline - backend.clock())
-        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has told no more than {found}"
+        late = f"after {_PATIENCE:.0f} seconds poll() has told no more than {found}"
+        assert backend.clock() < deadline, late
     return found
 
 
@@ -158,8 +176,3 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it has not happened that {what}"
         time.sleep(0.001)
-
-
-def rows(batches: Iterable[Any]) -> list[Any]:
-    """Batches of `Numbers` as lists, so that nothing of them is lent."""
-    return [tuple(column.tolist() for column in batch) for batch in batches]

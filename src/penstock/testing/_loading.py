@@ -2,72 +2,87 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock import DataLoader
 from penstock._epoch import pace
 from penstock.errors import LoaderTimeout, WorkerLost
 from penstock.testing import _sources as sources
 from penstock.testing._faults import Raising
-from penstock.testing._laws import Laws, raises, rows, same, until
-from penstock.testing._resumed import assert_resumes_everywhere
+from penstock.testing._laws import Laws, raises, same, same_epochs, until
+from penstock.testing._same import assert_resumes_everywhere
+from penstock.testing._sources import Countdown, Light, Made, Numbers, Stateful
 
 _SHUFFLED: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
 _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
+
+
+def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Checks the law twice: no step counts as small enough to travel with others, then every step does."""
+
+    @functools.wraps(law)
+    def checked(self: Any) -> None:
+        before = pace._SECONDS
+        try:
+            for seconds in (0.0, 10.0):
+                pace._SECONDS = seconds
+                law(self)
+        finally:
+            pace._SECONDS = before
+
+    return checked
 
 
 class LoaderLaws(Laws):
     # Law 1: inline is the meaning.
 
     def test_batches_are_those_of_the_plain_loop(self) -> None:
-        numbers = sources.Numbers
         for dataset, given in (
-            (numbers(10), {}),
-            (numbers(10), {"batch_size": 4}),
-            (numbers(10), {"batch_size": 4, "drop_last": True}),
-            (numbers(3), {"batch_size": 7}),
-            (numbers(0), {"batch_size": 2}),
-            (numbers(10), {"batch_size": None}),
-            (numbers(40), _SHUFFLED),
-            (numbers(10), {"batch_size": 3, "sampler": [5, 1, 1, 8]}),
-            (numbers(10), {"batch_sampler": [[1], [2, 3], (4, 5, 6)]}),
-            (sources.Rich(), {"batch_size": 4}),
-            (sources.Rich(), {"batch_size": None}),
-            (sources.Ragged([1, 5, 100, 1000, 0, 3]), {}),
+            (Numbers(10), {}),
+            (Numbers(10), {"batch_size": 4}),
+            (Numbers(10), {"batch_size": 4, "drop_last": True}),
+            (Numbers(3), {"batch_size": 7}),
+            (Numbers(0), {"batch_size": 2}),
+            (Numbers(10), {"batch_size": None}),
+            (Numbers(40), _SHUFFLED),
+            (Numbers(10), {"batch_size": 3, "sampler": [5, 1, 1, 8]}),
+            (Numbers(10), {"batch_sampler": [[1], [2, 3], (4, 5, 6)]}),
+            (Made(23, sources.rich), {"batch_size": 4}),
+            (Made(23, sources.rich), {"batch_size": None}),
+            (sources.ragged([1, 5, 100, 1000, 0, 3]), {}),
             (_ROWS, _SHUFFLED),
             (["a", "bc", "def"], {"batch_size": 2}),
             ({"x": 1.5, "y": 2.5}, {"batch_size": 2, "sampler": ["y", "x", "y"]}),
-            (sources.Countdown(10), {"batch_size": 4}),
-            (sources.Countdown(10), {"batch_size": 4, "drop_last": True}),
-            (sources.Countdown(5), {"batch_size": None}),
-            (sources.Countdown(0), {"batch_size": 2}),
-            (sources.Light(10), {"batch_size": 4}),
-            (sources.Light(5), {"batch_size": None}),
-            (sources.Stateful(9), {"batch_size": 2, "seed": 1}),
-            (numbers(10), {"batch_size": 4, "dtype": "float32"}),
+            (Countdown(10), {"batch_size": 4}),
+            (Countdown(10), {"batch_size": 4, "drop_last": True}),
+            (Countdown(5), {"batch_size": None}),
+            (Countdown(0), {"batch_size": 2}),
+            (Light(10), {"batch_size": 4}),
+            (Light(5), {"batch_size": None}),
+            (Stateful(9), {"batch_size": 2, "seed": 1}),
+            (Numbers(10), {"batch_size": 4, "dtype": "float32"}),
         ):
-            what = f"{type(dataset).__name__}, {given}"
-            plain, loader = self.plain(dataset, **given), self.loader(dataset, **given)
-            if type(dataset) is sources.Stateful:  # which the plain loop advances
-                plain = self.plain(sources.Stateful(9), **given)
-            for epoch in range(2):
-                same(list(loader), list(plain), f"{what}, epoch {epoch}")
+            loader, plain = self.pair(dataset, **given)
+            same_epochs(loader, plain, where=f"{type(dataset).__name__}, {given}:")
             loader.close()
 
     def test_large_batches_among_small_ones_arrive_whole(self) -> None:
         sizes = [10, 9_000_000, 3, 10, 12_000_000, 5, 0, 10]
-        for key, batch in enumerate(self.loader(sources.Ragged(sizes))):
+        for key, batch in enumerate(self.loader(sources.ragged(sizes))):
             assert batch.shape == (1, sizes[key]) and (batch == key).all(), f"batch {key}"
 
     def test_functions_and_classes_that_cannot_be_imported_can_be_sent(self) -> None:
-        class Local(sources.Numbers):
+        class Local(Numbers):
             def __getitem__(self, key: int) -> Any:
                 return -key
 
@@ -76,14 +91,13 @@ class LoaderLaws(Laws):
 
     def test_a_key_keeps_its_type_and_value(self) -> None:
         keys: list[Any] = [7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([[1.5]])]
-        for key, (kind, value) in zip(
-            keys, self.loader(sources.Echo(), batch_size=None, sampler=keys), strict=True
-        ):
-            assert kind == type(key).__name__ and np.array_equal(value, key), f"{key!r} came as {kind} {value!r}"
+        dataset = Made(0, lambda key: (type(key).__name__, key))
+        for key, found in zip(keys, self.loader(dataset, batch_size=None, sampler=keys), strict=True):
+            assert found[0] == type(key).__name__ and np.array_equal(found[1], key), f"{key!r} came as {found}"
 
     def test_batches_say_which_samples_they_hold(self) -> None:
         for epoch in range(2):
-            loader = self.loader(sources.Numbers(), **_SHUFFLED)
+            loader = self.loader(Numbers(), **_SHUFFLED)
             loader.set_epoch(epoch)
             for step, batch in enumerate(loader.batches()):
                 assert (batch.epoch, batch.step, batch.pad) == (epoch, step, 0)
@@ -92,186 +106,167 @@ class LoaderLaws(Laws):
     # Law 3: randomness belongs to the sample.
 
     def test_random_numbers_belong_to_the_sample(self) -> None:
-        for everywhere in (False, True)[: 1 + self.own_generators]:
-            dataset = sources.Drawn(everywhere)
-            plain, loader = self.plain(dataset, **_SHUFFLED), self.loader(dataset, **_SHUFFLED)
-            for epoch in range(2):
-                same(list(loader), list(plain), f"epoch {epoch}")
+        for make in (sources.drawn, sources.drawn_everywhere)[: 1 + self.own_generators]:
+            same_epochs(*self.pair(Made(20, make), **_SHUFFLED))
 
     def test_the_generators_of_the_caller_are_left_alone(self) -> None:
-        self.needs(self.own_generators, "workers draw from the caller's generators")
+        self.needs("own_generators")
         before = np.random.get_state()[1].tolist()  # type: ignore[index]
-        list(self.loader(sources.Drawn(True), seed=1))
+        list(self.loader(Made(20, sources.drawn_everywhere), seed=1))
         assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
     # Law 7: an error names its sample.
 
     def test_an_error_keeps_its_type_and_names_its_sample_and_the_rest_arrives(self) -> None:
-        batches = iter(self.loader(Raising(sources.Numbers(12), {3, 7}, LookupError), batch_size=2))
+        batches = iter(self.loader(Raising(Numbers(12), {3, 7}, LookupError), batch_size=2))
         for step in range(6):
             key = 2 * step + 1
             if key in (3, 7):
-                with raises(LookupError, f"{key} is bad", f"In sample {key} (row 1), step {step} of epoch 0, in "):
+                where = f"In sample {key} (row 1), step {step} of epoch 0, in "
+                with raises(LookupError, f"{key} is bad", where):
                     next(batches)
             else:
                 assert next(batches)[0].tolist() == [key - 1, key]
         assert next(batches, None) is None
 
     def test_samples_that_fail_are_skipped_or_replaced_as_in_the_plain_loop(self) -> None:
-        dataset = Raising(sources.Numbers(), {1, 2, 3, 17, 39})
         for on_error in ("skip", "replace"):
-            plain = self.plain(dataset, on_error=on_error, **_SHUFFLED)
-            loader = self.loader(dataset, on_error=on_error, **_SHUFFLED)
-            same(list(loader), list(plain), on_error)
+            dataset = Raising(Numbers(), {1, 2, 3, 17, 39})
+            loader, plain = self.pair(dataset, on_error=on_error, **_SHUFFLED)
+            same_epochs(loader, plain, epochs=1, where=on_error)
             assert [key for key, _ in loader.skipped] == [key for key, _ in plain.skipped]
 
     def test_an_error_in_worker_init_fn_is_the_error_of_each_step(self) -> None:
-        self.needs_workers()
+        self.needs("workers")
 
         def broken(worker: int) -> None:
             raise LookupError("no such file")
 
-        batches = iter(self.loader(sources.Numbers(3), worker_init_fn=broken))
+        batches = iter(self.loader(Numbers(3), worker_init_fn=broken))
         for _ in range(3):
             with raises(LookupError, "no such file", "In worker_init_fn, called before step"):
                 next(batches)
         assert next(batches, None) is None
 
     def test_keys_that_cannot_be_sent_end_the_epoch_with_an_error(self) -> None:
-        self.needs_workers()
-        loader = self.loader(sources.Echo(), batch_size=None, sampler=[1, 2, sources.Unsendable(), 4])
-        batches = iter(loader)
-        found = [next(batches)[1], next(batches)[1]]
-        self.needs(batches._engine.backend.copies_dataset, "keys are not sent")
+        self.needs("workers")
+        batches = iter(self.loader(Made(0, str), batch_size=None, sampler=[1, 2, sources.Unsendable(), 4]))
+        found = [next(batches), next(batches)]
+        self.skip_unless(batches._engine.backend.copies_dataset, "keys are not sent")
         with raises(LookupError, "could not be sent to a worker"):
             next(batches)
-        assert found == [1, 2] and next(batches, None) is None
+        assert found == ["1", "2"] and next(batches, None) is None
 
     # Epochs.
 
     def test_out_of_order_every_batch_comes_once(self) -> None:
-        loader = self.loader(sources.Numbers(), in_order=False, **_SHUFFLED)
+        loader = self.loader(Numbers(), in_order=False, **_SHUFFLED)
         for _ in range(2):
             found = [(batch.step, batch.data[0].tolist()) for batch in loader.batches()]
             assert sorted(step for step, _ in found) == list(range(14))
             assert sorted(key for _, keys in found for key in keys) == list(range(40))
 
     def test_an_epoch_that_is_left_leaves_no_trace_in_the_next(self) -> None:
-        for make in (sources.Numbers(), sources.Light(40), sources.Countdown(40)):
-            given = {"batch_size": 3} if hasattr(make, "__iter__") else _SHUFFLED
-            plain, loader = self.plain(make, **given), self.loader(make, **given)
-            for left_at in (0, 1, 2, 3, 7, 13):
-                same(list(islice(loader, left_at)), list(islice(plain, left_at)))
-            same(list(loader), list(plain), "the epoch after those that were left")
+        for dataset in (Numbers(), Light(40), Countdown(40)):
+            loader, plain = self.pair(dataset, **(_SHUFFLED if type(dataset) is Numbers else {"batch_size": 3}))
+            for left_at in (0, 1, 2, 3, 7, 13, None):
+                same(list(islice(loader, left_at)), list(islice(plain, left_at)), f"left at {left_at}")
 
     def test_two_iterators_are_independent(self) -> None:
-        plain, loader = self.plain(sources.Numbers(), **_SHUFFLED), self.loader(sources.Numbers(), **_SHUFFLED)
-        expected = [rows(plain), rows(plain)]
-        one, two = iter(loader), iter(loader)
-        found = [rows(pair) for pair in zip(one, two, strict=True)]
-        assert found == [list(pair) for pair in zip(*expected, strict=True)]
+        loader, plain = self.pair(Numbers(), **_SHUFFLED)
+        one, two = list(plain), list(plain)
+        same(list(zip(loader, loader, strict=True)), list(zip(one, two, strict=True)))
 
     # A dataset that changes.
 
+    @_bundled_or_not
     def test_an_update_reaches_the_next_batch_and_is_made_once(self) -> None:
-        for bundled in (False, True):
-            with _bundles(bundled):
-                found: list[Any] = []
-                for make in (self.loader, self.plain):
-                    loader = make(sources.Numbers(), **_SHUFFLED)
-                    found.append([])
-                    loader.update(size=2)
-                    for epoch in range(2):
-                        for step, batch in enumerate(loader):
-                            found[-1] += rows([batch])
-                            if step in (0, 4, 5, 12, 13):
-                                loader.update(size=step)
-                                loader.update(sources.once_more)
-                        loader.update(size=100 + epoch)
-                same(found[0], found[1], f"bundles: {bundled}")
+        both = self.pair(Numbers(), **_SHUFFLED)
+
+        def change(step: int) -> None:
+            for loader in both:
+                if step in (0, 4, 5, 12, 13):
+                    loader.update(size=step)
+                    loader.update(sources.once_more)
+
+        for epoch in range(3):
+            for loader in both:
+                loader.update(size=100 + epoch)  # at first before there are workers
+            same_epochs(*both, change, epochs=1)
 
     def test_light_items_are_loaded_again_after_an_update(self) -> None:
-        found: list[Any] = []
-        for loader in (self.loader(sources.Light(30), 2), self.plain(sources.Light(30), 2)):
-            loader.update(size=1)
-            found.append([])
-            for step, batch in enumerate(loader):
-                found[-1] += rows([batch])
+        both = self.pair(Light(30), 2)
+
+        def change(step: int) -> None:
+            for loader in both:
                 if step in (3, 4, 14):
                     loader.update(size=step)
-        same(found[0], found[1])
+
+        change(3)  # before there are workers
+        same_epochs(*both, change)
 
     def test_an_update_that_cannot_be_sent_changes_nothing(self) -> None:
-        loader = self.loader(sources.Numbers(6), 2)
+        loader = self.loader(Numbers(6), 2)
         batches: Any = iter(loader)
         next(batches)
-        self.needs(batches._engine.backend.copies_dataset, "workers have the caller's dataset")
+        self.skip_unless(batches._engine.backend.copies_dataset, "workers have the caller's dataset")
         with raises(LookupError):
             loader.update(sources.Unsendable())
-        assert rows(batches) == [([2, 3], [1, 1], [0, 0]), ([4, 5], [1, 1], [0, 0])]
+        assert _rows(batches) == [([2, 3], [1, 1], [0, 0]), ([4, 5], [1, 1], [0, 0])]
         assert loader.dataset.size == 1
 
     # A number of workers that changes.
 
+    @_bundled_or_not
     def test_more_or_fewer_workers_give_the_same_batches(self) -> None:
-        self.needs_workers()
-        for bundled in (False, True):
-            with _bundles(bundled):
-                expected = rows(self.plain(sources.Numbers(400), **_SHUFFLED))
-                loader = self.loader(sources.Numbers(400), **_SHUFFLED)
-                loader.num_workers = 3  # before there are any
-                for _ in range(2):
-                    loader.set_epoch(0)
-                    found = []
-                    for step, batch in enumerate(loader):
-                        found += rows([batch])
-                        if step % 10 == 0:
-                            loader.num_workers = (1, 4, 2, 1, 1, 5, 3)[step // 10 % 7]
-                    same(found, expected, f"bundles: {bundled}")
-                    loader.num_workers = 1
+        self.needs("workers")
+        loader, plain = self.pair(Numbers(400), **_SHUFFLED)
+        loader.num_workers = 3  # before there are any
+
+        def resize(step: int) -> None:
+            if step % 10 == 0:
+                loader.num_workers = (1, 4, 2, 1, 1, 5, 3)[step // 10 % 7]
+
+        for _ in range(2):
+            loader.set_epoch(0)
+            plain.set_epoch(0)
+            same_epochs(loader, plain, resize, epochs=1)
+            loader.num_workers = 1
 
     def test_light_items_and_streams_do_not_depend_on_the_number_of_workers(self) -> None:
-        self.needs_workers()
-        for make in (sources.Light, sources.Stateful):
-            loader, plain = self.loader(make(60), 2, seed=1), self.plain(make(60), 2, seed=1)
-            for _ in range(2):
-                found = []
-                for step, batch in enumerate(loader):
-                    found += rows([batch])
-                    loader.num_workers = 1 + step % 3
-                same(found, rows(plain), make.__name__)
+        self.needs("workers")
+        for make in (Light, Stateful):
+            loader, plain = self.pair(make(60), 2, seed=1)
+            same_epochs(loader, plain, functools.partial(_resize, loader), where=make.__name__)
 
     # Law 5: workers are replaceable.
 
+    @_bundled_or_not
     def test_a_lost_worker_is_not_noticed(self) -> None:
-        self._can_lose()
-        for bundled in (False, True):
-            with _bundles(bundled):
-                plain = self.plain(sources.Numbers(200), **_SHUFFLED)
-                loader = self.loader(sources.Numbers(200), retries=9, **_SHUFFLED)
-                for _ in range(2):
-                    found = []
-                    for step, batch in enumerate(loader):
-                        found += rows([batch])
-                        if step in (0, 5, 6, 40):
-                            self.kill(loader)
-                    same(found, rows(plain), f"bundles: {bundled}")
+        self._with_losses((0, 5, 6, 40), Numbers(200), **_SHUFFLED)
 
     def test_a_stream_with_a_state_goes_on_in_another_worker(self) -> None:
-        self._can_lose()
-        loader = self.loader(sources.Stateful(40), 2, seed=1, retries=9)
-        plain = self.plain(sources.Stateful(40), 2, seed=1)
-        for _ in range(3):
-            found = []
-            for step, batch in enumerate(loader):
-                found += rows([batch])
-                if step in (0, 7, 12):
-                    self.kill(loader)
-            same(found, rows(plain))
+        self._with_losses((0, 7, 12), Stateful(40), batch_size=2, seed=1)
+
+    def test_workers_may_be_lost_while_their_number_changes(self) -> None:
+        self._with_losses((3, 9, 20, 30), Numbers(200), resize=True, **_SHUFFLED)
+
+    def _with_losses(self, steps: Iterable[int], dataset: Any, resize: bool = False, **given: Any) -> None:
+        """The batches are those of the plain loop, although a worker is killed after each of the steps."""
+        self.needs("workers", "loses_workers")
+        loader, plain = self.pair(dataset, retries=9, **given)
+
+        def lose(step: int) -> None:
+            if step in steps:
+                if resize:
+                    loader.num_workers = 1 if step % 2 else 3
+                self.kill(loader)
+
+        same_epochs(loader, plain, lose, epochs=3)
 
     def test_a_stream_without_a_state_ends_with_an_error_if_its_reader_is_lost(self) -> None:
-        self._can_lose()
-        batches = iter(loader := self.loader(sources.Countdown(200), prefetch_factor=1))
+        self.needs("workers", "loses_workers")
+        batches = iter(loader := self.loader(Countdown(200), prefetch_factor=1))
         next(batches)
         self.kill(loader)
         with raises(WorkerLost, "the epoch ends here"):
@@ -279,38 +274,22 @@ class LoaderLaws(Laws):
         assert list(batches) == []
 
     def test_a_worker_that_replaces_another_has_every_update_once(self) -> None:
-        self._can_lose()
-        batches = iter(loader := self.loader(sources.Numbers(), 2, retries=9))
-        found = rows([next(batches)])
+        self.needs("workers", "loses_workers")
+        batches = iter(loader := self.loader(Numbers(), 2, retries=9))
+        found = _rows([next(batches)])
         for _ in range(3):
             self.kill(loader)
             loader.update(sources.once_more)
-            found += rows([next(batches)])
+            found += _rows([next(batches)])
             self.kill(loader)
-        found += rows(batches)
+        found += _rows(batches)
         same(found, [([key, key + 1], [1, 1], [min(key // 2, 3)] * 2) for key in range(0, 40, 2)])
-
-    def test_workers_may_be_lost_while_their_number_changes(self) -> None:
-        self._can_lose()
-        plain = self.plain(sources.Numbers(200), **_SHUFFLED)
-        loader = self.loader(sources.Numbers(200), retries=9, **_SHUFFLED)
-        found = []
-        for step, batch in enumerate(loader):
-            found += rows([batch])
-            if step in (3, 9, 20, 30):
-                loader.num_workers = 1 if step % 2 else 3
-                self.kill(loader)
-        same(found, rows(plain))
-
-    def _can_lose(self) -> None:
-        self.needs_workers()
-        self.needs(self.loses_workers, "workers cannot be lost")
 
     # Law 4: memory is lent.
 
     def test_batches_that_are_kept_stay_unchanged(self) -> None:
         for size in (100, 60_000):
-            loader = self.loader(sources.Ragged([size] * 60), batch_size=2)
+            loader = self.loader(sources.ragged([size] * 60), batch_size=2)
             kept = list(loader)
             views = [batch[1, 3:9:2] for step, batch in enumerate(loader) if step % 7 == 0]
             for _ in loader:
@@ -319,13 +298,12 @@ class LoaderLaws(Laws):
             assert [view.tolist() for view in views] == [[14 * at + 1] * 3 for at in range(len(views))], size
 
     def test_batches_that_are_dropped_do_not_disturb_later_ones(self) -> None:
-        loader = self.loader(sources.Ragged([1000] * 300))
-        for key, batch in enumerate(loader):
+        for key, batch in enumerate(self.loader(sources.ragged([1000] * 300))):
             assert (batch == key).all(), f"batch {key}"
             batch[:] = -1  # what the caller writes is nobody else's to see
 
     def test_batches_outlive_their_loader(self) -> None:
-        loader = self.loader(sources.Ragged([50] * 8))
+        loader = self.loader(sources.ragged([50] * 8))
         kept = list(loader)
         loader.close()
         assert all((batch == key).all() for key, batch in enumerate(kept))
@@ -333,7 +311,7 @@ class LoaderLaws(Laws):
     # Law 6: nothing is left behind.
 
     def test_close_at_any_point_leaves_nothing_and_a_later_epoch_begins_anew(self) -> None:
-        for dataset in (sources.Numbers(12), sources.Light(12), sources.Countdown(12)):
+        for dataset in (Numbers(12), Light(12), Countdown(12)):
             loader = self.loader(dataset, 2)
             for taken in (0, 1, 3, 7):
                 batches = iter(loader)
@@ -346,10 +324,9 @@ class LoaderLaws(Laws):
                         next(batches)
 
     def test_close_wakes_another_thread_that_waits_for_a_batch(self) -> None:
-        self._can_block()
-        with tempfile.TemporaryDirectory() as folder:
-            loader = self.loader(sources.Gated(os.path.join(folder, "gate"), 1))
-            batches: Any = iter(loader)
+        self.needs("workers", "blocks")
+        with _gated() as (dataset, open_gate):
+            batches: Any = iter(loader := self.loader(dataset))
             next(batches)
             seen: list[bool] = []
 
@@ -360,17 +337,17 @@ class LoaderLaws(Laws):
 
             thread = threading.Thread(target=read)
             thread.start()
-            engine = batches._engine
-            until(lambda: engine._scheduler.ask_is_open, "another thread waits in next()")
+            scheduler = batches._engine._scheduler
+            until(lambda: scheduler.ask_is_open, "another thread waits in next()")
             loader.close()
             thread.join(60)
-            open(os.path.join(folder, "gate"), "x").close()
+            open_gate()
             assert seen, "the thread that waited was not told"
 
     def test_a_timeout_says_who_has_the_step_and_may_be_waited_out(self) -> None:
-        self._can_block()
-        with tempfile.TemporaryDirectory() as folder:
-            batches = iter(self.loader(sources.Gated(os.path.join(folder, "gate"), 1), timeout=0.2))
+        self.needs("workers", "blocks")
+        with _gated() as (dataset, open_gate):
+            batches = iter(self.loader(dataset, timeout=0.2))
             found: list[int] = []
             said = ""
 
@@ -385,51 +362,56 @@ class LoaderLaws(Laws):
             until(read, "a timeout says who has the step")
             assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said, said
             assert "Samples in the step: [1]" in said, said
-            open(os.path.join(folder, "gate"), "x").close()
+            open_gate()
             said = ""
             until(lambda: read() or len(found) == 6, "the rest arrives")
             assert found == list(range(6)) and next(batches, None) is None
-
-    def _can_block(self) -> None:
-        self.needs_workers()
-        self.needs(self.blocks, "a dataset that waits keeps the caller waiting")
 
     # Stopping and resuming.
 
     def test_a_loader_that_was_stopped_resumes_at_every_step(self) -> None:
         inline = {"num_workers": 0}
-        for make, given in (
-            (sources.Numbers, _SHUFFLED),
-            (sources.Light, {"batch_size": 3, "seed": 1}),
-            (sources.Countdown, {"batch_size": 3, "seed": 1}),
-            (sources.Stateful, {"batch_size": 3, "seed": 1}),
-        ):
+        for make in (Numbers, Light, Countdown, Stateful):
+            given = _SHUFFLED if make is Numbers else {"batch_size": 3, "seed": 1}
 
             def made(make: Any = make, given: Any = given, **setting: Any) -> Any:
-                return (self.plain if setting == inline else self.loader)(make(20), **given | setting)
+                return (DataLoader if setting == inline else self.loader)(make(20), **given | setting)
 
             assert_resumes_everywhere(made, [{}, inline])
 
     # Small steps travel together.
 
+    @_bundled_or_not
     def test_steps_that_travel_together_are_those_of_the_plain_loop(self) -> None:
-        dataset = Raising(sources.Numbers(400), {0, 77, 78, 399})
-        for given in ({"seed": 1, "shuffle": True}, {"seed": 1, "batch_size": None}, {"seed": 1, "in_order": False}):
-            with _bundles(True):
-                found, expected = _told(self.loader(dataset, **given)), _told(self.plain(dataset, **given))
+        for given in ({"shuffle": True}, {"batch_size": None}, {"in_order": False}):
+            loader, plain = self.pair(Raising(Numbers(400), {0, 77, 78, 399}), seed=1, **given)
+            found, expected = _told(loader), _told(plain)
             if "in_order" in given:
                 found, expected = sorted(found), sorted(expected)
             same(found, expected, f"{given}")
 
 
+def _resize(loader: Any, step: int) -> None:
+    loader.num_workers = 1 + step % 3
+
+
+def _rows(batches: Iterable[Any]) -> list[Any]:
+    """Batches of `Numbers` as lists, so that nothing of them is lent."""
+    return [tuple(column.tolist() for column in batch) for batch in batches]
+
+
 @contextmanager
-def _bundles(wanted: bool) -> Iterator[None]:
-    """For the block, every step counts as small enough to travel with others, or none does."""
-    before, pace._SECONDS = pace._SECONDS, 10.0 if wanted else 0.0
-    try:
-        yield
-    finally:
-        pace._SECONDS = before
+def _gated() -> Iterator[tuple[Made, Callable[[], None]]]:
+    """Six samples, of which sample 1 waits for a gate, and what opens the gate."""
+    with tempfile.TemporaryDirectory() as folder:
+        gate = Path(folder) / "gate"
+
+        def sample(key: int) -> int:
+            while key == 1 and not gate.exists():
+                time.sleep(0.001)
+            return key
+
+        yield Made(6, sample), gate.touch
 
 
 def _told(loader: Any) -> list[str]:

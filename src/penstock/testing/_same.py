@@ -1,15 +1,18 @@
-"""Asserts that a loader gives the same batches with every backend and number of workers."""
+"""Asserts that a loader gives the same batches with every backend and number of workers, and wherever it resumes."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import islice, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 # The settings that are compared with {"num_workers": 0}, the plain loop.
 EVERYWHERE: tuple[dict[str, Any], ...] = (
@@ -19,6 +22,8 @@ EVERYWHERE: tuple[dict[str, Any], ...] = (
     {"num_workers": 2},
     {"num_workers": 3},
 )
+
+_Named = tuple[str, Any]
 
 
 def assert_same_everywhere(
@@ -42,68 +47,122 @@ def assert_same_everywhere(
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
-    for setting in default_settings(make_loader) if settings is None else settings:
-        given, plain = f"With {in_words(setting)}", "in the plain run (num_workers=0)"
+    for setting in _default_settings(make_loader) if settings is None else settings:
+        given, plain = f"With {_in_words(setting)}", "in the plain run (num_workers=0)"
         if setting == {"num_workers": 0}:
             given, plain = "In a second plain run (num_workers=0)", "in the first"
         with closing(_stream(make_loader, setting, epochs, steps)) as found:
-            count = 0
-            for wanted, (label, value) in zip(expected, found, strict=False):
-                _compare(label, value, wanted, given, plain)
-                count += 1
-            more = next(found, None)
-        if count < len(expected):
-            raise AssertionError(f"{given}: the stream ends before {expected[count][0]}.")
-        if more is not None:
-            raise AssertionError(f"{given}: there is {more[0]}, which does not exist {plain}.")
+            _compare(found, expected, given, plain, _USE_RNG)
 
 
-def _compare(label: str, value: Any, wanted: tuple[str, Any], given: str, plain: str) -> None:
-    if label != wanted[0]:
-        raise AssertionError(f"{given}: there is {label} instead of {wanted[0]} {plain}.")
-    differs = difference(value, wanted[1])
-    if differs is not None:
-        raise AssertionError(f"{given}: {label} differs from that {plain}{in_sentence(differs)}.{_ADVICE}")
+def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, advice: str) -> None:
+    """Asserts that these values are the expected ones; each comes with its name."""
+    for wanted, one in zip_longest(expected, found):
+        if one is None:
+            raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
+        if wanted is None:
+            raise AssertionError(f"{given}: there is {one[0]}, which does not exist {plain}.")
+        if one[0] != wanted[0]:
+            raise AssertionError(f"{given}: there is {one[0]} instead of {wanted[0]} {plain}.")
+        differs = difference(one[1], wanted[1])
+        if differs is not None:
+            where = differs if differs.startswith(":") else f", in {differs}"
+            cause = f"a sample depends on earlier samples {advice}; or no seed= was given"
+            what = f"{given}: {one[0]} differs from that {plain}{where}"
+            raise AssertionError(f"{what}.\n  The likely cause: {cause}.")
 
 
-def in_sentence(differs: str) -> str:
-    """The text of `difference`, in the form that follows a sentence about the batch."""
-    return differs if differs.startswith(":") else f", in {differs}"
-
-
-_ADVICE = (
-    "\n  The likely cause: a sample depends on earlier samples in the same process, by a generator of the dataset's "
-    "own (use penstock.rng()), a counter or a cache; or no seed= was given."
+_USE_RNG = (
+    "in the same process, by a generator of the dataset's own (use penstock.rng()), a counter or a cache"
 )
 
 
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
-) -> Generator[tuple[str, Any], None, None]:
+) -> Generator[_Named, None, None]:
     """The values to compare, each with its name: the seed, then each batch."""
-    with opened(make_loader, setting) as loader:
+    with _opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
-            for step, batch in enumerate(loader):
-                if step == steps:
-                    break
-                yield f"batch {step} of epoch {epoch}", batch
+            yield from _named(islice(loader, steps), epoch)
 
 
-def default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The default settings; those with a `backend` only if the loader takes one."""
-    everywhere = list(EVERYWHERE)
+def _named(batches: Iterable[Any], epoch: int, first: int = 0) -> Iterator[_Named]:
+    return ((f"batch {step} of epoch {epoch}", batch) for step, batch in enumerate(batches, first))
+
+
+def assert_resumes_everywhere(
+    make_loader: Callable[..., Any],
+    settings: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    steps: int | None = None,
+) -> None:
+    """Asserts that a state taken anywhere in an epoch resumes with the batches of the plain loop, byte for byte.
+
+    A loader with the first of these settings (by default those of `assert_same_everywhere`) is stopped before the
+    first batch, after each batch and after the epoch; a loader with the second setting loads each of these states and
+    reads to the end of the epoch. Then the second is stopped and the third resumed, and so on, until the last is
+    stopped and the first resumed. States go through JSON, unless the dataset, the sampler or the stream puts objects
+    into them that JSON cannot hold.
+
+    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The batches of two epochs are
+    kept for the comparison, and an epoch of n batches is read n / 2 times for each setting: `steps` limits how many
+    batches of an epoch are read.
+
+    >>> import penstock
+    >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
+    """
+    everywhere = _default_settings(make_loader) if settings is None else list(settings)
+    with _opened(make_loader, {"num_workers": 0}) as loader:
+        expected = [list(_named(islice(loader, steps), epoch)) for epoch in range(2)]
+    for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
+        with _opened(make_loader, stopped) as loader:
+            states = list(_states(loader, steps))
+        with _opened(make_loader, resumed) as loader:
+            for where, epoch, done, state in states:
+                loader.load_state_dict(state)
+                how = f"Stopped {where} with {_in_words(stopped)}, resumed with {_in_words(resumed)}"
+                rest = _named(islice(loader, None if steps is None else steps - done), epoch, done)
+                _compare(rest, expected[epoch][done:], how, "in a run without a stop", _KEEP_STATE)
+
+
+def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
+    """States of one epoch, each with where it was taken: in words, the epoch to resume, and its batches so far."""
+    yield "before the first batch", 0, 0, _state(loader)
+    done = 0
+    for done, _ in enumerate(islice(loader, steps), 1):
+        yield f"after batch {done - 1}", 0, done, _state(loader)
+    if done != steps:
+        yield "after the epoch", 1, 0, _state(loader)
+
+
+def _state(loader: Any) -> Any:
+    state = loader.state_dict()
     try:
-        with opened(make_loader, {"num_workers": 2, "backend": "thread"}):
-            return everywhere
+        return json.loads(json.dumps(state))
+    except TypeError:  # the caller must save it in another format
+        return state
+
+
+_KEEP_STATE = (
+    "by a counter, a cache or a generator of the dataset's own (use penstock.rng(), or define state_dict() and "
+    "load_state_dict())"
+)
+
+
+def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The default settings; those with a `backend` only if the loader takes one."""
+    try:
+        with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
+            return list(EVERYWHERE)
     except TypeError as error:
         if "unexpected keyword argument 'backend'" not in str(error):
             raise
-    return [setting for setting in everywhere if "backend" not in setting]
+    return [setting for setting in EVERYWHERE if "backend" not in setting]
 
 
 @contextmanager
-def opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
+def _opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
     """A loader with these settings, which is closed afterwards."""
     with warnings.catch_warnings():  # about more workers than CPUs, or than a stream can use
         warnings.simplefilter("ignore")
@@ -115,7 +174,7 @@ def opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Itera
             loader.close()
 
 
-def in_words(setting: Mapping[str, Any]) -> str:
+def _in_words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in setting.items())
 
 
@@ -139,6 +198,8 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
         if one.dtype != other.dtype:
             return f"{at}: it is {one.dtype}, not {other.dtype}"
         return _between_arrays(_of_tensor(one), _of_tensor(other), at, within)
+    if one is other:
+        return None
     if isinstance(one, Mapping):
         if list(one) != list(other):
             return f"{at}: its keys are {list(one)}, not {list(other)}"
@@ -146,13 +207,10 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
     if isinstance(one, (list, tuple)):
         if len(one) != len(other):
             return f"{at}: it has {len(one)} elements, not {len(other)}"
-        rows = enumerate(zip(one, other, strict=True))
-        return _first(((a, b, f"{at}[{row}]") for row, (a, b) in rows), within)
+        return _first(((part, other[row], f"{at}[{row}]") for row, part in enumerate(one)), within)
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
         names = [field.name for field in dataclasses.fields(one)]
         return _first(((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names), within)
-    if one is other:
-        return None
     if type(one).__eq__ in _USELESS:
         return _between_objects(one, other, at, within)
     try:
@@ -181,9 +239,9 @@ def _between_objects(one: Any, other: Any, at: str, within: _Within) -> str | No
             f"{at}: it cannot be compared: {type(one).__name__} has no useful __eq__, and pickle cannot take it "
             f"apart ({type(error).__name__}: {error})"
         )
-    named = [name for name, _ in ours], [name for name, _ in theirs]
-    if named[0] != named[1]:
-        return f"{at}: its attributes are {_attributes(named[0])}, not {_attributes(named[1])}"
+    names = [[name[1:] for name, _ in parts if name] for parts in (ours, theirs)]
+    if names[0] != names[1]:
+        return f"{at}: its attributes are {names[0]}, not {names[1]}"
     pairs = zip(ours, theirs, strict=True)
     return _first(((a, b, at + name) for (name, a), (_, b) in pairs), (*within, (id(one), id(other))))
 
@@ -199,13 +257,7 @@ def _parts(whole: Any) -> list[tuple[str, Any]]:
     return [(f".{name}", known[name]) for name in sorted(known, key=str)] + [("", part) for part in rest]
 
 
-def _attributes(names: list[str]) -> list[str]:
-    return [name[1:] for name in names if name]
-
-
-def _between_arrays(
-    one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], at: str, within: _Within
-) -> str | None:
+def _between_arrays(one: NDArray[Any], other: NDArray[Any], at: str, within: _Within) -> str | None:
     if one.dtype != other.dtype or one.shape != other.shape:
         return f"{at}: it is {one.dtype} of shape {one.shape}, not {other.dtype} of shape {other.shape}"
     if one.dtype.hasobject:
@@ -220,9 +272,8 @@ def _between_arrays(
     return f"{at}: at {index} there is {one.flat[first]!s}, not {other.flat[first]!s}"
 
 
-def _of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
+def _of_tensor(tensor: Any) -> Any:
     try:
-        array: np.ndarray[Any, Any] = tensor.detach().numpy()
+        return tensor.detach().numpy()
     except TypeError:  # a dtype that numpy does not have
-        array = np.array(tensor.tolist())
-    return array
+        return np.array(tensor.tolist())

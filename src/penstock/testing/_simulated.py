@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +25,6 @@ from penstock.backends import Bundle, Doing, Ended, Failed, Filled, Left, Lost, 
 
 if TYPE_CHECKING:
     from penstock.testing.simulate import Simulation
-
-START, CLAIM, FILL, REPORT, LEAVE, DIE, BURY = "start", "claim", "fill", "report", "leave", "die", "bury"
-RETURN, WAIT = "return", "wait"
 
 # Real seconds that a loader with nothing to wait for waits for another thread to wake it, if there is one.
 _PATIENCE = 10.0
@@ -71,7 +68,7 @@ class _Worker:
         self.runner: Runner | None = None
         self.info: Any = None
         self.posted: _Posted | None = None
-        self.done: list[Filled | Failed | Ended] = []
+        self.done: list[Any] = []  # outcomes of the steps of its task
         self.busy_until = self.took = 0.0
         self.used = 0
         self.changes = 0  # how many of them its dataset has
@@ -96,19 +93,6 @@ class _Worker:
         assert self.posted is not None
         return min(len(self.done), self.posted.task.steps - 1)
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """For the block, the calling thread is this worker."""
-        outer = current_worker()
-        set_worker_info(self.info, of_process=False)
-        _slept.append(0.0)
-        try:
-            yield
-        finally:
-            self.info = current_worker()
-            set_worker_info(outer, of_process=False)
-            self.took = _slept.pop()
-
 
 class SimulatedBackend:
     """Its simulation decides what happens next, and which faults happen."""
@@ -117,6 +101,7 @@ class SimulatedBackend:
 
     def __init__(self, simulation: Simulation, job: Job) -> None:
         self._simulation = simulation
+        simulation.open.append(self)
         self.most_steps, self.copies_dataset = simulation.most_steps, simulation.copies_dataset
         self._job = job
         self._shipped = dumps(job, by_value=True) if self.copies_dataset else b""
@@ -139,9 +124,7 @@ class SimulatedBackend:
         return sorted(filter(_Worker.is_alive, self._workers.values()), key=lambda worker: worker.seat)
 
     def hire(self, worker: int, seat: int) -> None:
-        refusal = self._simulation.refusal(seat)
-        if refusal is not None:
-            raise refusal
+        self._simulation.refuse(seat)
         assert worker not in self._hired, "a worker id is used once"
         assert all(other.seat != seat for other in self._workers.values()), "a seat has one worker"
         self._hired.add(worker)
@@ -178,21 +161,21 @@ class SimulatedBackend:
 
     def flush(self) -> None:
         """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
-        while len(actions := [Action(RETURN), *self._actions()]) > 1:
+        while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.choose(actions)
-            if action.kind == RETURN:
+            if action.kind == "return":
                 return
             self._perform(action)
 
     def rescind(self, seq: int) -> bool:
         self.flush()
         posted = self._board.get(seq)
-        if posted is None or posted.worker is not None:
-            if posted is not None:
-                posted.is_void = True
-            return False
-        del self._board[seq]
-        return True
+        if posted is not None and posted.worker is None:
+            del self._board[seq]
+            return True
+        if posted is not None:
+            posted.is_void = True
+        return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         deadline = None if timeout is None else self.clock() + timeout
@@ -200,16 +183,16 @@ class SimulatedBackend:
             actions = self._actions()
             wakes = self._next_time(deadline)
             if self._outbox or (deadline is not None and self.clock() >= deadline):
-                actions.insert(0, Action(RETURN))
-            elif all(action.kind == DIE for action in actions):
+                actions.insert(0, Action("return"))
+            elif all(action.kind == "die" for action in actions):
                 if wakes is None:
                     self._wait_for_ever()
                     continue
-                actions.insert(0, Action(WAIT))
+                actions.insert(0, Action("wait"))
             action = self._simulation.choose(actions)
-            if action.kind == RETURN:
+            if action.kind == "return":
                 break
-            if action.kind == WAIT:
+            if action.kind == "wait":
                 assert wakes is not None
                 self._simulation.now = wakes
             else:
@@ -242,39 +225,36 @@ class SimulatedBackend:
     # What may happen next.
 
     def _actions(self) -> list[Action]:
-        found = [self._action(worker) for worker in self._workers.values()]
-        actions = [action for action in found if action is not None]
+        actions = [action for worker in self._workers.values() if (action := self._action(worker))]
         if self._leaving:
-            actions += [Action(LEAVE, worker.id) for worker in self.workers if self._is_free(worker)]
+            free = (w for w in self.workers if w.runner and not w.posted and w.busy_until <= self.clock())
+            actions += [Action("leave", worker.id) for worker in free]
         if self._simulation.deaths:
-            actions += [Action(DIE, worker.id, self._step(worker)) for worker in self.workers]
+            actions += [Action("die", worker.id, self._step(worker)) for worker in self.workers]
         return actions
 
     def _action(self, worker: _Worker) -> Action | None:
         """What this worker does next, if it need not wait and does not leave."""
         posted = worker.posted
         if not worker.is_alive():
-            return Action(BURY, worker.id, self._step(worker))
+            return Action("bury", worker.id, self._step(worker))
         if worker.runner is None:
-            return Action(START, worker.id)
+            return Action("start", worker.id)
         if worker.busy_until > self.clock():
             return None
         if posted is None:
             task = self._next_task(worker.seat)
-            return None if task is None else Action(CLAIM, worker.id, task.step)
+            return None if task is None else Action("claim", worker.id, task.step)
         is_done = len(worker.done) == posted.task.steps or (posted.is_void and worker.done)
-        return Action(REPORT if is_done else FILL, worker.id, self._step(worker))
+        return Action("report" if is_done else "fill", worker.id, self._step(worker))
 
     def _task(self, action: Action) -> Task | None:
         """The task, or the single step, that an action is about."""
         worker = self._workers[action.worker]
         if worker.posted is None:
-            return self._next_task(worker.seat) if action.kind == CLAIM else None
+            return self._next_task(worker.seat) if action.kind == "claim" else None
         task = worker.posted.task
-        return task.single()[worker.step()] if action.kind == FILL else task
-
-    def _is_free(self, worker: _Worker) -> bool:
-        return worker.runner is not None and worker.posted is None and worker.busy_until <= self.clock()
+        return task.single()[worker.step()] if action.kind == "fill" else task
 
     def _step(self, worker: _Worker) -> int:
         return -1 if worker.posted is None else worker.posted.task.step + worker.step()
@@ -302,16 +282,15 @@ class SimulatedBackend:
 
     def _perform(self, action: Action) -> None:
         worker = self._workers[action.worker]
-        if action.kind == DIE:
-            self._simulation.deaths -= 1
-            worker.kill()
-        elif action.kind == BURY:
-            self._bury(worker)
-        elif self._simulation.kills(action, self._task(action), worker.seat):
-            self._simulation.history[-1] = action._replace(kind=DIE)
+        if worker.is_alive() and self._simulation.kills(action, self._task(action), worker.seat):
+            self._simulation.history[-1] = action._replace(kind="die")
             worker.kill()
         else:
-            _PERFORM[action.kind](self, worker)
+            getattr(self, f"_{action.kind}")(worker)
+
+    def _die(self, worker: _Worker) -> None:
+        self._simulation.deaths -= 1
+        worker.kill()
 
     def _start(self, worker: _Worker) -> None:
         try:
@@ -321,9 +300,22 @@ class SimulatedBackend:
             worker.kill()
             return
         worker.runner = runner = (job.make_runner or Runner)(job, worker.who)
-        with worker.at_work(), borrowed_generators(job.seed, -1, runner.number(worker.seat)):
+        with self._at_work(worker), borrowed_generators(job.seed, -1, runner.number(worker.seat)):
             runner.begin(worker.seat, alone=False)
-        worker.busy_until = self.clock() + worker.took
+
+    @contextmanager
+    def _at_work(self, worker: _Worker) -> Iterator[None]:
+        """For the block, the calling thread is this worker, which is busy for as long as the block sleeps."""
+        outer = current_worker()
+        set_worker_info(worker.info, of_process=False)
+        _slept.append(0.0)
+        try:
+            yield
+        finally:
+            worker.info = current_worker()
+            set_worker_info(outer, of_process=False)
+            worker.took = _slept.pop()
+            worker.busy_until = self.clock() + worker.took
 
     def _claim(self, worker: _Worker) -> None:
         task = self._next_task(worker.seat)
@@ -340,7 +332,7 @@ class SimulatedBackend:
         base = -(-worker.used // ALIGN) * ALIGN
         writer = Writer(posted.root[base:] if base else posted.root)
         changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes
-        with worker.at_work():
+        with self._at_work(worker):
             if changes:
                 with runner.borrowed(task):
                     runner.change(loads(change) for change in changes)
@@ -350,18 +342,16 @@ class SimulatedBackend:
             outcome = outcome._replace(seconds=worker.took)
         worker.done.append(outcome)
         worker.used = base + writer.used
-        worker.busy_until = self.clock() + worker.took
 
     def _report(self, worker: _Worker) -> None:
         posted, done = worker.posted, worker.done
         assert posted is not None
         worker.posted, worker.done = None, []
         del self._board[posted.task.seq]
-        outcome: Outcome = done[0]
+        outcome = done[0]
         if posted.task.steps > 1:
             seconds = sum(one.seconds for one in done if isinstance(one, Filled))
-            steps: list[Any] = done
-            outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, steps, posted.root)
+            outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, done, posted.root)
         self._slabs.learn(worker.used // len(done) + 1)
         self._outbox.append(outcome)
 
@@ -372,23 +362,13 @@ class SimulatedBackend:
 
     def _bury(self, worker: _Worker) -> None:
         del self._workers[worker.id]
-        seq, at = None, 0 if self._simulation.names_step else None
+        seq, at = None, 0
         if worker.posted is not None:
-            seq = worker.posted.task.seq
-            if worker.posted.task.steps > 1 and at is not None:
-                at = worker.step()
+            seq, at = worker.posted.task.seq, worker.step()
             del self._board[seq]
-        lost = Lost(worker.id, seq, at, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)
+        told = at if self._simulation.names_step else None
+        lost = Lost(worker.id, seq, told, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)
         self._outbox.append(lost)
-
-
-_PERFORM: dict[str, Callable[[SimulatedBackend, _Worker], None]] = {
-    START: SimulatedBackend._start,
-    CLAIM: SimulatedBackend._claim,
-    FILL: SimulatedBackend._fill,
-    REPORT: SimulatedBackend._report,
-    LEAVE: SimulatedBackend._leave,
-}
 
 
 def _run(runner: Runner, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:

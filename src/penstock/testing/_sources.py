@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,71 +14,61 @@ from penstock import Dataset, IterableDataset, rng
 class Numbers(Dataset[Any]):
     """Sample i is i, with attributes for `update`: how often the dataset was changed, and to what."""
 
+    size, times = 1, 0
+
     def __init__(self, n: int = 40) -> None:
         self.n = n
-        self.size = 1
-        self.times = 0
 
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, key: int) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         return key, self.size, self.times
 
     def double(self) -> None:
         self.times *= 2
 
 
-class Rich(Dataset[Any]):
-    """Samples with every kind of content: arrays, numbers, text, bytes, nested."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, key: int) -> Any:
-        return {
-            "array": np.full((3, 2), key, np.float32),
-            "number": key / 2,
-            "flag": key % 2 == 0,
-            "text": "x" * (key * 37 % 400),
-            "raw": bytes([key]) * key,
-            "nested": [(np.arange(4) + key, {"deep": np.int16(key)}), key],
-            "empty": np.zeros((0, 2)),
-        }
+def once_more(dataset: Any) -> None:
+    """A change that is noticed if it is made twice."""
+    dataset.times += 1
 
 
-class Ragged(Dataset[Any]):
-    """Sample i is an array of `sizes[i]` numbers, all i."""
+class Made(Numbers):
+    """Sample i is `make(i)`."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, key: int) -> Any:
-        return np.full(self.sizes[key], key)
-
-
-class Drawn(Dataset[Any]):
-    """Samples that draw from `penstock.rng()`, and from the global generators too if `everywhere`."""
-
-    def __init__(self, everywhere: bool) -> None:
-        self.everywhere = everywhere
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, key: int) -> Any:
-        more = (random.random(), np.random.random()) if self.everywhere else (0.0, 0.0)
-        return np.array([key, rng().random(), *more])
-
-
-class Echo(Dataset[Any]):
-    """Gives back the type and the value of the key that it is asked for."""
+    def __init__(self, n: int, make: Callable[[Any], Any]) -> None:
+        self.n, self.make = n, make
 
     def __getitem__(self, key: Any) -> Any:
-        return type(key).__name__, key
+        return self.make(key)
+
+
+def rich(key: int) -> Any:
+    """A sample with every kind of content: arrays, numbers, text, bytes, nested."""
+    return {
+        "array": np.full((3, 2), key, np.float32),
+        "number": key / 2,
+        "flag": key % 2 == 0,
+        "text": "x" * (key * 37 % 400),
+        "raw": bytes([key]) * key,
+        "nested": [(np.arange(4) + key, {"deep": np.int16(key)}), key],
+        "empty": np.zeros((0, 2)),
+    }
+
+
+def drawn(key: int) -> Any:
+    return np.array([key, rng().random()])
+
+
+def drawn_everywhere(key: int) -> Any:
+    """Draws from the global generators too."""
+    return np.array([key, rng().random(), random.random(), np.random.random()])
+
+
+def ragged(sizes: list[int]) -> Made:
+    """Sample i is an array of `sizes[i]` numbers, all i."""
+    return Made(len(sizes), lambda key: np.full(sizes[key], key))
 
 
 class Countdown(IterableDataset[Any]):
@@ -100,12 +88,10 @@ class Light(Countdown):
         return item * 3, self.size
 
 
-class Stateful(IterableDataset[Any]):
+class Stateful(Countdown):
     """A stream that can be continued: it has a state, and counts its epochs."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.at = self.epoch = 0
+    at = epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         while self.at < self.n:
@@ -120,21 +106,6 @@ class Stateful(IterableDataset[Any]):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-class Gated(Dataset[Any]):
-    """Sample `key` waits until there is a file at `gate`."""
-
-    def __init__(self, gate: str, key: int, n: int = 6) -> None:
-        self.gate, self.key, self.n = gate, key, n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, key: int) -> Any:
-        while key == self.key and not os.path.exists(self.gate):
-            time.sleep(0.001)
-        return key
-
-
 class Unsendable:
     """A key, or a change, that cannot be sent to a worker."""
 
@@ -143,8 +114,3 @@ class Unsendable:
 
     def __reduce__(self) -> Any:
         raise LookupError("not to be sent")
-
-
-def once_more(dataset: Any) -> None:
-    """A change that is noticed if it is made twice."""
-    dataset.times += 1

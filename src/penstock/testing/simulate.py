@@ -35,11 +35,9 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from penstock._wire.task import Task
-from penstock._work.job import Job
 from penstock.backends import Backend, register, unregister
 from penstock.testing._simulated import Action, SimulatedBackend, Stuck, sleep
 
@@ -75,8 +73,8 @@ class Kill:
     seat: int | None = None
     times: int = 1
 
-    def concerns(self, task: Task | None, seat: int) -> bool:
-        if self.seat not in (None, seat):
+    def concerns(self, action: Action, task: Task | None, seat: int) -> bool:
+        if self.action != action.kind or self.seat not in (None, seat):
             return False
         if task is None:
             return self.step is None and self.epoch is None
@@ -129,8 +127,9 @@ def workers(
     or all share the caller's, as threads do. `most_steps`: small steps may travel together, so many at most.
     `names_step=False`: a loss does not tell which step of a bundle was at work, as on a remote machine.
     """
-    simulation = Simulation(choose or seeded(0), list(faults), deaths, copies_dataset, most_steps, names_step)
-    register(simulation.name, simulation.make)
+    copied = [replace(fault) for fault in faults]  # they count down
+    simulation = Simulation(choose or seeded(0), copied, deaths, copies_dataset, most_steps, names_step)
+    register(simulation.name, lambda job, context: SimulatedBackend(simulation, job))
     try:
         yield simulation
     finally:
@@ -140,6 +139,7 @@ def workers(
 _numbers = itertools.count(1)
 
 
+@dataclass(eq=False, repr=False)
 class Simulation:
     """What `workers` returns: the backend's `name`, the virtual time (`now`), and what has happened so far.
 
@@ -147,23 +147,17 @@ class Simulation:
     `open` are the backends that were not closed.
     """
 
-    def __init__(
-        self, choose: Choose, faults: list[_Fault], deaths: int, copies: bool, most_steps: int, names_step: bool
-    ) -> None:
-        self.name = f"simulated_{next(_numbers)}"
-        self.now = 0.0
-        self.deaths = deaths
-        self.history: list[Action] = []
-        self.choices: list[int] = []
-        self.open: list[Backend] = []
-        self.copies_dataset, self.most_steps, self.names_step = copies, most_steps, names_step
-        self._choose = choose
-        self._faults = [(fault, [fault.times, getattr(fault, "after", 0)]) for fault in faults]
-
-    def make(self, job: Job, context: Any = None) -> Backend:
-        backend = SimulatedBackend(self, job)
-        self.open.append(backend)
-        return backend
+    _choose: Choose
+    _faults: list[_Fault]
+    deaths: int
+    copies_dataset: bool
+    most_steps: int
+    names_step: bool
+    name: str = field(default_factory=lambda: f"simulated_{next(_numbers)}")
+    now: float = 0.0
+    history: list[Action] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    open: list[Backend] = field(default_factory=list)
 
     def choose(self, actions: Sequence[Action]) -> Action:
         at = 0
@@ -175,23 +169,18 @@ class Simulation:
 
     def kills(self, action: Action, task: Task | None, seat: int) -> bool:
         """Whether a fault kills the worker that would do this to this task."""
-        for fault, (times, _) in self._faults:
-            if isinstance(fault, Kill) and times and fault.action == action.kind and fault.concerns(task, seat):
-                return self._use(fault)
+        for fault in self._faults:
+            if isinstance(fault, Kill) and fault.times and fault.concerns(action, task, seat):
+                fault.times -= 1
+                return True
         return False
 
-    def refusal(self, seat: int) -> Exception | None:
-        """The error that keeps a worker from being started in this seat, if a fault wants it."""
-        for fault, count in self._faults:
+    def refuse(self, seat: int) -> None:
+        """Raises the error that keeps a worker from being started in this seat, if a fault wants it."""
+        for fault in self._faults:
             if isinstance(fault, Refuse) and fault.seat in (None, seat):
-                if count[1]:
-                    count[1] -= 1
-                elif count[0] and self._use(fault):
-                    return fault.error or OSError("the simulation refuses to start a worker")
-        return None
-
-    def _use(self, fault: _Fault) -> bool:
-        for one, count in self._faults:
-            if one is fault:
-                count[0] -= 1
-        return True
+                if fault.after:
+                    fault.after -= 1
+                elif fault.times:
+                    fault.times -= 1
+                    raise fault.error or OSError("the simulation refuses to start a worker")
