@@ -21,8 +21,7 @@ from rich.progress import (
 from penstock.image import ImageFolder, Transform
 from penstock.image._decode import open_image
 from penstock.loader import DataLoader
-from penstock.records._recordfile import idx_path
-from penstock.records._writer import RecordWriter
+from penstock.records._recordfile import RecordWriter, idx_path
 from penstock.source._dataset import Dataset
 
 # isort: split
