@@ -16,7 +16,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -115,7 +114,7 @@ class DataLoader(Generic[_T_co]):
         dtype: Any = None,
         casting: str = "checked",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "dataset", "__class__")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
         self._dataset = dataset
         self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
@@ -273,9 +272,7 @@ class DataLoader(Generic[_T_co]):
     def __enter__(self) -> DataLoader[_T_co]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # The settings, as they were resolved.

@@ -154,13 +154,6 @@ class Encoded(Dataset[Any]):
 
 def _bar() -> Progress:
     console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    text, bar = TextColumn("{task.description}"), BarColumn()
+    columns = text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
