@@ -27,7 +27,7 @@ from penstock._epoch.share import share
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
-from penstock._options import Options
+from penstock._options import Options, is_int
 from penstock._resume.epochs import Epochs
 from penstock._resume.marks import asked, known
 from penstock._resume.progress import Progress, content
@@ -150,9 +150,10 @@ class DataLoader(Generic[_T_co]):
         a slow consumer, as many as may be prefetched, and after that the other consumers wait too. A consumer that is
         closed or garbage collected leaves its share to the others.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
-        return list(share(self._start(Batches), int(n), in_turn, self._window(self.num_workers)))
+        window = engines.window(self.num_workers, self._options, self._feed)
+        return list(share(self._start(Batches), int(n), in_turn, window))
 
     @property
     def epoch(self) -> int:
@@ -226,8 +227,7 @@ class DataLoader(Generic[_T_co]):
     def _about(self) -> dict[str, Any]:
         """A description of the loader, which must be the same when a state is loaded.
 
-        Not `on_error`: it only changes batches with bad samples, and a run that was stopped by a bad sample is best
-        resumed with another value.
+        Not `on_error`: a run that was stopped by a bad sample is best resumed with another value.
         """
         options = self._options
         return {
@@ -296,19 +296,17 @@ class DataLoader(Generic[_T_co]):
     @num_workers.setter
     def num_workers(self, number: int) -> None:
         now = self._options.num_workers
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1 or not now:
+        if not is_int(number, 1) or not now:
             raise ValueError(
                 f"num_workers is {now} and cannot be set to {number!r}. A loader that was made with workers may have "
                 "any number of them, from 1 on; one without workers loads in the calling process. To change "
                 "between the two, make a new loader."
             )
         with self._engines.held() as held:
-            self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            window = engines.window(int(number), options, self._feed)
             for engine, _ in held:
-                engine.resize(engines.workers(int(number), self._feed), self._window(int(number)))
-
-    def _window(self, num_workers: int) -> int:
-        return engines.window(num_workers, self._options, self._feed)
+                engine.resize(engines.workers(int(number), self._feed), window)
 
     @property
     def workers(self) -> list[Any]:
@@ -384,7 +382,9 @@ class DataLoader(Generic[_T_co]):
     # From the plan to the engine.
 
     def _start(self, kind: type[_I]) -> _I:
-        epochs, feed = self._epochs, self._feed
+        epochs, feed, options = self._epochs, self._feed, self._options
+        timeout = options.timeout if 0 < options.timeout < math.inf else None
+        setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver)
         with self._engines.changing():
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
@@ -402,7 +402,7 @@ class DataLoader(Generic[_T_co]):
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
                 progress = Progress(start, plan)
-                reader = kind(self._setup(), engine, run, progress)
+                reader = kind(setup, engine, run, progress)
                 engine.open(run)
             except BaseException:
                 engine.close()
@@ -411,11 +411,6 @@ class DataLoader(Generic[_T_co]):
             self._skipped = reader.skipped
             epochs.begin(progress)
             return reader
-
-    def _setup(self) -> Setup:
-        timeout = self._options.timeout if 0 < self._options.timeout < math.inf else None
-        max_errors = self._options.max_errors
-        return Setup(self._feed, timeout, max_errors, self._release, self.__len__, self._deliver)
 
     def _take_engine(self, plan: Plan | None) -> Engine:
         """The idle engine, if its workers have the present dataset and order; else a new one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import current_worker, set_worker_info
+from penstock._at_work import get_worker_info, set_worker_info
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
@@ -99,13 +99,13 @@ class _Worker:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """For the block, the calling thread is this worker."""
-        outer = current_worker()
+        outer = get_worker_info()
         set_worker_info(self.info, of_process=False)
         _slept.append(0.0)
         try:
             yield
         finally:
-            self.info = current_worker()
+            self.info = get_worker_info()
             set_worker_info(outer, of_process=False)
             self.took = _slept.pop()
 
