@@ -1,11 +1,4 @@
-"""DataLoader: a dataset in, batches out. The data path goes through these packages:
-
-source   the samples                          penstock.source
-plan     the samples of each step, in order   penstock.plan
-feed     obtains the samples                  penstock._feed
-engine   schedules steps, owns memory         penstock._epoch, _schedule, _memory
-backend  runs the workers                     penstock.backends, penstock._work
-"""
+"""DataLoader: a dataset in, batches out. It follows the data path: source, plan, feed, engine, backend."""
 
 from __future__ import annotations
 
@@ -47,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
+_I = TypeVar("_I", bound=Reader)
+_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
 class DataLoader(Generic[_T_co]):
@@ -245,8 +240,6 @@ class DataLoader(Generic[_T_co]):
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
-    # A dataset that changes.
-
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
 
@@ -257,8 +250,8 @@ class DataLoader(Generic[_T_co]):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give "
-                "it load(item), or use num_workers=0."
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give it "
+                "load(item), or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)
         self._length = self._feed.length()
@@ -298,9 +291,8 @@ class DataLoader(Generic[_T_co]):
         now = self._options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
-                f"num_workers is {now} and cannot be set to {number!r}. A loader that was made with workers may have "
-                "any number of them, from 1 on; one without workers loads in the calling process. To change "
-                "between the two, make a new loader."
+                f"num_workers is {now} and cannot be set to {number!r}: it is 1 or more for a loader that was made "
+                "with workers, and 0 for one without. To change between the two, make a new loader."
             )
         with self._engines.held() as held:
             options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
@@ -417,11 +409,11 @@ class DataLoader(Generic[_T_co]):
         length, order = self._feed.length(), self._feed.replacements(plan)
         engine = self._engines.take()
         if engine is not None:
-            grown = length != self._length
             # A state from before the first batch has no position to return to, and the reader may have read on.
             loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None
             read_on = loaded is not None and loaded.mark is None
-            if ((grown or read_on) and engine.copies_dataset) or engine.job.order != order:
+            outdated = engine.copies_dataset and (read_on or length != self._length)
+            if outdated or engine.job.order != order:
                 engine.close()
                 engine = None
         self._length = length
@@ -455,8 +447,3 @@ class DataLoader(Generic[_T_co]):
             self._engines.put(engine)
         else:
             engine.close()
-
-
-_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
-
-_I = TypeVar("_I", bound=Reader)
