@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -56,15 +57,30 @@ def working_at(source: Source) -> Iterator[None]:
         at_work.source = outer
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Describes one worker.
+
+    `id` is a number from 0 to `num_workers - 1`, or a higher one if the loader was given more workers while it ran:
+    `num_workers` is the number that it began with. A worker that replaces a crashed one has the same id. `seed` is
+    the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share one object).
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
 # With backend="thread" a worker is one thread of this process. A worker process is one worker with all its threads,
 # those that the dataset starts included.
 _of_thread = threading.local()
-_of_process: Any = None
+_of_process: WorkerInfo | None = None
 
 
-def current_worker() -> Any:
-    """The WorkerInfo of the worker that calls this; None outside of workers."""
-    info = getattr(_of_thread, "info", None)
+def get_worker_info() -> WorkerInfo | None:
+    """The worker in which this is called; None outside of workers, and with `num_workers=0`."""
+    info: WorkerInfo | None = getattr(_of_thread, "info", None)
     return _of_process if info is None else info
 
 
@@ -73,7 +89,7 @@ def is_worker_process() -> bool:
     return _of_process is not None
 
 
-def set_worker_info(info: Any, *, of_process: bool) -> None:
+def set_worker_info(info: WorkerInfo | None, *, of_process: bool) -> None:
     global _of_process
     if of_process:
         _of_process, _of_thread.info = info, None  # a worker may have been forked by a thread that is one

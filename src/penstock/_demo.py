@@ -82,10 +82,6 @@ class Tally:
     seconds: float = 0.0
     waited: float = 0.0
 
-    @property
-    def rate(self) -> float:
-        return self.batches / self.seconds
-
 
 def run() -> int:
     """Run the demo and return 0 if all checks pass, else 1."""
@@ -148,13 +144,13 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
 def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
     """Read all epochs with a progress bar; hashing takes the place of the training step."""
     tally, hashed = Tally(), hashlib.sha256()
-    steps = EPOCHS * -(-SAMPLES // BATCH)
     start = time.perf_counter()
     with closing(batches):
         batch = next(batches)
         tally.waited = time.perf_counter() - start
-        with _bar(console) as bar:
-            task = bar.add_task(name, total=steps)
+        columns = TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(name, total=EPOCHS * -(-SAMPLES // BATCH))
             while batch is not None:
                 for leaf in batch:
                     array = np.asarray(leaf)
@@ -175,16 +171,6 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
         yield from loader
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
 def _torch_loader(dataset: Pictures) -> Iterable[Any]:
     """The same job for torch: the only place of the demo that imports it."""
     from torch.utils.data import DataLoader as TorchLoader
@@ -201,8 +187,8 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, tally in tallies.items():
-        megabytes = f"{tally.delivered / 1e6:,.1f}"
-        table.add_row(name, f"{tally.rate:,.0f}", f"{tally.waited:.2f}", megabytes, str(tally.batches))
+        rate, megabytes = f"{tally.batches / tally.seconds:,.0f}", f"{tally.delivered / 1e6:,.1f}"
+        table.add_row(name, rate, f"{tally.waited:.2f}", megabytes, str(tally.batches))
     console.print(table)
     console.print("waited s: how long the loop waited for a batch (its training step is hashing the batch)")
 
@@ -210,8 +196,8 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
     for line in wrong:
         console.print(f"[bold red]failed:[/] {line}", highlight=False)
     if not wrong:
-        inline = tallies[INLINE]
-        console.print(f"penstock's three runs gave the same bytes, batch for batch: {inline.digest[:16]}")
+        digest = tallies[INLINE].digest[:16]
+        console.print(f"penstock's three runs gave the same bytes, batch for batch: {digest}")
     return 1 if wrong else 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 _kept_from_children: set[int] = set()
 _guard = threading.RLock()
@@ -48,11 +48,9 @@ def open_memfd(name: str) -> int:
     return fd
 
 
-@contextmanager
-def no_fork() -> Iterator[None]:
+def no_fork() -> AbstractContextManager[bool]:
     """No other thread forks in this block. Code in the block must not take another lock."""
-    with _guard:
-        yield
+    return _guard
 
 
 @contextmanager

@@ -7,12 +7,11 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock._fill.cast import Cast
-from penstock._ranks import Shard, from_environment
 from penstock.backends import _registry as backends
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
 
 # Steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2
+
+
+class Shard(NamedTuple):
+    """A rank, and the number of ranks."""
+
+    rank: int
+    world: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +61,36 @@ class Options:
     casting: str
 
     @classmethod
-    def resolve(cls, *, is_stream: bool, batch_sampler: Any, **given: Any) -> Options:
+    def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
         """The options for the caller's arguments; raises if one is not allowed."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
-        _check_workers(given)
         _check_values(given)
+        _check_workers(given)
         given["shard"] = _shard(given["shard"])
-        _check_order(is_stream, batch_sampler, given)
-        given["last_batch"] = _last_batch(is_stream, batch_sampler, given)
+        _check_order(is_stream, given)
+        given["last_batch"] = _last_batch(is_stream, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
         if isinstance(given["dtype"], Mapping):
             given["dtype"] = dict(given["dtype"])
         Cast.of(given["dtype"], given["casting"])
-        if batch_sampler is not None:
+        if given["batch_sampler"] is not None:
             given["batch_size"] = None
-        if given["prefetch_factor"] is None and given["num_workers"] > 0:
+        workers = given["num_workers"]
+        if given["prefetch_factor"] is None and workers > 0:
             given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
         given["shuffle"] = bool(given["shuffle"])
-        given["persistent_workers"] = given["num_workers"] > 0 and given["persistent_workers"] is not False
-        given["backend"] = (given["backend"] or backends.DEFAULT) if given["num_workers"] else "inline"
-        _check_platform(given["backend"])
-        _warn(given)
-        return cls(batch_sampler=batch_sampler, **given)
+        given["persistent_workers"] = workers > 0 and given["persistent_workers"] is not False
+        given["backend"] = (given["backend"] or backends.DEFAULT) if workers else "inline"
+        _check_machine(given["backend"], workers)
+        if given["pin_memory"]:
+            warnings.warn(
+                "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
+                stacklevel=3,
+            )
+        if given["pin_memory_device"]:
+            warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=3)
+        return cls(**given)
 
     @property
     def cast(self) -> Cast | None:
@@ -85,36 +98,70 @@ class Options:
         return Cast.of(self.dtype, self.casting)
 
 
-def _check_workers(given: dict[str, Any]) -> None:
-    workers, factor = given["num_workers"], given["prefetch_factor"]
-    if not _is_int(workers) or workers < 0:
-        raise ValueError(
-            f"num_workers must be an integer of at least 0, got {workers!r}. Use num_workers=0 to load in the "
-            "calling process."
-        )
-    timeout = given["timeout"]
-    if not _is_number(timeout) or not timeout >= 0:
+def is_int(value: object, least: int = 0) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
+def _one_of(name: str, value: object, *allowed: object) -> None:
+    if value not in allowed:
+        *words, last = (f'"{one}"' if isinstance(one, str) else str(one) for one in allowed)
+        raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {value!r}.")
+
+
+# The least value of each integer, whether it may be None, and its meaning.
+_INTEGERS = {
+    "num_workers": (0, False, " (num_workers=0 to load in the calling process)"),
+    "retries": (0, False, ""),
+    "prefetch_factor": (1, True, ", or None (how many steps each worker may be ahead)"),
+    "batch_size": (1, True, ", or None for samples that are not batched"),
+    "max_errors": (0, True, " (how many samples of an epoch may fail), or None for no limit"),
+}
+
+
+def _check_values(given: dict[str, Any]) -> None:
+    """Checks each argument by itself."""
+    for name, (least, or_none, meaning) in _INTEGERS.items():
+        if not is_int(given[name], least) and not (or_none and given[name] is None):
+            raise ValueError(f"{name} must be an integer of at least {least}{meaning}, got {given[name]!r}.")
+    seed, timeout = given["seed"], given["timeout"]
+    if seed is not None and not (is_int(seed) and seed < 1 << 64):
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
+    number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
+    if not number or not timeout >= 0:
         raise ValueError(
             f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
         )
-    backend = given["backend"]
-    if backend is not None and backend not in backends.known():
-        *names, last = (f'"{name}"' for name in backends.known())
-        raise ValueError(f"backend must be None, {', '.join(names)} or {last}, got {backend!r}.")
-    if factor is not None and (not _is_int(factor) or factor < 1):
-        raise ValueError(
-            f"prefetch_factor must be an integer of at least 1: how many steps each worker may be ahead. "
-            f"Got {factor!r}."
-        )
-    if not _is_int(given["retries"]) or given["retries"] < 0:
-        raise ValueError(f"retries must be an integer of at least 0, got {given['retries']!r}.")
-    if workers == 0:
+    for name in ("pin_memory", "drop_last", "in_order"):
+        if not isinstance(given[name], (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
+    for name in ("shuffle", "persistent_workers"):
+        _one_of(name, given[name], True, False, None)
+    _one_of("last_batch", given["last_batch"], None, "keep", "drop", "pad", "rollover")
+    _one_of("on_error", given["on_error"], "raise", "skip", "replace")
+    _one_of("backend", given["backend"], None, *backends.known())
+    for name in ("collate_fn", "worker_init_fn"):
+        if given[name] is not None and not callable(given[name]):
+            raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
+    check_generator(given["generator"])
+
+
+# Settings that have no meaning without workers, and the values that count as not given.
+_NEED_WORKERS: dict[str, tuple[Any, ...]] = {
+    "prefetch_factor": (None,),
+    "timeout": (0, 0.0),
+    "persistent_workers": (None, False),
+    "multiprocessing_context": (None,),
+}
+
+
+def _check_workers(given: dict[str, Any]) -> None:
+    backend, context = given["backend"], given["multiprocessing_context"]
+    if given["num_workers"] == 0:
         for name, unset in _NEED_WORKERS.items():
             if given[name] not in unset:
                 raise ValueError(
                     f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out."
                 )
-    context = given["multiprocessing_context"]
     if context is None:
         return
     if not backends.has_processes(backend or backends.DEFAULT):
@@ -127,68 +174,27 @@ def _check_workers(given: dict[str, Any]) -> None:
     choose_method(context)
 
 
-# Settings that have no meaning without workers, and the values that count as not given.
-_NEED_WORKERS: dict[str, tuple[Any, ...]] = {
-    "prefetch_factor": (None,),
-    "timeout": (0, 0.0),
-    "persistent_workers": (None, False),
-    "multiprocessing_context": (None,),
-}
-
-
-def _check_values(given: dict[str, Any]) -> None:
-    for name in ("pin_memory", "drop_last", "in_order"):
-        if not isinstance(given[name], (bool, np.bool_)):
-            raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
-    if given["shuffle"] not in (None, True, False):
-        raise ValueError(f"shuffle must be True, False or None, got {given['shuffle']!r}.")
-    if given["persistent_workers"] not in (None, True, False):
-        raise ValueError(
-            f"persistent_workers must be True, False or None, got {given['persistent_workers']!r}."
-        )
-    size = given["batch_size"]
-    if size is not None and (not _is_int(size) or size < 1):
-        raise ValueError(
-            f"batch_size must be an integer of at least 1, or None for samples that are not batched. Got {size!r}."
-        )
-    for name in ("collate_fn", "worker_init_fn"):
-        if given[name] is not None and not callable(given[name]):
-            raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
-    check_generator(given["generator"])
-    seed = given["seed"]
-    if seed is not None and (not _is_int(seed) or not 0 <= seed < 1 << 64):
-        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
-
-
-def _check_order(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> None:
-    sampler, shuffle = given["sampler"], given["shuffle"]
-    for name, value, of in (("sampler", sampler, "keys"), ("batch_sampler", batch_sampler, "lists of keys")):
-        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
+    names = {"shuffle": bool(given["shuffle"])}
+    for name, of in (("sampler", "keys"), ("batch_sampler", "lists of keys")):
+        value = given[name]
+        names[name] = value is not None
+        if names[name] and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
             raise TypeError(f"{name} must be an iterable of {of}, got {type(value).__name__}.")
-    if is_stream:
-        for name, value in (
-            ("shuffle", shuffle or None),
-            ("sampler", sampler),
-            ("batch_sampler", batch_sampler),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f"A stream (IterableDataset) decides its own order, so {name} cannot be given with it. "
-                    "Shuffle inside its __iter__."
-                )
-    if sampler is not None and shuffle:
+    chosen = [name for name, is_given in names.items() if is_given]
+    if is_stream and chosen:
+        raise ValueError(
+            f"A stream (IterableDataset) decides its own order, so {chosen[0]} cannot be given with it. Shuffle "
+            "inside its __iter__."
+        )
+    if names["sampler"] and names["shuffle"]:
         raise ValueError("sampler and shuffle are mutually exclusive: the sampler determines the order.")
-    if batch_sampler is not None:
-        clashes = {
-            "batch_size": given["batch_size"] != 1,
-            "shuffle": bool(shuffle),
-            "sampler": sampler is not None,
-            "drop_last": bool(given["drop_last"]),
-        }
-        names = [name for name, clash in clashes.items() if clash]
-        if names:
+    if names["batch_sampler"]:
+        clashes = {"batch_size": given["batch_size"] != 1, **names, "drop_last": bool(given["drop_last"])}
+        wrong = [name for name, clash in clashes.items() if clash and name != "batch_sampler"]
+        if wrong:
             raise ValueError(
-                f"batch_sampler is mutually exclusive with {', '.join(names)}: it yields whole batches."
+                f"batch_sampler is mutually exclusive with {', '.join(wrong)}: it yields whole batches."
             )
     elif given["batch_size"] is None and given["drop_last"]:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
@@ -201,7 +207,7 @@ def _shard(given: Any) -> Shard:
         return from_environment(os.environ)
     try:
         rank, world = given
-        sound = _is_int(rank) and _is_int(world) and world > 0
+        sound = is_int(rank, rank) and is_int(world, 1)
     except (TypeError, ValueError):
         sound = False
     if not sound:
@@ -217,11 +223,41 @@ def _shard(given: Any) -> Shard:
     return Shard(int(rank), int(world))
 
 
-def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> str:
+# In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers that it started.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+def from_environment(environment: Mapping[str, str]) -> Shard:
+    """The shard of this process from the first launcher whose variables are set; (0, 1) if there is none."""
+    for launcher, *names in _LAUNCHERS:
+        values = [environment.get(name) for name in names]
+        if values == [None, None]:
+            continue
+        settings = " and ".join(
+            f"{name} is not set" if value is None else f"{name}={value!r}"
+            for name, value in zip(names, values, strict=True)
+        )
+        try:
+            rank, world = (int(value) for value in values if value is not None)
+        except ValueError:  # one of them is missing, or is not a number
+            rank, world = -1, 0
+        if 0 <= rank < world:
+            return Shard(rank, world)
+        raise ValueError(
+            f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both, the rank '
+            "counted from 0 and the number of ranks. Start the program with it, unset its variables, or pass "
+            "shard=(rank, world)."
+        )
+    return Shard(0, 1)
+
+
+def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
     """The treatment of an incomplete last batch; raises if it is not possible with the other settings."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
-    if choice not in (None, "keep", "drop", "pad", "rollover"):
-        raise ValueError(f'last_batch must be None, "keep", "drop", "pad" or "rollover", got {choice!r}.')
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
     if shard.world > 1 and given["seed"] is None:
@@ -229,7 +265,7 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
             f"shard={tuple(shard)} needs seed=, the same number on every rank: without it each rank would draw "
             "a seed of its own, and their orders would differ."
         )
-    unbatched = batch_sampler is not None or given["batch_size"] is None
+    unbatched = given["batch_sampler"] is not None or given["batch_size"] is None
     if choice in ("drop", "rollover") and shard.world == 1 and unbatched:
         raise ValueError(
             f'last_batch="{choice}" needs batches that the loader makes: leave it out with batch_sampler or '
@@ -237,15 +273,14 @@ def _last_batch(is_stream: bool, batch_sampler: Any, given: dict[str, Any]) -> s
         )
     if choice is None:
         choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
-    foreign = is_stream or batch_sampler is not None or not _is_order(given["sampler"])
+    foreign = is_stream or given["batch_sampler"] is not None or not _is_order(given["sampler"])
     if choice in ("pad", "rollover") and foreign:
         what = "a stream" if is_stream else "a sampler of your own"
         default = " (the default with shard=)" if given["last_batch"] is None else ""
         raise ValueError(
-            f'last_batch="{choice}"{default} is not possible '
-            f"with {what}: the number of batches is known only at its end. "
-            'Choose last_batch="drop" (all ranks have the same number of batches; up to one for each is dropped) '
-            'or "keep" (nothing is dropped; some ranks have one batch less).'
+            f'last_batch="{choice}"{default} is not possible with {what}: the number of batches is known only at '
+            'its end. Choose last_batch="drop" (all ranks have the same number of batches; up to one for each is '
+            'dropped) or "keep" (nothing is dropped; some ranks have one batch less).'
         )
     return str(choice)
 
@@ -256,18 +291,10 @@ def _is_order(sampler: Any) -> bool:
 
 def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
     on_error, most = given["on_error"], given["max_errors"]
-    if on_error not in ("raise", "skip", "replace"):
-        raise ValueError(f'on_error must be "raise", "skip" or "replace", got {on_error!r}.')
-    if most is not None:
-        if not _is_int(most) or most < 0:
-            raise ValueError(
-                "max_errors must be an integer of at least 0 (how many samples of an epoch may fail), or None for no "
-                f"limit. Got {most!r}."
-            )
-        if on_error == "raise":
-            raise ValueError(
-                f'max_errors={most} needs on_error="skip" or "replace": otherwise the first error is raised.'
-            )
+    if most is not None and on_error == "raise":
+        raise ValueError(
+            f'max_errors={most} needs on_error="skip" or "replace": otherwise the first error is raised.'
+        )
     if on_error == "replace" and is_stream:
         raise ValueError(
             'on_error="replace" needs a dataset with keys: a stream has no other sample to fetch instead. '
@@ -281,34 +308,18 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
         )
 
 
-def _check_platform(backend: str) -> None:
-    if backends.has_processes(backend) and not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+def _check_machine(backend: str, workers: int) -> None:
+    if not backends.has_processes(backend):
+        return
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         raise RuntimeError(
             f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
             'Use backend="thread", or num_workers=0.'
         )
-
-
-def _warn(given: dict[str, Any]) -> None:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if backends.has_processes(given["backend"]) and given["num_workers"] > usable:
+    if workers > usable:
         warnings.warn(
-            f"num_workers={given['num_workers']} is more than the {usable} CPUs that this process may use. That "
-            'helps only if samples wait for something, and then backend="thread" does the same with less memory.',
+            f"num_workers={workers} is more than the {usable} CPUs that this process may use. That helps only if "
+            'samples wait for something, and then backend="thread" does the same with less memory.',
             stacklevel=4,
         )
-    if given["pin_memory"]:
-        warnings.warn(
-            "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
-            stacklevel=4,
-        )
-    if given["pin_memory_device"]:
-        warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=4)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

@@ -40,55 +40,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="a file of images and labels: a path in the folder and a number on each line, or MXNet's .lst",
     )
-    pack.add_argument(
-        "--resize", type=_number(1), metavar="N", help="shrink images to N pixels on the shorter side"
-    )
-    pack.add_argument(
-        "--quality", type=_number(1, 100), metavar="Q", help="JPEG quality of resized images (default: 95)"
-    )
-    pack.add_argument(
-        "--shuffle", type=_number(0), metavar="SEED", help="write in the random order of this seed"
-    )
+    for flag, kind, metavar, text in (
+        ("--resize", _number(1), "N", "shrink images to N pixels on the shorter side"),
+        ("--quality", _number(1, 100), "Q", "JPEG quality of resized images (default: 95)"),
+        ("--shuffle", _number(0), "SEED", "write in the random order of this seed"),
+        ("--workers", _number(0), "N", "worker processes (default: one for each CPU)"),
+    ):
+        pack.add_argument(flag, type=kind, metavar=metavar, help=text)
     pack.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be decoded")
     pack.add_argument("--force", action="store_true", help="replace existing files")
-    pack.add_argument(
-        "--workers", type=_number(0), metavar="N", help="worker processes (default: one for each CPU)"
-    )
     options = parser.parse_args(arguments)
 
     try:
-        return _pack(options) if options.command == "pack" else _demo()
+        return _run(options)
     except KeyboardInterrupt:
         if options.command == "pack":
             print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
-# Imported late: rich, the loader and OpenCV would slow down --help.
+def _run(options: argparse.Namespace) -> int:
+    # Imported late: rich, the loader and OpenCV would slow down --help.
+    if options.command == "demo":
+        from penstock import _demo
 
-
-def _demo() -> int:
-    from penstock._demo import run
-
-    return run()
-
-
-def _pack(options: argparse.Namespace) -> int:
+        return _demo.run()
     try:
-        from penstock.records._pack import run
+        from penstock.records import _pack
     except ImportError as error:
         print(f"penstock pack: {error}", file=sys.stderr)
         return 1
-    return run(options)
+    return _pack.run(options)
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     def number(word: str) -> int:
         value = int(word)
         if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(
-                f"{value} is not " + (f"from {least} to {most}" if most else f"{least} or more")
-            )
+            allowed = f"from {least} to {most}" if most else f"{least} or more"
+            raise argparse.ArgumentTypeError(f"{value} is not {allowed}")
         return value
 
     return number

@@ -1,11 +1,4 @@
-"""DataLoader: a dataset in, batches out. The data path goes through these packages:
-
-source   the samples                          penstock.source
-plan     the samples of each step, in order   penstock.plan
-feed     obtains the samples                  penstock._feed
-engine   schedules steps, owns memory         penstock._epoch, _schedule, _memory
-backend  runs the workers                     penstock.backends, penstock._work
-"""
+"""DataLoader: a dataset in, batches out. It follows the data path: source, plan, feed, engine, backend."""
 
 from __future__ import annotations
 
@@ -16,7 +9,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -28,7 +20,7 @@ from penstock._epoch.share import share
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
-from penstock._options import Options
+from penstock._options import Options, is_int
 from penstock._resume.progress import Epochs, Progress, content
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, State
@@ -46,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
+_I = TypeVar("_I", bound=Reader)
+_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
 class DataLoader(Generic[_T_co]):
@@ -113,7 +107,7 @@ class DataLoader(Generic[_T_co]):
         dtype: Any = None,
         casting: str = "checked",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "dataset", "__class__")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
         self._dataset = dataset
         self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
@@ -149,9 +143,10 @@ class DataLoader(Generic[_T_co]):
         a slow consumer, as many as may be prefetched, and after that the other consumers wait too. A consumer that is
         closed or garbage collected leaves its share to the others.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
-        return list(share(self._start(Batches), int(n), in_turn, self._window(self.num_workers)))
+        window = engines.window(self.num_workers, self._options, self._feed)
+        return list(share(self._start(Batches), int(n), in_turn, window))
 
     @property
     def epoch(self) -> int:
@@ -225,8 +220,7 @@ class DataLoader(Generic[_T_co]):
     def _about(self) -> dict[str, Any]:
         """A description of the loader, which must be the same when a state is loaded.
 
-        Not `on_error`: it only changes batches with bad samples, and a run that was stopped by a bad sample is best
-        resumed with another value.
+        Not `on_error`: a run that was stopped by a bad sample is best resumed with another value.
         """
         options = self._options
         return {
@@ -244,8 +238,6 @@ class DataLoader(Generic[_T_co]):
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
-    # A dataset that changes.
-
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
 
@@ -256,8 +248,8 @@ class DataLoader(Generic[_T_co]):
             raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give "
-                "it load(item), or use num_workers=0."
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give it "
+                "load(item), or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)
         self._length = self._feed.length()
@@ -271,9 +263,7 @@ class DataLoader(Generic[_T_co]):
     def __enter__(self) -> DataLoader[_T_co]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # The settings, as they were resolved.
@@ -297,19 +287,16 @@ class DataLoader(Generic[_T_co]):
     @num_workers.setter
     def num_workers(self, number: int) -> None:
         now = self._options.num_workers
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1 or not now:
+        if not is_int(number, 1) or not now:
             raise ValueError(
-                f"num_workers is {now} and cannot be set to {number!r}. A loader that was made with workers may have "
-                "any number of them, from 1 on; one without workers loads in the calling process. To change "
-                "between the two, make a new loader."
+                f"num_workers is {now} and cannot be set to {number!r}: it is 1 or more for a loader that was made "
+                "with workers, and 0 for one without. To change between the two, make a new loader."
             )
         with self._engines.held() as held:
-            self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            window = engines.window(int(number), options, self._feed)
             for engine, _ in held:
-                engine.resize(engines.workers(int(number), self._feed), self._window(int(number)))
-
-    def _window(self, num_workers: int) -> int:
-        return engines.window(num_workers, self._options, self._feed)
+                engine.resize(engines.workers(int(number), self._feed), window)
 
     @property
     def workers(self) -> list[Any]:
@@ -385,7 +372,9 @@ class DataLoader(Generic[_T_co]):
     # From the plan to the engine.
 
     def _start(self, kind: type[_I]) -> _I:
-        epochs, feed = self._epochs, self._feed
+        epochs, feed, options = self._epochs, self._feed, self._options
+        timeout = options.timeout if 0 < options.timeout < math.inf else None
+        setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver)
         with self._engines.changing():
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
@@ -403,7 +392,7 @@ class DataLoader(Generic[_T_co]):
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
                 progress = Progress(start, plan)
-                reader = kind(self._setup(), engine, run, progress)
+                reader = kind(setup, engine, run, progress)
                 engine.open(run)
             except BaseException:
                 engine.close()
@@ -413,21 +402,16 @@ class DataLoader(Generic[_T_co]):
             epochs.begin(progress)
             return reader
 
-    def _setup(self) -> Setup:
-        timeout = self._options.timeout if 0 < self._options.timeout < math.inf else None
-        max_errors = self._options.max_errors
-        return Setup(self._feed, timeout, max_errors, self._release, self.__len__, self._deliver)
-
     def _take_engine(self, plan: Plan | None) -> Engine:
         """The idle engine, if its workers have the present dataset and order; else a new one."""
         length, order = self._feed.length(), self._feed.replacements(plan)
         engine = self._engines.take()
         if engine is not None:
-            grown = length != self._length
             # A state from before the first batch has no position to return to, and the reader may have read on.
             loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None
             read_on = loaded is not None and loaded.mark is None
-            if ((grown or read_on) and engine.backend.copies_dataset) or engine.job.order != order:
+            outdated = engine.backend.copies_dataset and (read_on or length != self._length)
+            if outdated or engine.job.order != order:
                 engine.close()
                 engine = None
         self._length = length
@@ -461,8 +445,3 @@ class DataLoader(Generic[_T_co]):
             self._engines.put(engine)
         else:
             engine.close()
-
-
-_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
-
-_I = TypeVar("_I", bound=Reader)

@@ -56,7 +56,7 @@ def test_every_backend_gives_the_same_images(make: Any, files: Path) -> None:
 def test_damage_is_named_or_skipped(make: Any, files: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.rec"
     content = bytearray((files / "out.rec").read_bytes())
-    starts = RecordFile(files / "out.rec")._stored.starts.tolist()
+    starts = RecordFile(files / "out.rec")._edges.tolist()
     content[starts[4]] ^= 1  # the mark of one
     content[starts[7] + 8 + 24] ^= 1  # the first byte of the image of another
     path.write_bytes(content)

@@ -114,7 +114,7 @@ def flipped(items: list[Any], place: float, flip: int) -> Iterator[tuple[Path, l
     """A file with one wrong byte, its records before that, and which of them has the byte."""
     with written(items) as path:
         whole = RecordFile(path)
-        before, ends = reads(whole), whole._stored._edges[1:].tolist()
+        before, ends = reads(whole), whole._edges[1:].tolist()
         content = bytearray(path.read_bytes())
         at = int(place * len(content))
         content[at] ^= flip

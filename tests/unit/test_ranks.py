@@ -17,7 +17,7 @@ from penstock import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from penstock._ranks import from_environment
+from penstock._options import from_environment
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3"}
 SLURM = {"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}

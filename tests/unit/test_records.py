@@ -198,7 +198,7 @@ def spoil(path: Path, at: int, new: bytes) -> None:
 
 
 def test_a_record_of_another_length_names_the_byte(path: Path) -> None:
-    begin = RecordFile(path)._stored.starts[1]
+    begin = RecordFile(path)._edges[1]
     spoil(path, begin + 4, b"\x05")
     with pytest.raises(RecordError, match=f"four.rec, byte {begin}: a part of 5 bytes"):
         RecordFile(path)[1]
@@ -207,7 +207,7 @@ def test_a_record_of_another_length_names_the_byte(path: Path) -> None:
 
 
 def test_other_records_of_a_damaged_file_can_be_read(path: Path) -> None:
-    spoil(path, int(RecordFile(path)._stored.starts[1]), b"?")
+    spoil(path, int(RecordFile(path)._edges[1]), b"?")
     file = RecordFile(path)
     assert [file[0], *(file[at] for at in (2, 3))] == [FOUR[0], *FOUR[2:]]
 
@@ -479,7 +479,7 @@ def test_a_write_that_failed_is_an_error_at_the_end_of_the_block(path: Path) -> 
     assert list(RecordFile(path)) == FOUR
 
 
-@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records._writer.write_index"])
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "penstock.records._recordfile.write_index"])
 def test_a_failing_end_leaves_no_part(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, no_room)
     with pytest.raises(OSError, match="No space"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
 from penstock.source._dataset import Dataset
+
+Source = Callable[[Any], tuple[bytes | NDArray[Any], Any, str]]
 
 
 class Images(Dataset[Any]):
@@ -37,42 +40,40 @@ class Images(Dataset[Any]):
         )
 
     def __getitem__(self, key: Any) -> Any:
-        data, label, name = self._source(key)
+        return self._made(*self._source(key))
+
+    def _made(self, data: bytes | NDArray[Any], label: Any, name: str) -> Any:
         image = self.transform(data, name=name)
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        return self._gathered(self._source, keys, empty)
+
+    def _gathered(self, source: Source, keys: Any, empty: Empty) -> Any:
         if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
             empty = empty.empty
         transform = self.transform
-        if transform.shape is None:
-            return self._stacked(keys, empty)
-        images = empty((len(keys), *transform.shape), transform.dtype)
-        labels = []
+        fixed = None if transform.shape is None else empty((len(keys), *transform.shape), transform.dtype)
+        images, names, labels = [], [], []
         for row, key in enumerate(each(keys)):
-            data, label, name = self._source(key)
-            transform(data, images[row], name=name)
-            labels.append(label)
-        return (images, _labels(labels, empty)) if self.labels else images
-
-    def _stacked(self, keys: Any, empty: Empty) -> Any:
-        """The batch of images whose shapes are not known before the transform; raises if they differ."""
-        images, labels, names = [], [], []
-        for key in each(keys):
-            data, label, name = self._source(key)
-            images.append(self.transform(data, name=name))
-            labels.append(label)
+            data, label, name = source(key)
+            images.append(transform(data, None if fixed is None else fixed[row], name=name))
             names.append(name)
-        try:
-            stacked = collate(images, empty)
-        except CollateError as error:
-            misfits = [f"{names[row]} is {images[row].shape}" for row in error.rows[:8]]
-            raise CollateError(
-                f"images of one batch must have the same shape: {names[0]} is {images[0].shape}, but "
-                f"{', '.join(misfits)}. Give the transform a crop=, or a resize=(height, width)."
-            ) from None
-        return (stacked, _labels(labels, empty)) if self.labels else stacked
+            labels.append(label)
+        batch = _stacked(images, names, empty) if fixed is None else fixed
+        return (batch, _labels(labels, empty)) if self.labels else batch
+
+
+def _stacked(images: list[NDArray[Any]], names: list[str], empty: Empty) -> Any:
+    try:
+        return collate(images, empty)
+    except CollateError as error:
+        misfits = [f"{names[row]} is {images[row].shape}" for row in error.rows[:8]]
+        raise CollateError(
+            f"images of one batch must have the same shape: {names[0]} is {images[0].shape}, but "
+            f"{', '.join(misfits)}. Give the transform a crop=, or a resize=(height, width)."
+        ) from None
 
 
 def _labels(labels: list[Any], empty: Empty) -> Any:

@@ -1,11 +1,8 @@
 """The files of MXNet and Caffe: `.rec` (RecordIO) and LMDB of Datum, read and written."""
 
 from penstock.errors import RecordError
-from penstock.records._caffe import CaffeLMDB
-from penstock.records._caffemean import read_caffe_mean
-from penstock.records._caffewriter import write_caffe_lmdb
-from penstock.records._recordfile import Record, RecordFile, RecordStream
-from penstock.records._writer import RecordWriter
+from penstock.records._caffe import CaffeLMDB, read_caffe_mean, write_caffe_lmdb
+from penstock.records._recordfile import Record, RecordFile, RecordStream, RecordWriter
 
 __all__ = [
     "CaffeLMDB",

@@ -57,7 +57,7 @@ def parse(message: memoryview) -> Datum:
             values, at = _tagged_floats(message, at)
             floats.append(values)
         elif field > _ENCODED:
-            at = _skip(message, at, wire_type)
+            _, at = value(message, at, wire_type)
         else:
             raise DatumError(f"field {field} of wire type {wire_type} is not part of a Datum, or comes twice")
     return _datum(numbers, data or memoryview(b""), np.concatenate(floats) if floats else _NO_FLOATS)
@@ -95,19 +95,18 @@ def block(message: memoryview, at: int) -> tuple[memoryview, int]:
     return message[at : at + size], at + size
 
 
-def _skip(message: memoryview, at: int, wire_type: int) -> int:
-    """The position after a field that is not part of a Datum."""
-    if wire_type in (EIGHT, FOUR):
-        at += 8 if wire_type == EIGHT else 4
-    elif wire_type == VARINT:
-        _, at = integer(message, at)
-    elif wire_type == BYTES:
-        _, at = block(message, at)
-    else:
+def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
+    """A value of any type, and the position after it."""
+    if wire_type == VARINT:
+        return integer(message, at)
+    if wire_type == BYTES:
+        return block(message, at)
+    if wire_type not in (EIGHT, FOUR):
         raise DatumError(f"a field at byte {at:,} has the unknown wire type {wire_type}")
-    if at > len(message):
+    end = at + (8 if wire_type == EIGHT else 4)
+    if end > len(message):
         raise DatumError(f"a field reaches beyond the end, at byte {len(message):,}")
-    return at
+    return message[at:end], end
 
 
 def floats_of(packed: memoryview) -> NDArray[np.float32]:

@@ -20,7 +20,6 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.records._raw import RawFile
 from penstock.source._packed import PackedList
@@ -53,8 +52,7 @@ class LMDBFile:
         self.keys: PackedList[bytes] = PackedList(self._walk(root, depth, starts, sizes))
         if len(self.keys) != entries:
             self._file.damaged(0, f"{entries:,} entries were expected, but there are {len(self.keys):,}")
-        self._starts: NDArray[np.int64] = np.array(starts, np.int64)
-        self._sizes: NDArray[np.int64] = np.array(sizes, np.int64)
+        self._starts, self._sizes = np.array(starts, np.int64), np.array(sizes, np.int64)
         self._check_values()
 
     def __len__(self) -> int:
@@ -67,11 +65,8 @@ class LMDBFile:
             return memoryview(self._file.read(start, size))
         page = memoryview(self._file.read(start - _PAGE.size, _PAGE.size + size))
         number, _, kind, low, high = _PAGE.unpack_from(page)
-        if (
-            number != start // self._page
-            or kind & _KINDS != _OVERFLOW
-            or (high << 16 | low) * self._page < len(page)
-        ):
+        enough = (high << 16 | low) * self._page >= len(page)
+        if number != start // self._page or kind & _KINDS != _OVERFLOW or not enough:
             self._file.damaged(start, f"the value of key {self.keys[at]!r} should begin here, but does not")
         return page[_PAGE.size :]
 
@@ -125,9 +120,8 @@ class LMDBFile:
                     self._file.damaged(number * self._page + at, f"key {key!r} should not be here")
                 last = key
                 if flags & _LARGE:
-                    starts.append(
-                        self._page_start(int.from_bytes(raw[begin : begin + 8], "little")) + _PAGE.size
-                    )
+                    page = int.from_bytes(raw[begin : begin + 8], "little")
+                    starts.append(self._page_start(page) + _PAGE.size)
                 else:
                     starts.append(number * self._page + begin)
                 sizes.append(high << 16 | low)
@@ -148,13 +142,8 @@ class LMDBFile:
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)
         count = (low - _PAGE.size) // 2
-        if (
-            own != number
-            or kind & _KINDS != expected
-            or count < 1
-            or low % 2
-            or not low <= high <= self._page
-        ):
+        sound = own == number and kind & _KINDS == expected
+        if not sound or count < 1 or low % 2 or not low <= high <= self._page:
             self._file.damaged(start, f"page {number:,} should be of kind {expected}, but is not")
         positions: tuple[int, ...] = struct.unpack_from(f"<{count}H", raw, _PAGE.size)
         end = high

@@ -21,8 +21,7 @@ from rich.progress import (
 from penstock.image import ImageFolder, Transform
 from penstock.image._decode import open_image
 from penstock.loader import DataLoader
-from penstock.records._recordfile import idx_path
-from penstock.records._writer import RecordWriter
+from penstock.records._recordfile import RecordWriter, idx_path
 from penstock.source._dataset import Dataset
 
 # isort: split
@@ -155,13 +154,6 @@ class Encoded(Dataset[Any]):
 
 def _bar() -> Progress:
     console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    text, bar = TextColumn("{task.description}"), BarColumn()
+    columns = text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

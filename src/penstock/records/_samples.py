@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from operator import index as as_int
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from numpy.typing import NDArray
 
@@ -18,30 +18,30 @@ FilePath = str | os.PathLike[str]
 StoredImage = tuple[bytes | NDArray[Any], Any, str]
 
 
-class Stored(Protocol):
-    """The samples of a file by position; negative positions count from the end."""
-
-    def __len__(self) -> int: ...
-    def sample(self, at: int) -> Any: ...
-    def image(self, at: int) -> StoredImage:
-        """The image, encoded or as RGB pixels, its label, and its name for errors."""
-        ...
-
-
 class Samples(Dataset[Any]):
-    """The samples of a file: as stored or, with a transform, `(image, label)` as in ImageFolder."""
+    """The samples of a file: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
-    def __init__(self, stored: Stored, transform: Transform | None, labels: bool) -> None:
-        self._stored = stored
-        self.transform = transform
-        self.labels = labels
-        check_transform(transform, labels)
+    `_sample` and `_source`, which is that of `Images`, take positions; negative ones count from the end.
+    """
+
+    def __init__(self, path: str, transform: Transform | None, labels: bool) -> None:
+        if transform is not None:
+            as_images(transform, labels)
+        self.path, self.transform, self.labels = path, transform, labels
 
     def __len__(self) -> int:
-        return len(self._stored)
+        raise NotImplementedError
+
+    def _sample(self, at: int) -> Any:
+        raise NotImplementedError
+
+    def _source(self, at: int) -> StoredImage:
+        raise NotImplementedError
 
     def __getitem__(self, key: Any) -> Any:
-        return self._stored.sample(key) if self.transform is None else self._images()[key]
+        if self.transform is None:
+            return self._sample(key)
+        return as_images(self.transform, self.labels)._made(*self._source(key))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[at] for at in range(len(self)))
@@ -51,14 +51,8 @@ class Samples(Dataset[Any]):
         """The method of `Images`; missing without a transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
-        return lambda keys, empty: self._images().__gather__(keys, empty)
-
-    def _images(self) -> Images:
-        # Imported late: reading the stored data does not need its libraries. Made for each call, so that
-        # `loader.update(transform=...)` has an effect.
-        from penstock.records._images import StoredImages
-
-        return StoredImages(self._stored, self.transform, self.labels)
+        # Made for each call, so that `loader.update(transform=...)` has an effect.
+        return lambda keys, empty: as_images(self.transform, self.labels)._gathered(self._source, keys, empty)
 
 
 def position(at: SupportsIndex, n: int, path: str) -> int:
@@ -68,8 +62,7 @@ def position(at: SupportsIndex, n: int, path: str) -> int:
     return found % n
 
 
-def check_transform(transform: Transform | None, labels: bool) -> None:
-    if transform is not None:
-        from penstock.image import Images  # late: see _images()
+def as_images(transform: Transform | None, labels: bool) -> Images:
+    from penstock.image import Images  # late: reading the stored data does not need its libraries
 
-        Images(transform, labels)
+    return Images(transform, labels)

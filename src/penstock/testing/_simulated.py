@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import current_worker, set_worker_info
+from penstock._at_work import get_worker_info, set_worker_info
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
@@ -306,13 +306,13 @@ class SimulatedBackend:
     @contextmanager
     def _at_work(self, worker: _Worker) -> Iterator[None]:
         """For the block, the calling thread is this worker, which is busy for as long as the block sleeps."""
-        outer = current_worker()
+        outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)
         try:
             yield
         finally:
-            worker.info = current_worker()
+            worker.info = get_worker_info()
             set_worker_info(outer, of_process=False)
             worker.took = _slept.pop()
             worker.busy_until = self.clock() + worker.took
