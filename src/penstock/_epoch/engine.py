@@ -88,6 +88,7 @@ class Engine:
         self._events: deque[Event] = deque()
         self._answer: Handout | None = None
         self._turn = Turn()
+        self.reference = weakref.ref(self)
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
@@ -120,7 +121,9 @@ class Engine:
             raise self._turn.closed_error()
         with self.held():
             self._course.open(run)
-            self._losses = {worker: self._losses[worker] for worker in self._scheduler.blamed & self._losses.keys()}
+            if self._losses:
+                blamed = self._scheduler.blamed & self._losses.keys()
+                self._losses = {worker: self._losses[worker] for worker in blamed}
             self._carry_out(events.Opened(run.seat))
             self.backend.flush()
             self._begun = True
@@ -255,7 +258,8 @@ class Engine:
         """The turn is free: others may go on, and what another thread's close() left to this one is done."""
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
-        self._turn.wake()
+        if self._turn.waiting:
+            self._turn.wake()
 
     def _end_if_free(self) -> bool:
         """Ends the workers, unless a thread uses the engine, which will do it."""

@@ -81,12 +81,12 @@ class Engines:
 
     def begun(self, engine: Engine) -> None:
         """An epoch was begun on it."""
-        self._last = weakref.ref(engine)
+        self._last = engine.reference
 
     def put(self, engine: Engine) -> None:
-        if engine not in self.live:
-            # Found in a reference cycle by the garbage collector, which forgets all weak references first: updates
-            # would not reach it any more.
+        if engine.reference() is None:
+            # The garbage collector found it in a cycle, and has cleared all weak references: it is not in `live` any
+            # more, so updates would not reach it.
             engine.close()
             return
         spare: Engine | None = engine

@@ -118,7 +118,10 @@ class State(NamedTuple):
             return
         otherwise = ", or take the state at the end of an epoch"
         if "rollover" in (self.about.get("last_batch"), about.get("last_batch")):
-            why = 'With last_batch="rollover" an epoch starts with samples left over, which depend on the ranks.'
+            why = (
+                'With last_batch="rollover" an epoch starts with the samples that earlier epochs left over, which '
+                "depend on the number of ranks."
+            )
             otherwise = ""
         elif self.beyond:
             why = "Its steps came out of order, so a number of samples does not say which ones are left."

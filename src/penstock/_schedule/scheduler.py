@@ -49,9 +49,11 @@ from penstock.errors import InternalError
 # that way.
 _HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
-# While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, and a filled
-# step makes no room. They are two of the three events of every batch.
-_QUIET = frozenset({events.SlabReturned, events.StepFilled})
+# While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, a filled step
+# makes no room, and an end is told when it is asked for. The first two come with every batch. (`_opened` settles.)
+_QUIET = frozenset(
+    {events.SlabReturned, events.StepFilled, events.Opened, events.Bounded, events.Exhausted, events.Rescinded}
+)
 
 
 class Scheduler:
