@@ -382,7 +382,7 @@ class DataLoader(Generic[_T_co]):
                 start.check({**about, "sampler": content(plan, about["length"])})
             else:
                 start = start._replace(about=about)
-            engine = self._take_engine(plan)
+            engine = self._take_engine(plan, about["length"])
             try:
                 run = engine.ahead
                 if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
@@ -402,10 +402,9 @@ class DataLoader(Generic[_T_co]):
             epochs.begin(progress)
             return reader
 
-    def _take_engine(self, plan: Plan | None) -> Engine:
+    def _take_engine(self, plan: Plan | None, length: int | None) -> Engine:
         """The idle engine, if its workers have the present dataset and order; else a new one."""
-        length, order = self._feed.length(), self._feed.replacements(plan)
-        engine = self._engines.take()
+        engine, order = self._engines.take(), self._feed.replacements(plan)
         if engine is not None:
             # A state from before the first batch has no position to return to, and the reader may have read on.
             loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None

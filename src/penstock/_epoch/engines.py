@@ -42,7 +42,8 @@ class Engines:
 
         By process: a child may have been forked while another thread had it.
         """
-        return self._changing.setdefault(os.getpid(), threading.RLock())
+        pid = os.getpid()
+        return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
         """The engines that are alive. While they are counted, another thread may begin an epoch on a new one."""
