@@ -257,7 +257,7 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
         producer = reference()
         if producer is None:
-            return
+            break
         with producer.turn:
             if producer.wanted is sweep:
                 has_read = True
@@ -267,3 +267,4 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     if producer is not None and has_read:  # otherwise another thread may be reading
         del producer._copies  # batches that are lent stay valid
         producer.leave()
+    gate.drain()  # the traceback of an error in it leads to this thread, which `running` would keep for ever

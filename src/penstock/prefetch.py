@@ -119,6 +119,8 @@ class Prefetcher:
 
     def _take(self) -> Made | None:
         """The next thing that was made, for which a new permit is given; None if closed or interrupted."""
+        if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
+            self._ended_by = "the garbage collector"
         if self._ended_by is not None:
             return None
         while True:
@@ -255,7 +257,7 @@ class Prefetcher:
                     "the generator function."
                 )
             try:
-                if self._thread is None:
+                if self._thread is None or self._gate.stopped:
                     first = first if loaded else producer.state()
                     self._start()
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.

@@ -83,6 +83,7 @@ class Engine:
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
         self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
+        self._replaced: Lost | None = None  # while another worker is hired in its place
         self._begun = False
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
@@ -339,7 +340,9 @@ class Engine:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
         resumable = known(self._position_in(self._course.run)) is not None
+        self._replaced = loss
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
+        self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
         """Where the stream of this run was behind its last filled step, if that is known."""
@@ -359,8 +362,7 @@ class Engine:
                 raise
             # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
             unborn = f"{type(error).__name__}: {error}"
-            before = next(reversed(self._losses.values()), None)
-            loss = before or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
+            loss = self._replaced or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
             self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
             self._events.append(events.WorkerLost(worker, None))
 
