@@ -57,7 +57,7 @@ class DataLoader(Generic[_T_co]):
     `penstock.rng()`, are a function of the seed (threads: only those from `penstock.rng()`). Without it, a seed is
     drawn from `generator`, or else from numpy's global generator.
 
-    `on_error="skip"` leaves samples that raise out of their batch, and "replace" replaces them by other samples;
+    `on_error="skip"` drops samples that raise, and "replace" replaces them by other samples;
     `max_errors` limits how many may fail in an epoch (see `skipped`).
 
     With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader gets one rank's share of
