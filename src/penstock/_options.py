@@ -160,7 +160,7 @@ def _check_workers(given: dict[str, Any]) -> None:
         for name, unset in _NEED_WORKERS.items():
             if given[name] not in unset:
                 raise ValueError(
-                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out."
+                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave this argument out."
                 )
     if context is None:
         return
@@ -212,12 +212,12 @@ def _shard(given: Any) -> Shard:
         sound = False
     if not sound:
         raise ValueError(
-            'shard must be None, "auto" or (rank, world), a rank from 0 on and the number of ranks, '
+            'shard must be None, "auto" or (rank, world): the rank, counted from 0, and the number of ranks, '
             f"got {given!r}."
         )
     if not 0 <= rank < world:
         raise ValueError(
-            f"shard=({rank}, {world}) is rank {rank} of {world} ranks, but these are counted from 0 to {world - 1}. "
+            f"shard=({rank}, {world}) is rank {rank} of {world} ranks, but ranks are counted from 0 to {world - 1}. "
             'Pass shard=(rank, world), or "auto" to use the rank from the launcher.'
         )
     return Shard(int(rank), int(world))
@@ -248,8 +248,8 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
         if 0 <= rank < world:
             return Shard(rank, world)
         raise ValueError(
-            f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both, the rank '
-            "counted from 0 and the number of ranks. Start the program with it, unset its variables, or pass "
+            f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both: the '
+            "rank, counted from 0, and the number of ranks. Start the program with it, unset both, or pass "
             "shard=(rank, world)."
         )
     return Shard(0, 1)
@@ -268,8 +268,8 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
     unbatched = given["batch_sampler"] is not None or given["batch_size"] is None
     if choice in ("drop", "rollover") and shard.world == 1 and unbatched:
         raise ValueError(
-            f'last_batch="{choice}" needs batches that the loader makes: leave it out with batch_sampler or '
-            "batch_size=None."
+            f'last_batch="{choice}" works only if the loader makes the batches. Do not give it with batch_sampler '
+            "or batch_size=None."
         )
     if choice is None:
         choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
@@ -279,8 +279,8 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
         default = " (the default with shard=)" if given["last_batch"] is None else ""
         raise ValueError(
             f'last_batch="{choice}"{default} is not possible with {what}: the number of batches is known only at '
-            'its end. Choose last_batch="drop" (all ranks have the same number of batches; up to one for each is '
-            'dropped) or "keep" (nothing is dropped; some ranks have one batch less).'
+            'its end. Choose last_batch="drop" (all ranks have the same number of batches; up to one per rank '
+            'is dropped) or "keep" (nothing is dropped; some ranks have one batch fewer).'
         )
     return str(choice)
 
@@ -319,7 +319,7 @@ def _check_machine(backend: str, workers: int) -> None:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers > usable:
         warnings.warn(
-            f"num_workers={workers} is more than the {usable} CPUs that this process may use. That helps only if "
-            'samples wait for something, and then backend="thread" does the same with less memory.',
+            f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
+            'samples wait for I/O, and then backend="thread" does the same with less memory.',
             stacklevel=4,
         )

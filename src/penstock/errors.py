@@ -31,7 +31,7 @@ class CollateError(TypeError, ValueError):
 
 
 class CastError(CollateError):
-    """A value does not fit into the dtype that `dtype=` asks for, or `dtype=` names a field that is not numbers."""
+    """A value does not fit into the dtype that `dtype=` asks for, or `dtype=` names a field that is not numeric."""
 
 
 class WorkerLost(RuntimeError):

@@ -57,7 +57,7 @@ class DataLoader(Generic[_T_co]):
     `penstock.rng()`, are a function of the seed (threads: only those from `penstock.rng()`). Without it, a seed is
     drawn from `generator`, or else from numpy's global generator.
 
-    `on_error="skip"` leaves samples that raise out of their batch, and "replace" replaces them by other samples;
+    `on_error="skip"` drops samples that raise, and "replace" replaces them by other samples;
     `max_errors` limits how many may fail in an epoch (see `skipped`).
 
     With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader gets one rank's share of
@@ -129,7 +129,7 @@ class DataLoader(Generic[_T_co]):
     # The epochs.
 
     def __iter__(self) -> Iterator[_T_co]:
-        """The next epoch. Several iterators may be alive at once: each is an epoch of its own."""
+        """The next epoch. Several iterators may be in use at the same time, each for its own epoch."""
         return self._start(Batches)
 
     def batches(self) -> Iterator[Batch[_T_co]]:
@@ -162,9 +162,9 @@ class DataLoader(Generic[_T_co]):
     # Resuming.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches of the current epoch that were handed out; after its end, the next epoch's.
+        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
-        Plain data, ready for JSON. It may be called at any time, also inside a loop.
+        Returns JSON-serialisable data. May be called at any time, even inside a loop.
         """
         progress = self._epochs.progress
         if self._epochs.loaded is not None or progress is None or progress.is_over:
@@ -182,7 +182,7 @@ class DataLoader(Generic[_T_co]):
         """The next `iter()` continues where the state was taken. The number of workers may differ.
 
         With `shard=` the number of ranks may differ too: the state of any rank at the same step works for all.
-        A state that does not fit raises a StateError that says what differs, and changes nothing.
+        If the state does not fit, a StateError names the difference and the loader stays unchanged.
         """
         parsed = State.parse(state)
         if parsed.dataset is None:
@@ -190,8 +190,8 @@ class DataLoader(Generic[_T_co]):
         else:
             if not self._feed.keeps_state():
                 raise StateError(
-                    f"The resume state has a state of the dataset, and {type(self._dataset).__name__} has no "
-                    "load_state_dict() here. Give the loader the dataset that it had when the state was taken."
+                    f"The resume state contains a state of the dataset, but {type(self._dataset).__name__} has no "
+                    "load_state_dict(). Give the loader the dataset that it had when the state was taken."
                 )
             before = asked(self._dataset, self._dataset.state_dict)
             try:
@@ -212,7 +212,7 @@ class DataLoader(Generic[_T_co]):
             about["sampler"] = content(plan, about["length"])
         state.check(about)
         if state.seed is None:
-            raise StateError(f"The resume state is damaged: 'seed' is None, and every loader has one. {ANEW}")
+            raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
         if self._options.seed is not None:
             state._replace(about={"seed": state.seed}).check({"seed": self._options.seed})
         return state.dealt_anew(plan, self._options.shard.world)._replace(about=about)
@@ -239,17 +239,17 @@ class DataLoader(Generic[_T_co]):
         return self._feed.steps(self._epochs.next, plan)
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker: `update(size=416)`, or a function of the dataset.
+        """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
 
-        The next batch that is handed out has the change, on every backend: prefetched batches are made again. A
-        change that raises ends all live iterators, because a part of it may have been made.
+        The next batch that is handed out has the change, on every backend: prefetched batches are recomputed. If
+        the change raises, all live iterators end, because it may be half done.
         """
         if (change is None) == (not attributes):
-            raise TypeError("update() takes a function of the dataset, or attributes to set: one of the two.")
+            raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read prefetched batches again. Give it "
-                "load(item), or use num_workers=0."
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. Define "
+                "load(item) in the stream, or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)
         self._length = self._feed.length()
@@ -279,8 +279,8 @@ class DataLoader(Generic[_T_co]):
     def num_workers(self) -> int:
         """The number of workers. It may be set while the loader runs: the batches stay the same.
 
-        More workers are started at once; workers that are not needed leave after their present step. A stream without
-        load() keeps its one reader.
+        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
+        its one reader.
         """
         return self._options.num_workers
 
@@ -289,8 +289,8 @@ class DataLoader(Generic[_T_co]):
         now = self._options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
-                f"num_workers is {now} and cannot be set to {number!r}: it is 1 or more for a loader that was made "
-                "with workers, and 0 for one without. To change between the two, make a new loader."
+                f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
+                "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
             )
         with self._engines.held() as held:
             options = self._options = self._feed.options = replace(self._options, num_workers=int(number))

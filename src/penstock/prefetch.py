@@ -34,8 +34,8 @@ def prefetch(
     returns one, such as a generator function. One thread reads it, at most `depth` batches ahead. Arrays and tensors
     are copied, so the source may overwrite them at once; other objects are passed on unchanged.
 
-    A batch stays valid as long as you keep any array of it. `hold` is the number of batches that you keep at a time:
-    for so many memory is recycled, and if you keep more, new memory is allocated.
+    A batch stays valid as long as you keep any array of it. `hold` is the number of batches that you keep at
+    the same time: their memory is recycled. If you keep more batches, new memory is allocated.
 
     `dtype` and `casting` are those of `DataLoader`. `pin_memory=True` copies tensors into pinned memory.
 
@@ -193,7 +193,7 @@ class Prefetcher:
         return sweep.state
 
     def _load_state_dict(self, state: Any) -> None:
-        """Loads the state into the source and starts a new sweep there. If the source raises, nothing changes.
+        """Loads the state into the source and starts a new sweep there. If the source raises, reading goes on.
 
         Waits until the source has finished its current batch.
         """

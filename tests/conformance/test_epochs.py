@@ -242,7 +242,7 @@ def test_a_timeout_says_which_step_who_is_at_what_and_may_be_waited_out(
     batches = iter(loader)
     assert _patiently(batches).item() == 0
     said = ""
-    while "has it, and is at" not in said:  # a worker that was just born may not have begun
+    while "is working on it. Its stack" not in said:  # a worker that was just born may not have begun
         with pytest.raises(
             LoaderTimeout, match=r"timed out after 0.3 seconds\n  Step 1 of epoch 0"
         ) as caught:

@@ -184,8 +184,8 @@ def test_where_no_other_can_be_started_and_nobody_lives_the_error_says_who_died_
             next(batches)
         said = str(caught.value)
         assert said.startswith(
-            f"worker 0 (pid {worker.pid}) was killed by signal 9 (SIGKILL), and no other could be started in its "
-            "place (OSError: [Errno 12] Cannot allocate memory), so no worker could fill step 3 of epoch 0."
+            f"worker 0 (pid {worker.pid}) was killed by signal 9 (SIGKILL), and no replacement could be "
+            "started (OSError: [Errno 12] Cannot allocate memory), so no worker could fill step 3 of epoch 0."
         )
         assert "out-of-memory" in said
         assert isinstance(caught.value.__cause__, OSError)

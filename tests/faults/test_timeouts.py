@@ -83,8 +83,8 @@ def test_a_worker_that_hangs_before_its_first_step_shows_where(bar: Bar, way: st
     with DataLoader(range(3), num_workers=1, worker_init_fn=init, timeout=0.2, **WAYS[way]) as loader:
         batches = iter(loader)
         _, said = read(batches, "in wait_at")
-        assert "  Step 0 of epoch 0 is not done; no worker has it yet.\n  worker 0 (" in said
-        assert ") has no step, and is at (the innermost call first):\n    File" in said
+        assert "  Step 0 of epoch 0 is not done; no worker has started it yet.\n  worker 0 (" in said
+        assert ") has no step. Its stack, innermost call first:\n    File" in said
         assert "amples" not in said  # they are not to blame
         bar.lift()
         assert read(batches) == ([0, 1, 2], "")
@@ -95,11 +95,11 @@ def test_a_worker_that_is_still_in_an_epoch_that_was_left_shows_where(bar: Bar, 
     with DataLoader(Barred(bar.path, 1, 4), num_workers=1, timeout=0.2, **WAYS[way]) as loader:
         found, said = read(iter(loader), "in wait_at")
         assert found == [0] and "Samples in the step: [1]" in said
-        assert "  Step 1 of epoch 0 is not done; worker 0 (" in said and ") has it, and is at (the in" in said
+        assert "  Step 1 of epoch 0 is not done; worker 0 (" in said and ") is working on it. Its stack, in" in said
         batches = iter(loader)
         _, said = read(batches, "in wait_at")
-        assert "  Step 0 of epoch 1 is not done; no worker has it yet.\n  worker 0 (" in said
-        assert ") is in step 1 of epoch 0, and is at (the innermost call first):\n    File" in said
+        assert "  Step 0 of epoch 1 is not done; no worker has started it yet.\n  worker 0 (" in said
+        assert ") is in step 1 of epoch 0. Its stack, innermost call first:\n    File" in said
         assert "amples" not in said
         bar.lift()
         assert read(batches) == ([0, 1, 2, 3], "")
@@ -128,7 +128,7 @@ def test_workers_that_wait_for_work_are_not_shown(bar: Bar) -> None:
     )
     batches = iter(loader)
     found, said = read(batches, "in wait_at")
-    assert found == [0] and "Step 1 of epoch 0 is not done; no worker has it yet.\n  worker 1 (" in said
+    assert found == [0] and "Step 1 of epoch 0 is not done; no worker has started it yet.\n  worker 1 (" in said
     assert "worker 0" not in said
     bar.lift()
     assert read(batches) == ([1, 2, 3], "")
@@ -142,7 +142,7 @@ def test_some_of_many_workers_that_hang_are_shown(bar: Bar) -> None:
     ) as loader:
         batches = iter(loader)
         _, said = read(batches, "2 more workers are busy.")
-        assert said.count("in wait_at") == said.count(" has no step, and is at ") == 4
+        assert said.count("in wait_at") == said.count(" has no step. Its stack, ") == 4
         bar.lift()
         assert read(batches) == ([0, 1, 2], "")
 
@@ -161,7 +161,7 @@ def test_a_worker_that_cannot_say_yet_where_it_is_is_not_killed_by_the_question(
         batches = iter(loader)
         (worker,) = loader.workers
         for _ in range(3):
-            with pytest.raises(LoaderTimeout, match=r"Step 0 of epoch 0 is not done; no worker has it yet\."):
+            with pytest.raises(LoaderTimeout, match=r"Step 0 of epoch 0 is not done; no worker has started it yet\."):
                 next(batches)
         bar.lift()
         assert read(batches) == ([0, 1, 2], "")

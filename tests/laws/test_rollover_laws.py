@@ -177,8 +177,8 @@ def test_torchs_face_rolls_over_too() -> None:
 @pytest.mark.parametrize(
     ("dataset", "kwargs", "message"),
     [
-        (range(5), {"batch_size": None}, 'last_batch="rollover" needs batches that the loader makes'),
-        (range(5), {"batch_sampler": [[1]]}, 'last_batch="rollover" needs batches that the loader makes'),
+        (range(5), {"batch_size": None}, 'last_batch="rollover" works only if the loader makes the batches'),
+        (range(5), {"batch_sampler": [[1]]}, 'last_batch="rollover" works only if the loader makes the batches'),
         (range(5), {"batch_size": 2, "sampler": [1, 2]}, "a sampler of your own"),
         (range(5), {"batch_size": 2, "drop_last": True}, 'drop_last=True means last_batch="drop"'),
     ],

@@ -56,7 +56,7 @@ def test_the_launcher_nearest_to_the_program_is_asked() -> None:
     [
         ({"RANK": "2"}, r"RANK='2' and WORLD_SIZE is not set\. torchrun sets both"),
         ({"WORLD_SIZE": "2"}, "RANK is not set and WORLD_SIZE='2'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK='2' and WORLD_SIZE='2'\. .*the rank counted from 0"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK='2' and WORLD_SIZE='2'\. .*the rank, counted from 0"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK='-1'"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "", "WORLD_SIZE": "1"}, "RANK=''"),
@@ -84,7 +84,7 @@ def test_auto_is_resolved_when_the_loader_is_made(no_launcher: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shard", [(2, 2), (3, 2), (-1, 2)], ids=str)
 def test_a_rank_that_there_is_not_is_refused(shard: tuple[int, int]) -> None:
-    said = rf"rank {shard[0]} of 2 ranks, but these are counted from 0 to 1\. Pass shard=\(rank, world\)"
+    said = rf"rank {shard[0]} of 2 ranks, but ranks are counted from 0 to 1\. Pass shard=\(rank, world\)"
     with pytest.raises(ValueError, match=said):
         DataLoader(range(9), shard=shard, seed=0)
 
@@ -147,8 +147,8 @@ def test_ranks_cannot_be_changed_afterwards(name: str) -> None:
         ({"last_batch": False}, "must be None"),
         ({"last_batch": "keep", "drop_last": True}, "drop_last=True means last_batch=\"drop\", but .*'keep'"),
         ({"last_batch": "pad", "drop_last": True}, "but last_batch='pad' was given too"),
-        ({"last_batch": "drop", "batch_size": None}, "needs batches that the loader makes"),
-        ({"last_batch": "drop", "batch_sampler": [[0]]}, "needs batches that the loader makes"),
+        ({"last_batch": "drop", "batch_size": None}, "works only if the loader makes the batches"),
+        ({"last_batch": "drop", "batch_sampler": [[0]]}, "works only if the loader makes the batches"),
         (
             {"last_batch": "pad", "sampler": [0]},
             'last_batch="pad" is not possible with a sampler of your own',

@@ -155,7 +155,7 @@ def test_a_saved_index_is_that_of_the_writer(path: Path) -> None:
 
 def test_an_index_is_not_saved_over_its_records(path: Path) -> None:
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"four\.rec is the file of the records"):
+    with pytest.raises(ValueError, match=r"four\.rec is the record file itself"):
         RecordFile(path).save_idx(path)
     assert path.read_bytes() == before
 
@@ -303,7 +303,7 @@ def test_an_index_that_would_move_the_numbers_of_records_is_refused(
 
 def test_the_error_of_a_record_that_was_found_by_an_index_names_the_index(path: Path) -> None:
     spoil(path, 36, b"?")
-    with pytest.raises(RecordError, match=r"byte 36: .*four\.idx is not its index: pass idx=False"):
+    with pytest.raises(RecordError, match=r"byte 36: .*four\.idx is not the index of this file: pass idx=False"):
         RecordFile(path)[1]
 
 

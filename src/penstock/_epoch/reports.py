@@ -16,8 +16,8 @@ _LIKELY = {
     "prefetch_factor, or smaller batches.",
     "SIGSEGV": "Native code that the dataset calls has crashed: run these samples with num_workers=0 under "
     "python -X faulthandler.",
-    "unknown": "Perhaps it is the kernel's out-of-memory killer, or native code that the dataset calls has crashed.",
-    "SIGBUS": "Memory or a mapped file ended under the reader: a truncated file, or no memory left.",
+    "unknown": "Perhaps the kernel's out-of-memory killer ended it, or native code that the dataset calls crashed.",
+    "SIGBUS": "A memory-mapped file was truncated while it was read, or no memory was left.",
 }
 _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
@@ -29,14 +29,14 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
     if not at_work:
         likely = "Workers may take long to start: raise timeout=."
     if task is not None and all(one.seq != task.seq for one in at_work):
-        said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has it yet.")
+        said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has started it yet.")
     # Workers with the oldest task, or none yet, first: the others wait for them.
     at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
     for who, stack, seq, epoch, step in at_work[:_MOST_SHOWN]:
-        at = ", and is at (the innermost call first):\n" + indent(stack, "    ") if stack else "."
+        at = ". Its stack, innermost call first:\n" + indent(stack, "    ") if stack else "."
         if task is not None and task.seq == seq:
             keys = shorten(task.single()[step - task.step].keys)
-            said.append(f"Step {step} of epoch {epoch} is not done; {who} has it{at}")
+            said.append(f"Step {step} of epoch {epoch} is not done; {who} is working on it{at}")
             said.append(f"Samples in the step: {keys}.")
             likely = (
                 "Most often one sample is slow, or a read hangs: raise timeout=, or look at these samples."
@@ -46,7 +46,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             said.append(f"{who} {has}{at}")
     if len(at_work) > _MOST_SHOWN:
         said.append(f"{len(at_work) - _MOST_SHOWN} more workers are busy.")
-    said.append(f"Asking again waits again. {likely}")
+    said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
 
 
@@ -55,12 +55,12 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
     step = f"step {task.step} of epoch {task.epoch}"
     if loss.unborn:
         text = (
-            f"{loss.who} {loss.how}, and no other could be started in its place ({loss.unborn}), so no worker could "
+            f"{loss.who} {loss.how}, and no replacement could be started ({loss.unborn}), so no worker could "
             f"fill {step}.\n  {_likely(loss)}"
         )
     elif loss.seq != task.seq:
         text = (
-            f"Workers die as soon as they start: {loss.who} {loss.how}, the last of several, so no worker could fill "
+            f"Workers crash at start-up (the last one: {loss.who} {loss.how}), so no worker could fill "
             f"{step}.\n  {_likely(loss)} Look at worker_init_fn, and at what importing the dataset's module does."
         )
     else:
@@ -74,9 +74,9 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
     """The error for a stream that no worker can continue. `unknown` says why its position is not known."""
     when = "while filling" if loss.seq == task.seq else "before"
-    why = f"No worker can read the stream past it: the epoch ends here. {_tried(retries)}"
+    why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:
-        why = f"The stream's position died with it: the epoch ends here.\n  {unknown}"
+        why = f"The position in the stream is lost with the worker, so the epoch ends here.\n  {unknown}"
     return _caused(
         WorkerLostError(
             f"{loss.who} died {when} step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
@@ -102,11 +102,11 @@ def _caused(error: WorkerLostError, loss: Lost) -> WorkerLostError:
 
 def vacancy(loss: Lost) -> str:
     """The warning for a seat that stays empty."""
-    why = "the last of several there that died with nothing to do"
+    why = "the last of several workers that crashed while they had no step"
     if loss.unborn:
-        why = f"and no other could be started in its place ({loss.unborn})"
+        why = f"and no replacement could be started ({loss.unborn})"
     return (
-        f"{loss.who} {loss.how}, {why}. Its place stays empty until the next epoch; the others do its work.\n"
+        f"{loss.who} {loss.how}, {why}. Its place stays empty until the next epoch; the other workers do its work.\n"
         f"  {_likely(loss)} Look at worker_init_fn."
     )
 
@@ -116,7 +116,7 @@ def irreplaceable(loss: Lost, task: Task | None) -> WorkerLostError:
     doing = "" if task is None else f", while filling step {task.step} (samples {shorten(task.keys)})"
     text = (
         f"DataLoader {loss.who} exited unexpectedly: it {loss.how}{doing}.\n  {_likely(loss)}\n"
-        "  Its random generators died with it, so no other worker can continue in its place. With seed= given, "
-        "randomness belongs to the sample, and a worker that dies is replaced."
+        "  Its random generators are lost, so no other worker can continue its work. With seed=, random numbers do "
+        "not depend on the worker, and a crashed worker is replaced."
     )
     return _caused(WorkerLostError(text), loss)

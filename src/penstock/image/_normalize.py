@@ -96,7 +96,7 @@ class Normalizer(NamedTuple):
         if size != before:
             raise ImageError(
                 f"{name}: the image is {size_text(before)} before the crop, but the mean image is {size_text(size)}. "
-                "It must have that size or the crop's: pass resize=(height, width), or a mean for each channel."
+                "It must have this size or the crop's size: pass resize=(height, width), or one mean per channel."
             )
         rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
         return mean[:, rows, columns] if self.planar else mean[rows, columns]

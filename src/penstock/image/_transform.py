@@ -41,7 +41,7 @@ class Transform:
     - `resize`: an int for the shorter side, or (height, width). `crop`: an int, or (height, width).
     - In training (`train=True`) the position of the crop is random, and `mirror=True` mirrors half of the images;
       otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
-      belong to the sample.
+      depend on the sample, not on the worker.
     - `area=(0.08, 1)`: in training a random window is resized to `crop` (a random resized crop). Its share of the
       image's area, and its `ratio` of width to height, are within these bounds. `resize` is then used only in
       evaluation; without it, the image is resized so that the crop just fits.

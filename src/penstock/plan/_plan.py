@@ -90,8 +90,8 @@ class OrderPlan:
             raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
             raise ValueError(
-                f"rollover needs start=0, but start is {self.start}: the keys that an epoch inherits depend on the "
-                "shape of all steps before it."
+                f"rollover needs start=0, but start is {self.start}: the keys carried into an epoch depend on the "
+                "shape of all earlier steps."
             )
         _check_start(self.start)
 
@@ -303,7 +303,7 @@ def check_reached(missing: int, expected: int, world: int) -> None:
     if missing >= world:
         raise StateError(
             f"The resume state was taken after {expected} batches, but now there are only {expected - missing}: the "
-            "sampler or the stream has changed. Give the loader the one that it had then, or start without the state."
+            "sampler or the stream has changed. Use the one that it was taken with, or start without the state."
         )
 
 

@@ -40,7 +40,7 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
             f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged or out of date. "
             "Pass idx=False to find the records without it; save_idx() writes a new index."
         )
-    file.hint = f" Or {path} is not its index: pass idx=False to find the records without it."
+    file.hint = f" Or {path} is not the index of this file: pass idx=False to read without an index."
     return starts, keys
 
 
@@ -56,7 +56,7 @@ def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:
-        return f"its first record begins at byte {starts[0]:,}, but that of the file at 0"
+        return f"its first record begins at byte {starts[0]:,}, but the first record of the file at byte 0"
     if (np.diff(starts) < 8).any():
         return f"a record at byte {starts[np.diff(starts, append=file.size) < 8][0]:,} leaves no room for the next"
     if starts[-1] >= file.size:

@@ -120,7 +120,7 @@ class RecordFile(Samples):
         """Writes the index to `path`, or beside the file by default."""
         index = idx_path(self.path) if path is None else os.fspath(path)
         if os.path.exists(index) and os.path.samefile(index, self.path):
-            raise ValueError(f"{index} is the file of the records. Give the index another name.")
+            raise ValueError(f"{index} is the record file itself. Give the index another name.")
         write_index(index, self._edges[:-1], self.ids)
 
     def __repr__(self) -> str:

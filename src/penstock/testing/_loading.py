@@ -357,7 +357,7 @@ class LoaderLaws(Laws):
                     found.extend(next(batches).tolist())
                 except LoaderTimeout as error:  # workers may be slow to start
                     said = str(error)
-                return "has it" in said
+                return "is working on it" in said
 
             until(read, "a timeout says who has the step")
             assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said, said

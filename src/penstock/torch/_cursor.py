@@ -240,8 +240,8 @@ def state_of(loader: Any) -> dict[str, Any]:
     """The state of the iterator that was begun last, as plain data."""
     if isinstance(loader.dataset, private.PIPES):
         warnings.warn(
-            "torch's engine seeds and shards DataPipes, and does not tell its position: this state is empty, and "
-            "loading it starts from the beginning.",
+            "torch's engine reads DataPipes and does not report its position, so this state is empty: loading it "
+            "starts from the beginning.",
             stacklevel=3,
         )
         return {}
@@ -322,5 +322,5 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
         mark.check_owner(None if sampling is None else sampling.sampler)
     copies = [Copy.parse(plain, cursor.dataset) for plain in part["workers"]]
     if len(copies) != len(cursor._copies):
-        raise ValueError(f"it is of {len(copies)} copies of the dataset, not of {len(cursor._copies)}")
+        raise ValueError(f"it has positions of {len(copies)} dataset copies, not of {len(cursor._copies)}")
     return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"])

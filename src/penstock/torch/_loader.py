@@ -29,7 +29,7 @@ _NEED_SEED = {
     "on_error": "a sample that fails is an error, as in torch.",
     "max_errors": "a sample that fails is an error, as in torch.",
     "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
-    "last_batch": "the end is torch's, by drop_last=True or False.",
+    "last_batch": "an incomplete last batch is handled as in torch, by drop_last=True or False.",
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
@@ -54,8 +54,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
     any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
-    With `seed=` penstock's laws hold instead of torch's: order, augmentation and batches are a function of the seed
-    and do not depend on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
+    With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
+    not on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
     resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`
     and `batches()` are those of penstock's loader.
 
@@ -96,7 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
         every = snapshot_every_n_steps
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
-            raise ValueError(f"snapshot_every_n_steps must be an int from 0 on, or None, got {every!r}.")
+            raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(*args, **kwargs)
         self._ours = ours
         self._cast = cast
@@ -133,17 +133,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # Resuming.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches of the current epoch that were handed out; after its end, the next epoch's.
+        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
-        Plain data, ready for JSON unless the `state_dict` of a dataset or sampler returns other data. It may be
-        called at any time, also inside a loop.
+        JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
+        called at any time, even inside a loop.
         """
         return state_of(self) if self._ours.seed is None else core_of(self).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
-        A state that does not fit raises a StateError that says what differs, and changes nothing.
+        If the state does not fit, a StateError names the difference and the loader stays unchanged.
         """
         check_maker(state_dict, self._ours.seed)
         if self._ours.seed is not None:
