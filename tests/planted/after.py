@@ -110,6 +110,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "self._leases.give_back(slab)",
     },
     "the slab of a failed step never comes back": {"old": "self._leases.give_back(slab)", "new": "pass"},
+    "neighbouring slabs overlap": {"new": "for start in range(0, length - capacity + 1, mmap.PAGESIZE))"},
     "cold slabs keep their pages": {"old": "self.backend.cool(command.slab)", "new": "pass"},
     "the free slab that was used last is the one that is cooled": {
         "file": "_schedule/slabs.py",
@@ -261,8 +262,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
 # No bug of `before` has become impossible by construction, but two need more than before to do harm:
 #
 # - "a forked child ends its parent's workers": the engine closes no backend in a forked child any more. So
-#   the bug in the backend shows only if the backend is closed there directly, which a test does. The bug below
-#   breaks the rule of the engine.
+#   the bug in the backend shows only if the backend is closed there directly, which a test does. The bug
+#   below breaks the rule of the engine.
 # - "an interrupt while the workers are ended leaves them alive": the engine repeats a close that was
 #   interrupted, so one interrupt does no harm. A test interrupts it again.
 _MORE = [
