@@ -59,7 +59,8 @@ frameworks: $(VENV)/.frameworks
 soak: $(VENV)/.developed
 	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
 
-# Plants bugs one by one, and checks that the tests find each of them: minutes.
+# Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them:
+# ten minutes. `BUGS=memory` plants those of one area.
 planted: $(VENV)/.developed
 	$(BIN)/python -m tests.planted.run $(BUGS)
 

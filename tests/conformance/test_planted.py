@@ -249,15 +249,18 @@ def test_a_stream_that_shuffles_in_a_buffer_is_resumed(make: Any) -> None:
         assert [batch.tolist() for batch in loader] == whole[stop:]
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_end_with_a_loader_whose_close_was_interrupted(method: str) -> None:
+def close_interrupted(method: str, times: int) -> None:
+    """Ctrl-C comes each of the first `times` times that the end of the worker is waited for."""
     loader = DataLoader(list(range(9)), num_workers=1, multiprocessing_context=method)
     batches = iter(loader)
     next(batches)
     (worker,) = loader.workers
+    left = list(range(times))
 
     def interrupted(timeout: float | None = None) -> None:
-        del worker.join
+        left.pop()
+        if not left:
+            del worker.join
         raise KeyboardInterrupt
 
     worker.join = interrupted
@@ -265,7 +268,18 @@ def test_workers_end_with_a_loader_whose_close_was_interrupted(method: str) -> N
         loader.close()
     del batches, loader
     gc.collect()
-    assert not worker.is_alive()  # and the fixture finds nothing left behind
+    assert not left and not worker.is_alive()  # and the fixture finds nothing left behind
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_end_with_a_loader_whose_close_was_interrupted(method: str) -> None:
+    close_interrupted(method, 1)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_workers_end_with_a_loader_whose_close_was_interrupted_again(method: str, times: int) -> None:
+    close_interrupted(method, times)
 
 
 @pytest.mark.parametrize("make", ["fork-2", "forkserver-2"], indirect=True)

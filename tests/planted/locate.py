@@ -1,4 +1,4 @@
-"""Where the bugs of a list would be planted in the working tree: help for moving a list after the code has moved.
+"""Bugs of a list that have no place in the working tree any more, or another one, after the code has moved.
 
     python -m tests.planted.locate [list]
 """
@@ -12,17 +12,21 @@ from tests.planted.run import ROOT
 
 
 def main() -> None:
-    bugs = importlib.import_module(f"tests.planted.{(*sys.argv[1:], 'before')[0]}").BUGS
+    bugs = importlib.import_module(f"tests.planted.{(*sys.argv[1:], 'after')[0]}").BUGS
     source = ROOT / "src/penstock"
     texts = {path.relative_to(source): path.read_text() for path in sorted(source.rglob("*.py"))}
     lost = []
     for bug in bugs:
-        places = [str(path) for path, text in texts.items() for _ in range(text.count(bug.old))]
-        if len(places) == 1:
-            print(f"{bug.name}: {places[0]}")
+        places = {str(path): text.count(bug.old) for path, text in texts.items() if bug.old in text}
+        if places.get(bug.file) == 1:
+            continue
+        if list(places.values()) == [1]:
+            print(f"{bug.name}: now in {next(iter(places))}")
         else:
-            lost.append(f"{bug.name} ({len(places)} places; was in {bug.file})\n    {bug.why}")
-    print(f"\n{len(bugs) - len(lost)} of {len(bugs)} have one place. To be planted anew:", *lost, sep="\n")
+            lost.append(f"{bug.name} ({sum(places.values())} places; was in {bug.file})\n    {bug.why}")
+    print(f"{len(bugs) - len(lost)} of {len(bugs)} have one place.")
+    if lost:
+        print("To be planted anew:", *lost, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Plants bugs one at a time, and checks that the tests find each of them.
 
-    python -m tests.planted.run                       every bug of the list
+    python -m tests.planted.run                       every bug of the list `after`, in the working tree
     python -m tests.planted.run memory "a lease"      bugs whose area or name contains one of these texts
     python -m tests.planted.run --list before         the bugs of another list, in the commit that it names
 
@@ -83,7 +83,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.planted.run", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="parts of areas or names of bugs; default: all bugs")
-    parser.add_argument("--list", default="before", help="the module of tests/planted that has the bugs")
+    parser.add_argument("--list", default="after", help="the module of tests/planted that has the bugs")
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs are tried at a time")
     parser.add_argument("--times", type=int, default=1, help="how often each bug is tried")
     parser.add_argument("--tests", nargs="+", help="tests to run for every bug, in place of its own")

@@ -249,6 +249,26 @@ def test_a_worker_that_dies_while_it_leaves(
         crew.until(lambda: 100 in crew.done)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_close_in_a_forked_child_closes_no_file_of_the_child(method: str, crew_of: Any) -> None:
+    crew = crew_of(method, Keys(), 1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]  # with numbers that the crew had
+            crew.backend.close()
+            for file in files:
+                os.fstat(file)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    crew.post(1)
+    crew.until(lambda: 1 in crew.done)
+    assert not crew.lost
+
+
 class Who:
     def __getitem__(self, key: int) -> Any:
         info = get_worker_info()
