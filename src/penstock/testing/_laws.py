@@ -31,6 +31,8 @@ _WITHOUT = {
     "seats": "tasks go to whichever worker is free",
 }
 
+_Act = Callable[[Any, int], object]
+
 
 class BrokenLaw(AssertionError):
     """A backend breaks a law. The text says which one, and how."""
@@ -109,6 +111,21 @@ class Laws:
         """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
+    def equal(
+        self, dataset: Any, act: _Act = lambda loader, step: None, epochs: int = 2, where: str = "", **given: Any
+    ) -> tuple[Any, Any]:
+        """Such a pair, whose batches are equal. `act(loader, step)` is called for both after each step, and with
+        the step -1 before each epoch."""
+        both = self.pair(dataset, **given)
+        for epoch in range(epochs):
+            for loader in both:
+                act(loader, -1)
+            for step, (found, expected) in enumerate(zip_longest(*both)):
+                same(found, expected, f"{where} step {step} of epoch {epoch}")
+                for loader in both:
+                    act(loader, step)
+        return both
+
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
         """The backend itself, with so many workers hired: worker i in seat i."""
         number = max(1, self.workers)
@@ -132,17 +149,6 @@ class Laws:
 def same(found: Any, expected: Any, where: str = "") -> None:
     differs = difference(found, expected)
     assert differs is None, f"{where}: not as in the plain loop{differs}"
-
-
-def same_epochs(
-    loader: Any, plain: Any, meanwhile: Callable[[int], object] | None = None, *, epochs: int = 2, where: str = ""
-) -> None:
-    """The batches of the loader are those of the plain loop, whatever `meanwhile` does after each step."""
-    for epoch in range(epochs):
-        for step, (found, expected) in enumerate(zip_longest(loader, plain)):
-            same(found, expected, f"{where} step {step} of epoch {epoch}")
-            if meanwhile is not None:
-                meanwhile(step)
 
 
 def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
