@@ -54,30 +54,32 @@ def sleep(seconds: float) -> None:
 class _Posted:
     """A task on the board."""
 
+    worker: int | None = None
+    used = 0  # bytes of its slab
+
     def __init__(self, task: Task, slab: int, root: NDArray[np.uint8], seat: int, changes: int) -> None:
         self.task, self.slab, self.root, self.seat, self.changes = task, slab, root, seat, changes
-        self.worker: int | None = None
-        self.is_void = False
+        self.steps = task.steps  # how many of them are to be done
+        self.done: list[Any] = []  # their outcomes so far
+
+    def current(self) -> Task:
+        """The step that is at work, or the last one."""
+        return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _Worker:
     """One worker. It is also what `loader.workers` shows: tests may kill it."""
 
-    def __init__(self, worker: int, seat: int) -> None:
-        self.id, self.seat = worker, seat
-        self.runner: Runner | None = None
-        self.info: Any = None
-        self.posted: _Posted | None = None
-        self.done: list[Any] = []  # outcomes of the steps of its task
-        self.busy_until = self.took = 0.0
-        self.used = 0
-        self.changes = 0  # how many of them its dataset has
-        self.cause: BaseException | None = None
-        self._is_alive = True
+    runner: Runner | None = None
+    info: Any = None
+    posted: _Posted | None = None
+    busy_until = took = 0.0
+    changes = 0  # how many of them its dataset has
+    cause: BaseException | None = None
+    _is_alive = True
 
-    @property
-    def who(self) -> str:
-        return f"worker {self.seat} (simulated)"
+    def __init__(self, worker: int, seat: int) -> None:
+        self.id, self.seat, self.who = worker, seat, f"worker {seat} (simulated)"
 
     def kill(self) -> None:
         self._is_alive = False
@@ -88,10 +90,8 @@ class _Worker:
     def join(self, timeout: float | None = None) -> None:
         """A killed worker is dead at once."""
 
-    def step(self) -> int:
-        """The step of its task that is at work, counted from 0."""
-        assert self.posted is not None
-        return min(len(self.done), self.posted.task.steps - 1)
+    def does(self, kind: str) -> Action:
+        return Action(kind, self.id, -1 if self.posted is None else self.posted.current().step)
 
 
 class SimulatedBackend:
@@ -170,12 +170,13 @@ class SimulatedBackend:
     def rescind(self, seq: int) -> bool:
         self.flush()
         posted = self._board.get(seq)
-        if posted is not None and posted.worker is None:
+        if posted is None:
+            return False
+        if posted.worker is None:
             del self._board[seq]
-            return True
-        if posted is not None:
-            posted.is_void = True
-        return False
+        else:
+            posted.steps = max(1, len(posted.done))
+        return posted.worker is None
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         deadline = None if timeout is None else self.clock() + timeout
@@ -206,7 +207,7 @@ class SimulatedBackend:
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [
-            Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.task.step + worker.step())
+            Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.current().step)
             for worker in self.workers
             if (posted := worker.posted) is not None
         ]
@@ -228,36 +229,30 @@ class SimulatedBackend:
         actions = [action for worker in self._workers.values() if (action := self._action(worker))]
         if self._leaving:
             free = (w for w in self.workers if w.runner and not w.posted and w.busy_until <= self.clock())
-            actions += [Action("leave", worker.id) for worker in free]
+            actions += [worker.does("leave") for worker in free]
         if self._simulation.deaths:
-            actions += [Action("die", worker.id, self._step(worker)) for worker in self.workers]
+            actions += [worker.does("die") for worker in self.workers]
         return actions
 
     def _action(self, worker: _Worker) -> Action | None:
         """What this worker does next, if it need not wait and does not leave."""
         posted = worker.posted
         if not worker.is_alive():
-            return Action("bury", worker.id, self._step(worker))
+            return worker.does("bury")
         if worker.runner is None:
-            return Action("start", worker.id)
+            return worker.does("start")
         if worker.busy_until > self.clock():
             return None
-        if posted is None:
-            task = self._next_task(worker.seat)
-            return None if task is None else Action("claim", worker.id, task.step)
-        is_done = len(worker.done) == posted.task.steps or (posted.is_void and worker.done)
-        return Action("report" if is_done else "fill", worker.id, self._step(worker))
+        if posted is not None:
+            return worker.does("fill" if len(posted.done) < posted.steps else "report")
+        task = self._next_task(worker.seat)
+        return None if task is None else Action("claim", worker.id, task.step)
 
-    def _task(self, action: Action) -> Task | None:
+    def _task(self, worker: _Worker, kind: str) -> Task | None:
         """The task, or the single step, that an action is about."""
-        worker = self._workers[action.worker]
         if worker.posted is None:
-            return self._next_task(worker.seat) if action.kind == "claim" else None
-        task = worker.posted.task
-        return task.single()[worker.step()] if action.kind == "fill" else task
-
-    def _step(self, worker: _Worker) -> int:
-        return -1 if worker.posted is None else worker.posted.task.step + worker.step()
+            return self._next_task(worker.seat) if kind == "claim" else None
+        return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
         """The one with the lowest seq: the only reader of a stream relies on their order."""
@@ -282,7 +277,7 @@ class SimulatedBackend:
 
     def _perform(self, action: Action) -> None:
         worker = self._workers[action.worker]
-        if worker.is_alive() and self._simulation.kills(action, self._task(action), worker.seat):
+        if worker.is_alive() and self._simulation.kills(action, self._task(worker, action.kind), worker.seat):
             self._simulation.history[-1] = action._replace(kind="die")
             worker.kill()
         else:
@@ -322,14 +317,13 @@ class SimulatedBackend:
         assert task is not None
         worker.posted = self._board[task.seq]
         worker.posted.worker = worker.id
-        worker.used = 0
 
     def _fill(self, worker: _Worker) -> None:
         posted, runner = worker.posted, worker.runner
         assert posted is not None and runner is not None
-        task = posted.task.single()[len(worker.done)]
+        task = posted.current()
         # Each step of a bundle has a piece of the slab of its own.
-        base = -(-worker.used // ALIGN) * ALIGN
+        base = -(-posted.used // ALIGN) * ALIGN
         writer = Writer(posted.root[base:] if base else posted.root)
         changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes
         with self._at_work(worker):
@@ -340,19 +334,19 @@ class SimulatedBackend:
                 outcome = _run(runner, worker.id, task, writer)
         if isinstance(outcome, Filled):
             outcome = outcome._replace(seconds=worker.took)
-        worker.done.append(outcome)
-        worker.used = base + writer.used
+        posted.done.append(outcome)
+        posted.used = base + writer.used
 
     def _report(self, worker: _Worker) -> None:
-        posted, done = worker.posted, worker.done
+        posted, worker.posted = worker.posted, None
         assert posted is not None
-        worker.posted, worker.done = None, []
         del self._board[posted.task.seq]
+        done = posted.done
         outcome = done[0]
         if posted.task.steps > 1:
             seconds = sum(one.seconds for one in done if isinstance(one, Filled))
-            outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, done, posted.root)
-        self._slabs.learn(worker.used // len(done) + 1)
+            outcome = Bundle(posted.task.seq, worker.id, posted.used, seconds, done, posted.root)
+        self._slabs.learn(posted.used // len(done) + 1)
         self._outbox.append(outcome)
 
     def _leave(self, worker: _Worker) -> None:
@@ -364,7 +358,8 @@ class SimulatedBackend:
         del self._workers[worker.id]
         seq, at = None, 0
         if worker.posted is not None:
-            seq, at = worker.posted.task.seq, worker.step()
+            task = worker.posted.task
+            seq, at = task.seq, worker.posted.current().step - task.step
             del self._board[seq]
         told = at if self._simulation.names_step else None
         lost = Lost(worker.id, seq, told, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)
