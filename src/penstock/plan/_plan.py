@@ -181,11 +181,8 @@ class Draw:
     """An iterator over the steps of an epoch, which can also take several at once."""
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
-        self._plan, self._epoch = plan, epoch
-        self.batched = plan.batch_size is not None
-        self._size = plan.batch_size or 1
-        self._step = start
-        self._steps = plan.steps(epoch)
+        self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
+        self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
         self._at_once = max(1, _BLOCK // self._size)
         self._block: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
@@ -195,7 +192,7 @@ class Draw:
 
     def __next__(self) -> Any:
         keys, _ = self.take(1)
-        return keys if self._plan.batch_size is not None else int(keys[0])
+        return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
         """The keys of at most `most` next steps, and how many steps they are; all have equally many keys."""
@@ -315,12 +312,7 @@ def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterat
     """
     if not drop_last:
         return islice(steps, rank, None, world)
-    return _full_rounds(steps, rank, world)
-
-
-def _full_rounds(steps: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
-    while len(of_all_ranks := tuple(islice(steps, world))) == world:
-        yield of_all_ranks[rank]
+    return (of_all_ranks[rank] for of_all_ranks in zip(*[steps] * world, strict=False))
 
 
 def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:

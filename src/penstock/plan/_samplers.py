@@ -12,14 +12,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._permutation import Permutation
+from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._seeds import check_generator, draw_key, mix
 
 T = TypeVar("T")
@@ -99,20 +98,15 @@ class RandomSampler(Sampler[int]):
         if n == 0 and count:
             raise ValueError(f"{count} samples cannot be drawn from an empty data source.")
         if self.replacement:
-            return self._with_replacement(n, count, _generator(self.generator))
-        return self._without_replacement(n, count, draw_key(self.generator))
+            generator = _generator(self.generator)
+            return _one_by_one(generator.integers(0, n, size=block.size) for block in _blocks(count))
+        return _one_by_one(self._without_replacement(n, count, draw_key(self.generator)))
 
     @staticmethod
-    def _with_replacement(n: int, count: int, generator: np.random.Generator) -> Iterator[int]:
-        for block in _blocks(count):
-            yield from generator.integers(0, n, size=block.size).tolist()
-
-    @staticmethod
-    def _without_replacement(n: int, count: int, key: int) -> Iterator[int]:
+    def _without_replacement(n: int, count: int, key: int) -> Iterator[NDArray[np.int64]]:
         for turn, first in enumerate(range(0, count, max(n, 1))):
             permutation = Permutation(n, mix(key, turn))
-            for block in _blocks(min(n, count - first)):
-                yield from permutation.at(block).tolist()
+            yield from (permutation.at(block) for block in _blocks(min(n, count - first)))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -130,18 +124,12 @@ class SubsetRandomSampler(Sampler[T]):
         self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[T]:
-        return self._draw(len(self.indices), draw_key(self.generator))
-
-    def _draw(self, n: int, key: int) -> Iterator[T]:
-        if n == 0:
-            return
-        permutation = Permutation(n, key)
-        for block in _blocks(n):
-            at = permutation.at(block)
-            if isinstance(self.indices, np.ndarray):
-                yield from self.indices[at].tolist()
-            else:
-                yield from (self.indices[i] for i in at.tolist())
+        n, indices = len(self.indices), self.indices
+        permutation = Permutation(max(n, 1), draw_key(self.generator))
+        at = (permutation.at(block) for block in _blocks(n))
+        if isinstance(indices, np.ndarray):
+            return _one_by_one(indices[block] for block in at)
+        return (indices[i] for i in _one_by_one(at))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -203,9 +191,8 @@ class WeightedRandomSampler(Sampler[int]):
         edges = np.cumsum(self.weights)
         # With weights near the smallest float the product can round up to the last edge, which has no key.
         last = np.flatnonzero(self.weights)[-1]
-        for block in _blocks(self.num_samples):
-            keys = np.searchsorted(edges, generator.random(block.size) * edges[-1], side="right")
-            yield from np.minimum(keys, last).tolist()
+        points = (generator.random(block.size) * edges[-1] for block in _blocks(self.num_samples))
+        return _one_by_one(np.minimum(np.searchsorted(edges, at, side="right"), last) for at in points)
 
     def _without_replacement(self, generator: np.random.Generator) -> NDArray[np.int64]:
         # Exponential waiting times with the weights as rates: the shortest is a draw by weight, and so is
@@ -286,13 +273,10 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        n = len(self.dataset)
+        n, epoch = len(self.dataset), self.epoch
         order: Order = Shuffled(n, self.seed) if self.shuffle else Sequential(n)
-        return self._draw(order, n, self.num_samples, self.epoch)
-
-    def _draw(self, order: Order, n: int, count: int, epoch: int) -> Iterator[int]:
-        for block in _blocks(count):
-            yield from order.at(epoch, (block * self.num_replicas + self.rank) % n).tolist()
+        at = ((block * self.num_replicas + self.rank) % n for block in _blocks(self.num_samples))
+        return _one_by_one(order.at(epoch, positions) for positions in at)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -365,8 +349,11 @@ def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
 
 
 def _blocks(count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _BLOCK):
-        yield np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+    return (np.arange(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+
+
+def _one_by_one(blocks: Iterable[NDArray[Any]]) -> Iterator[Any]:
+    return chain.from_iterable(block.tolist() for block in blocks)
 
 
 def _generator(generator: np.random.Generator | None) -> np.random.Generator:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
-from penstock.plan._permutation import Permutation
+from penstock.plan._order import Permutation
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
 
