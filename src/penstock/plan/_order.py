@@ -22,11 +22,9 @@ class Order(Protocol):
 
     def size(self, epoch: int) -> int:
         """The number of positions in the epoch."""
-        ...
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The keys at these positions, in a new array. Raises IndexError for one outside 0..size-1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +119,16 @@ class Weighted:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Weighted):
             return NotImplemented
-        same = (self.count, self.seed) == (other.count, other.seed)
-        return same and np.array_equal(self.edges, other.edges)
+        return (self.count, self.seed) == (other.count, other.seed) and np.array_equal(self.edges, other.edges)
 
     def size(self, epoch: int) -> int:
         return self.count
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         numbers = hashes(mix(self.seed, epoch), _checked(positions, self.count))
-        total = self.edges[-1]
-        points = (numbers >> np.uint64(11)) * 2.0**-53 * total
+        points = (numbers >> np.uint64(11)) * 2.0**-53 * self.edges[-1]
         # Tiny weights can make the product round up to the last edge: then take the last key that has a weight.
-        last = np.searchsorted(self.edges, total)
+        last = np.searchsorted(self.edges, self.edges[-1])
         keys: NDArray[np.int64] = np.minimum(np.searchsorted(self.edges, points, side="right"), last)
         return keys
 
@@ -154,11 +150,9 @@ class Selected:
         if not isinstance(other, Selected):
             return NotImplemented
         ours, theirs = self.keys, other.keys
-        if isinstance(ours, range) or isinstance(theirs, range):  # array_equal would expand it
-            same = type(ours) is type(theirs) and ours == theirs
-        else:
-            same = np.array_equal(ours, theirs)
-        return self.order == other.order and bool(same)
+        if self.order != other.order or type(ours) is not type(theirs):
+            return False
+        return ours == theirs if isinstance(ours, range) else np.array_equal(ours, theirs)
 
     def size(self, epoch: int) -> int:
         return self.order.size(epoch)
@@ -181,8 +175,7 @@ def _scalar(value: int) -> NDArray[np.uint64]:
     return np.array(value, dtype=np.uint64)
 
 
-_32 = _scalar(32)
-_FIRST = _scalar(FIRST)
+_32, _FIRST = _scalar(32), _scalar(FIRST)
 
 
 class Permutation:
@@ -283,10 +276,8 @@ _permutation = lru_cache(maxsize=8)(Permutation)
 def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """A copy of the positions; raises IndexError if one is outside 0..size-1."""
     copy = np.array(positions, dtype=np.int64)
-    if copy.size and (copy.min() < 0 or copy.max() >= size):
-        raise IndexError(
-            f"positions {copy.min()} to {copy.max()} are not all inside an order of {size} samples."
-        )
+    if copy.size and ((low := copy.min()) < 0 or copy.max() >= size):
+        raise IndexError(f"positions {low} to {copy.max()} are not all inside an order of {size} samples.")
     return copy
 
 

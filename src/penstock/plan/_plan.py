@@ -5,7 +5,7 @@ A plan never changes: if the dataset may grow, make a new plan at the start of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -20,25 +20,23 @@ from penstock.plan._samplers import batches, check_drop_last, positive
 # Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
 _BLOCK = 4096
 
+_Take = Callable[[int], list[Any]]
+
 
 class Plan(Protocol):
     """The keys of each step of an epoch."""
 
     def after(self) -> Plan | None:
         """The plan of the next epoch, or None if it cannot be drawn ahead of time without side effects."""
-        ...
 
     def steps(self, epoch: int) -> int | None:
         """The number of steps in the epoch, or None if it is not known before the end."""
-        ...
 
     def pad(self, epoch: int, step: int) -> int:
         """The number of keys at the end of the step that only fill it up."""
-        ...
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The keys of each step from `start` on: an array or a list, or a single key without batching."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +82,12 @@ class OrderPlan:
     rollover: bool = False
 
     def __post_init__(self) -> None:
-        _check_batching(self.batch_size, self.drop_last, self.world)
-        _check_rank(self.rank, self.world)
+        _check(self.batch_size, self.drop_last, self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
             raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
-            raise ValueError(
-                f"rollover needs start=0, but start is {self.start}: the keys that an epoch inherits depend on the "
-                "shape of all steps before it."
-            )
+            cause = "the keys that an epoch inherits depend on the shape of all steps before it"
+            raise ValueError(f"rollover needs start=0, but start is {self.start}: {cause}.")
         _check_start(self.start)
 
     @property
@@ -210,23 +205,6 @@ class Draw:
         return self._block[at : self._at], count
 
 
-class Batchwise(Protocol):
-    """An iterable that is being read, of which `read` batches were taken."""
-
-    read: int
-
-    def take(self, size: int) -> list[Any]: ...
-
-
-class _Iterated:
-    def __init__(self, sampler: Iterable[Any]) -> None:
-        self.read = 0
-        self._keys = iter(sampler)
-
-    def take(self, size: int) -> list[Any]:
-        return list(islice(self._keys, size))
-
-
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
     """Steps from a user's sampler, which is read no further than steps are drawn.
@@ -248,9 +226,7 @@ class SamplerPlan:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if not self.batched:
-            _check_batching(self.batch_size, self.drop_last, self.world)
-        _check_rank(self.rank, self.world)
+        _check(1 if self.batched else self.batch_size, self.drop_last, self.rank, self.world)
 
     def after(self) -> None:
         return None
@@ -266,16 +242,21 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0, reading: Batchwise | None = None) -> Iterator[Any]:
+    def draw(self, epoch: int, start: int = 0, take: _Take | None = None, read: int = 0) -> Iterator[Any]:
+        """`take(size)` continues a reading that is open, of which `read` batches were taken."""
         _check_start(start)
-        reading = reading or _Iterated(self.sampler)
-        return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
+        of_all_ranks = self._read(take or _taking(iter(self.sampler)))
+        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last)
 
-    def _read(self, reading: Batchwise) -> Iterator[Any]:
+    def _read(self, take: _Take) -> Iterator[Any]:
         """The batches of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
-        while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
+        while (keys := take(size)) and (len(keys) == size or not self.drop_last):
             yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+def _taking(keys: Iterator[Any]) -> _Take:
+    return lambda size: list(islice(keys, size))
 
 
 def rest(
@@ -315,16 +296,13 @@ def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterat
     return (of_all_ranks[rank] for of_all_ranks in zip(*[steps] * world, strict=False))
 
 
-def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:
+def _check(batch_size: int | None, drop_last: bool, rank: int, world: int) -> None:
     check_drop_last(drop_last)
+    positive("world", world)
     if batch_size is not None:
         positive("batch_size", batch_size)
     elif drop_last and world == 1:
         raise ValueError("drop_last=True needs batches to drop, but batch_size is None.")
-
-
-def _check_rank(rank: int, world: int) -> None:
-    positive("world", world)
     if not 0 <= rank < world:
         raise ValueError(f"rank must be 0 to {world - 1} (world - 1), but it is {rank}.")
 

@@ -84,10 +84,8 @@ class RandomSampler(Sampler[int]):
         self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
-            raise ValueError(
-                "num_samples must be a positive integer, but it is 0: by default it is len(data_source), "
-                "and the data source is empty. Check that the data was found."
-            )
+            cause = "by default it is len(data_source), and the data source is empty"
+            raise ValueError(f"num_samples must be a positive integer, but it is 0: {cause}.")
 
     @property
     def num_samples(self) -> int:
@@ -248,10 +246,8 @@ class DistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if num_replicas is None:
-            num_replicas = _from_environment("num_replicas", "WORLD_SIZE")
-        if rank is None:
-            rank = _from_environment("rank", "RANK")
+        num_replicas = _given("num_replicas", num_replicas, "WORLD_SIZE")
+        rank = _given("rank", rank, "RANK")
         self.num_replicas = positive("num_replicas", num_replicas)
         if not 0 <= rank < self.num_replicas:
             raise ValueError(f"rank must be 0 to {num_replicas - 1} (num_replicas - 1), but it is {rank}.")
@@ -322,12 +318,11 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 def positive(name: str, value: object) -> int:
     """The value as a positive int; raises ValueError with the name otherwise."""
-    number = 0
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
-    if number <= 0:
-        raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
-    return number
+        if number > 0:
+            return number
+    raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
 
 
 def check_drop_last(value: object) -> bool:
@@ -360,17 +355,17 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
     return np.random.default_rng(draw_key(None)) if generator is None else generator
 
 
-def _from_environment(name: str, variable: str) -> int:
+def _given(name: str, number: int | None, variable: str) -> int:
+    """The number, which defaults to an environment variable."""
+    if number is not None:
+        return number
     value = os.environ.get(variable)
     if value is None:
         raise RuntimeError(
-            f"DistributedSampler does not know {name}: it was not given, and the environment variable "
-            f"{variable} is not set. Pass {name}=, or start the program with a launcher that sets it "
-            "(torchrun does)."
+            f"DistributedSampler does not know {name}: it was not given, and the environment variable {variable} is "
+            f"not set. Pass {name}=, or start the program with a launcher that sets it (torchrun does)."
         )
     try:
         return int(value)
     except ValueError:
-        raise ValueError(
-            f"{name} comes from the environment variable {variable}, but {value!r} is not an integer."
-        ) from None
+        raise ValueError(f"{name} is the environment variable {variable}, but {value!r} is not an integer.") from None
