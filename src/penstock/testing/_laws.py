@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import zip_longest
 from typing import Any
 from unittest import SkipTest
@@ -90,11 +90,10 @@ class Laws:
         """Called after each law, when all loaders are closed: raises if a worker, a file or memory is left."""
 
     def setup_method(self) -> None:
-        self._made: list[Any] = []
+        self._made = ExitStack()
 
     def teardown_method(self) -> None:
-        while self._made:
-            self._made.pop().close()
+        self._made.close()
         gc.collect()
         self.nothing_is_left()
 
@@ -110,8 +109,7 @@ class Laws:
             given["backend"] = self.backend
         with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
             warnings.simplefilter("ignore")
-            self._made.append(DataLoader(dataset, *args, **given | kwargs))
-        return self._made[-1]
+            return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
@@ -138,7 +136,7 @@ class Laws:
         # Kept here, as the engine keeps it: a backend may hold it weakly.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
         backend = make(self.backend or "inline", self._job, self.settings.get("multiprocessing_context"))
-        self._made.append(backend)
+        self._made.callback(backend.close)
         for worker in range(number if hired is None else hired):
             backend.hire(worker, worker)
         return backend
@@ -277,16 +275,11 @@ class ProtocolLaws(Laws):
         assert backend.poll(None) == []
 
     def test_poll_is_woken_by_another_thread(self) -> None:
-        backend = self.crew(Numbers())
+        backend: Any = self.crew(Numbers())
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(backend.poll(None)))
         thread.start()
-
-        def woken() -> bool:
-            backend.wake()
-            return bool(found)
-
-        until(woken, "poll() comes back after wake()")
+        until(lambda: backend.wake() or found, "poll() comes back after wake()")
         thread.join()
         assert found == [[]]
 

@@ -316,22 +316,20 @@ class LoaderLaws(Laws):
         with _gated() as (dataset, open_gate):
             batches = iter(self.loader(dataset, timeout=0.2))
             found: list[int] = []
-            said = ""
+            said = [""]
 
             def read() -> bool:
-                nonlocal said
                 try:
                     found.extend(next(batches).tolist())
                 except LoaderTimeout as error:  # workers may be slow to start
-                    said = str(error)
-                return "has it" in said
+                    said.append(str(error))
+                return "has it" in said[-1]
 
             until(read, "a timeout says who has the step")
-            assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said, said
-            assert "Samples in the step: [1]" in said, said
+            assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said[-1], said
+            assert "Samples in the step: [1]" in said[-1], said
             open_gate()
-            said = ""
-            until(lambda: read() or len(found) == 6, "the rest arrives")
+            until(lambda: read() and len(found) == 6, "the rest arrives")
             assert found == list(range(6)) and next(batches, None) is None
 
     # Stopping and resuming.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,23 +171,23 @@ class SimulatedBackend:
     def rescind(self, seq: int) -> bool:
         self.flush()
         posted = self._board.get(seq)
-        if posted is None:
-            return False
-        if posted.worker is None:
+        if posted is not None and posted.worker is None:
             del self._board[seq]
-        else:
+            return True
+        if posted is not None:
             posted.steps = max(1, len(posted.done))
-        return posted.worker is None
+        return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        deadline = None if timeout is None else self.clock() + timeout
+        deadline = math.inf if timeout is None else self.clock() + timeout
         while not self._woken.is_set():
             actions = self._actions()
-            wakes = self._next_time(deadline)
-            if self._outbox or (deadline is not None and self.clock() >= deadline):
+            asleep = (worker.busy_until for worker in self.workers if worker.busy_until > self.clock())
+            wakes = min([deadline, *asleep])
+            if self._outbox or self.clock() >= deadline:
                 actions.insert(0, Action("return"))
             elif all(action.kind == "die" for action in actions):
-                if wakes is None:
+                if wakes == math.inf:
                     self._wait_for_ever()
                     continue
                 actions.insert(0, Action("wait"))
@@ -194,7 +195,6 @@ class SimulatedBackend:
             if action.kind == "return":
                 break
             if action.kind == "wait":
-                assert wakes is not None
                 self._simulation.now = wakes
             else:
                 self._perform(action)
@@ -258,11 +258,6 @@ class SimulatedBackend:
         """The one with the lowest seq: the only reader of a stream relies on their order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
-
-    def _next_time(self, deadline: float | None) -> float | None:
-        """When something happens by itself: a worker has slept long enough, or the timeout is over."""
-        times = [worker.busy_until for worker in self.workers if worker.busy_until > self.clock()]
-        return min(times + ([] if deadline is None else [max(deadline, self.clock())]), default=None)
 
     def _wait_for_ever(self) -> None:
         if threading.active_count() > 1 and self._woken.wait(_PATIENCE):
