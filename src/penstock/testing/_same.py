@@ -110,6 +110,7 @@ def assert_resumes_everywhere(
     """
     everywhere = _default_settings(make_loader) if settings is None else list(settings)
     own = "a generator of the dataset's own (use penstock.rng(), or define state_dict() and load_state_dict())"
+    by = f"by a counter, a cache or {own}"
     with _opened(make_loader, {"num_workers": 0}) as loader:
         expected = [list(_named(islice(loader, steps), epoch)) for epoch in range(2)]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
@@ -120,7 +121,7 @@ def assert_resumes_everywhere(
                 loader.load_state_dict(state)
                 how = f"Stopped {where} with {_in_words(stopped)}, resumed with {_in_words(resumed)}"
                 rest = _named(islice(loader, None if steps is None else steps - done), epoch, done)
-                _compare(rest, expected[epoch][done:], how, "in a run without a stop", f"by a counter, a cache or {own}")
+                _compare(rest, expected[epoch][done:], how, "in a run without a stop", by)
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:

@@ -163,7 +163,7 @@ class SimulatedBackend:
     def flush(self) -> None:
         """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
-            action = self._simulation.choose(actions)
+            action = self._simulation.chosen(actions)
             if action.kind == "return":
                 return
             self._perform(action)
@@ -191,7 +191,7 @@ class SimulatedBackend:
                     self._wait_for_ever()
                     continue
                 actions.insert(0, Action("wait"))
-            action = self._simulation.choose(actions)
+            action = self._simulation.chosen(actions)
             if action.kind == "return":
                 break
             if action.kind == "wait":
