@@ -119,7 +119,8 @@ class Weighted:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Weighted):
             return NotImplemented
-        return (self.count, self.seed) == (other.count, other.seed) and np.array_equal(self.edges, other.edges)
+        same = (self.count, self.seed) == (other.count, other.seed)
+        return same and np.array_equal(self.edges, other.edges)
 
     def size(self, epoch: int) -> int:
         return self.count

@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import StateError
 from penstock.plan._order import Order
-from penstock.plan._samplers import batches, check_drop_last, positive
-
-# Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
-_BLOCK = 4096
+from penstock.plan._samplers import BLOCK, batches, check_drop_last, positive
 
 _Take = Callable[[int], list[Any]]
 
@@ -178,7 +175,7 @@ class Draw:
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
         self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
-        self._at_once = max(1, _BLOCK // self._size)
+        self._at_once = max(1, BLOCK // self._size)
         self._block: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
 

@@ -4,7 +4,7 @@ They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` 
 order is a function (see `_order.py`) and can be resumed at any step. A loader replaces a sampler of this
 module that has no generator of its own by the same kind of order (`order_of`), with the loader's seed.
 
-No sampler builds a list of n keys: each computes blocks of `_BLOCK` keys while it is read.
+No sampler builds a list of n keys: each computes blocks of `BLOCK` keys while it is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from penstock.plan._seeds import check_generator, draw_key, mix
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_BLOCK = 4096
+# Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
+BLOCK = 4096
 
 
 class Sampler(Generic[T_co]):
@@ -344,7 +345,7 @@ def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
 
 
 def _blocks(count: int) -> Iterator[NDArray[np.int64]]:
-    return (np.arange(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+    return (np.arange(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
 
 
 def _one_by_one(blocks: Iterable[NDArray[Any]]) -> Iterator[Any]:

@@ -115,9 +115,7 @@ class Laws:
         """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
-    def equal(
-        self, dataset: Any, act: _Act = lambda loader, step: None, epochs: int = 2, where: str = "", **given: Any
-    ) -> tuple[Any, Any]:
+    def equal(self, dataset: Any, act: _Act = lambda loader, step: None, epochs: int = 2, **given: Any) -> Any:
         """Such a pair, whose batches are equal. `act(loader, step)` is called for both after each step, and with
         the step -1 before each epoch."""
         both = self.pair(dataset, **given)
@@ -125,7 +123,7 @@ class Laws:
             for loader in both:
                 act(loader, -1)
             for step, (found, expected) in enumerate(zip_longest(*both)):
-                same(found, expected, f"{where} step {step} of epoch {epoch}")
+                same(found, expected, f"{type(dataset).__name__}, {given}: step {step} of epoch {epoch}")
                 for loader in both:
                     act(loader, step)
         return both
@@ -183,7 +181,7 @@ def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
     while len(found) < count:
         backend.flush()
         found += backend.poll(deadline - backend.clock())
-        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has told no more than {found}"
+        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has told only {found}"
     return found
 
 
@@ -335,7 +333,7 @@ class ProtocolLaws(Laws):
         for seq in range(8):
             backend.post(task(seq), seq, seq % self.workers)
         found: list[Any] = outcomes(backend, 8)
-        assert sorted((one.seq, one.worker) for one in found) == [(seq, seq % self.workers) for seq in range(8)]
+        assert all(one.worker == one.seq % self.workers for one in found) and seqs(found) == list(range(8)), found
 
     def test_one_worker_leaves_for_each_retire_and_no_task_with_it(self) -> None:
         self.needs("workers")

@@ -109,8 +109,8 @@ def assert_resumes_everywhere(
     >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     everywhere = _default_settings(make_loader) if settings is None else list(settings)
-    own = "a generator of the dataset's own (use penstock.rng(), or define state_dict() and load_state_dict())"
-    by = f"by a counter, a cache or {own}"
+    use = "use penstock.rng(), or define state_dict() and load_state_dict()"
+    by = f"by a counter, a cache or a generator of the dataset's own ({use})"
     with _opened(make_loader, {"num_workers": 0}) as loader:
         expected = [list(_named(islice(loader, steps), epoch)) for epoch in range(2)]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
@@ -241,7 +241,8 @@ def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
         if type(state) is dict:
             known, state = {name: state[name] for name in sorted(state, key=str)}, None
         rest = [made_by, args, list(items or ()), list(pairs or ()), state]
-    return "attributes", [(name, f".{name}", known[name]) for name in known] + [("", "", part) for part in rest]
+    named = [(name, f".{name}", part) for name, part in known.items()]
+    return "attributes", named + [("", "", part) for part in rest]
 
 
 def _between_arrays(one: NDArray[Any], other: NDArray[Any], at: str, within: _Within) -> str | None:
