@@ -115,7 +115,7 @@ class Laws:
         """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
-    def equal(self, dataset: Any, act: _Act = lambda loader, step: None, epochs: int = 2, **given: Any) -> Any:
+    def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
         """Such a pair, whose batches are equal. `act(loader, step)` is called for both after each step, and with
         the step -1 before each epoch."""
         both = self.pair(dataset, **given)
@@ -333,7 +333,7 @@ class ProtocolLaws(Laws):
         for seq in range(8):
             backend.post(task(seq), seq, seq % self.workers)
         found: list[Any] = outcomes(backend, 8)
-        assert all(one.worker == one.seq % self.workers for one in found) and seqs(found) == list(range(8)), found
+        assert seqs(found) == list(range(8)) and all(one.worker == one.seq % self.workers for one in found)
 
     def test_one_worker_leaves_for_each_retire_and_no_task_with_it(self) -> None:
         self.needs("workers")

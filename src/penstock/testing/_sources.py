@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from penstock import Dataset, IterableDataset, rng
 from penstock.source._dataset import Keyed
 
 
+@dataclass(eq=False, repr=False)
 class _Around(Dataset[Any]):
     """Calls `befall` before it fetches the sample of one of the keys."""
 
-    def __init__(self, dataset: Keyed[Any], keys: Collection[Any]) -> None:
-        self.dataset, self.keys = dataset, keys
+    dataset: Keyed[Any]
+    keys: Collection[Any]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -36,6 +38,7 @@ class _Around(Dataset[Any]):
         raise NotImplementedError
 
 
+@dataclass(eq=False, repr=False)
 class Raising(_Around):
     """Raises an `error` of this type at these keys, with the key in its message.
 
@@ -44,27 +47,23 @@ class Raising(_Around):
     ValueError: sample 1 is bad
     """
 
-    def __init__(
-        self, dataset: Keyed[Any], keys: Collection[Any], error: type[BaseException] = ValueError
-    ) -> None:
-        super().__init__(dataset, keys)
-        self.error = error
+    error: type[BaseException] = ValueError
 
     def befall(self, key: Any) -> None:
         raise self.error(f"sample {key!r} is bad")
 
 
+@dataclass(eq=False, repr=False)
 class Stalling(_Around):
     """Takes `seconds` longer at these keys: to test timeouts, and batches that are done out of order."""
 
-    def __init__(self, dataset: Keyed[Any], keys: Collection[Any], seconds: float) -> None:
-        super().__init__(dataset, keys)
-        self.seconds = seconds
+    seconds: float
 
     def befall(self, key: Any) -> None:
         time.sleep(self.seconds)
 
 
+@dataclass(eq=False, repr=False)
 class Dying(_Around):
     """Kills the worker process that fetches one of these keys, `lives` times for each key.
 
@@ -73,17 +72,12 @@ class Dying(_Around):
     `retries=2`) the loader retries the step, and its batches are the same as without deaths.
     """
 
-    def __init__(
-        self,
-        dataset: Keyed[Any],
-        keys: Collection[Any],
-        file: str | os.PathLike[str],
-        lives: int = 1,
-        by: signal.Signals = signal.SIGKILL,
-    ) -> None:
-        super().__init__(dataset, keys)
-        self.file, self.lives, self.by = os.fspath(file), lives, by
-        self._home = os.getpid()
+    file: str | os.PathLike[str]
+    lives: int = 1
+    by: signal.Signals = signal.SIGKILL
+
+    def __post_init__(self) -> None:
+        self.file, self._home = os.fspath(self.file), os.getpid()
 
     @property
     def deaths(self) -> list[str]:
