@@ -85,7 +85,7 @@ class RandomSampler(Sampler[int]):
         self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
-            cause = "it is len(data_source) by default, and that is empty. Check that the data was found"
+            cause = "by default it is len(data_source), and the data source is empty. Check that the data was found"
             raise ValueError(f"num_samples must be a positive integer, but it is 0: {cause}.")
 
     @property
