@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StateError
-from penstock.plan import _permutation as permutation_module
-from penstock.plan._order import Order, Sequential, Shuffled
-from penstock.plan._permutation import Permutation
+from penstock.plan import _order as permutation_module
+from penstock.plan._order import Order, Permutation, Sequential, Shuffled
 from penstock.plan._plan import OrderPlan, SamplerPlan
 from penstock.plan._samplers import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.plan import _permutation as module
-from penstock.plan._permutation import Permutation
+from penstock.plan import _order as module
+from penstock.plan._order import Permutation
 
 SMALLEST_WITHOUT_TABLE = 8193
 

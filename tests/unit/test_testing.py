@@ -371,7 +371,7 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Sig
     [
         "random",
         "testing._same",
-        "testing._faults",
+        "testing._sources",
         "testing.simulate",
         "testing.conformance",
     ],

@@ -1,7 +1,6 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
-from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._permutation import Permutation
+from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._plan import Draw, OrderPlan, Plan, SamplerPlan, rest
 from penstock.plan._samplers import (
     BatchSampler,

@@ -5,7 +5,7 @@ A plan never changes: if the dataset may grow, make a new plan at the start of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import StateError
 from penstock.plan._order import Order
-from penstock.plan._samplers import batches, check_drop_last, positive
+from penstock.plan._samplers import BLOCK, batches, check_drop_last, positive
 
-# Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
-_BLOCK = 4096
+_Take = Callable[[int], list[Any]]
 
 
 class Plan(Protocol):
@@ -26,19 +25,15 @@ class Plan(Protocol):
 
     def after(self) -> Plan | None:
         """The plan of the next epoch, or None if it cannot be drawn ahead of time without side effects."""
-        ...
 
     def steps(self, epoch: int) -> int | None:
         """The number of steps in the epoch, or None if it is not known before the end."""
-        ...
 
     def pad(self, epoch: int, step: int) -> int:
         """The number of keys at the end of the step that only fill it up."""
-        ...
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The keys of each step from `start` on: an array or a list, or a single key without batching."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +79,12 @@ class OrderPlan:
     rollover: bool = False
 
     def __post_init__(self) -> None:
-        _check_batching(self.batch_size, self.drop_last, self.world)
-        _check_rank(self.rank, self.world)
+        _check(self.batch_size, self.drop_last, self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
             raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
-            raise ValueError(
-                f"rollover needs start=0, but start is {self.start}: the keys carried into an epoch depend on the "
-                "shape of all earlier steps."
-            )
+            cause = "the keys carried into an epoch depend on the shape of all earlier steps"
+            raise ValueError(f"rollover needs start=0, but start is {self.start}: {cause}.")
         _check_start(self.start)
 
     @property
@@ -181,12 +173,9 @@ class Draw:
     """An iterator over the steps of an epoch, which can also take several at once."""
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
-        self._plan, self._epoch = plan, epoch
-        self.batched = plan.batch_size is not None
-        self._size = plan.batch_size or 1
-        self._step = start
-        self._steps = plan.steps(epoch)
-        self._at_once = max(1, _BLOCK // self._size)
+        self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
+        self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
+        self._at_once = max(1, BLOCK // self._size)
         self._block: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
 
@@ -195,7 +184,7 @@ class Draw:
 
     def __next__(self) -> Any:
         keys, _ = self.take(1)
-        return keys if self._plan.batch_size is not None else int(keys[0])
+        return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
         """The keys of at most `most` next steps, and how many steps they are; all have equally many keys."""
@@ -211,23 +200,6 @@ class Draw:
         self._step += count
         self._at = min(at + count * size, at + left)
         return self._block[at : self._at], count
-
-
-class Batchwise(Protocol):
-    """An iterable that is being read, of which `read` batches were taken."""
-
-    read: int
-
-    def take(self, size: int) -> list[Any]: ...
-
-
-class _Iterated:
-    def __init__(self, sampler: Iterable[Any]) -> None:
-        self.read = 0
-        self._keys = iter(sampler)
-
-    def take(self, size: int) -> list[Any]:
-        return list(islice(self._keys, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +223,7 @@ class SamplerPlan:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if not self.batched:
-            _check_batching(self.batch_size, self.drop_last, self.world)
-        _check_rank(self.rank, self.world)
+        _check(1 if self.batched else self.batch_size, self.drop_last, self.rank, self.world)
 
     def after(self) -> None:
         return None
@@ -269,16 +239,21 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0, reading: Batchwise | None = None) -> Iterator[Any]:
+    def draw(self, epoch: int, start: int = 0, take: _Take | None = None, read: int = 0) -> Iterator[Any]:
+        """`take(size)` continues a reading that is open, of which `read` batches were taken."""
         _check_start(start)
-        reading = reading or _Iterated(self.sampler)
-        return rest(self._read(reading), start, reading.read, self.rank, self.world, self.drop_last)
+        of_all_ranks = self._read(take or _taking(iter(self.sampler)))
+        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last)
 
-    def _read(self, reading: Batchwise) -> Iterator[Any]:
+    def _read(self, take: _Take) -> Iterator[Any]:
         """The batches of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
-        while (keys := reading.take(size)) and (len(keys) == size or not self.drop_last):
+        while (keys := take(size)) and (len(keys) == size or not self.drop_last):
             yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+def _taking(keys: Iterator[Any]) -> _Take:
+    return lambda size: list(islice(keys, size))
 
 
 def rest(
@@ -315,24 +290,16 @@ def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterat
     """
     if not drop_last:
         return islice(steps, rank, None, world)
-    return _full_rounds(steps, rank, world)
+    return (of_all_ranks[rank] for of_all_ranks in zip(*[steps] * world, strict=False))
 
 
-def _full_rounds(steps: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
-    while len(of_all_ranks := tuple(islice(steps, world))) == world:
-        yield of_all_ranks[rank]
-
-
-def _check_batching(batch_size: int | None, drop_last: bool, world: int) -> None:
+def _check(batch_size: int | None, drop_last: bool, rank: int, world: int) -> None:
     check_drop_last(drop_last)
+    positive("world", world)
     if batch_size is not None:
         positive("batch_size", batch_size)
     elif drop_last and world == 1:
         raise ValueError("drop_last=True needs batches to drop, but batch_size is None.")
-
-
-def _check_rank(rank: int, world: int) -> None:
-    positive("world", world)
     if not 0 <= rank < world:
         raise ValueError(f"rank must be 0 to {world - 1} (world - 1), but it is {rank}.")
 

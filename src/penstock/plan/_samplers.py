@@ -4,7 +4,7 @@ They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` 
 order is a function (see `_order.py`) and can be resumed at any step. A loader replaces a sampler of this
 module that has no generator of its own by the same kind of order (`order_of`), with the loader's seed.
 
-No sampler builds a list of n keys: each computes blocks of `_BLOCK` keys while it is read.
+No sampler builds a list of n keys: each computes blocks of `BLOCK` keys while it is read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._permutation import Permutation
+from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._seeds import check_generator, draw_key, mix
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_BLOCK = 4096
+# Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
+BLOCK = 4096
 
 
 class Sampler(Generic[T_co]):
@@ -85,10 +85,8 @@ class RandomSampler(Sampler[int]):
         self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
-            raise ValueError(
-                "num_samples must be a positive integer, but it is 0: by default it is len(data_source), "
-                "and the data source is empty. Check that the data was found."
-            )
+            cause = "by default it is len(data_source), and the data source is empty. Check that the data was found"
+            raise ValueError(f"num_samples must be a positive integer, but it is 0: {cause}.")
 
     @property
     def num_samples(self) -> int:
@@ -99,20 +97,15 @@ class RandomSampler(Sampler[int]):
         if n == 0 and count:
             raise ValueError(f"{count} samples cannot be drawn from an empty data source.")
         if self.replacement:
-            return self._with_replacement(n, count, _generator(self.generator))
-        return self._without_replacement(n, count, draw_key(self.generator))
+            generator = _generator(self.generator)
+            return _one_by_one(generator.integers(0, n, size=block.size) for block in _blocks(count))
+        return _one_by_one(self._without_replacement(n, count, draw_key(self.generator)))
 
     @staticmethod
-    def _with_replacement(n: int, count: int, generator: np.random.Generator) -> Iterator[int]:
-        for block in _blocks(count):
-            yield from generator.integers(0, n, size=block.size).tolist()
-
-    @staticmethod
-    def _without_replacement(n: int, count: int, key: int) -> Iterator[int]:
+    def _without_replacement(n: int, count: int, key: int) -> Iterator[NDArray[np.int64]]:
         for turn, first in enumerate(range(0, count, max(n, 1))):
             permutation = Permutation(n, mix(key, turn))
-            for block in _blocks(min(n, count - first)):
-                yield from permutation.at(block).tolist()
+            yield from (permutation.at(block) for block in _blocks(min(n, count - first)))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -130,18 +123,12 @@ class SubsetRandomSampler(Sampler[T]):
         self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[T]:
-        return self._draw(len(self.indices), draw_key(self.generator))
-
-    def _draw(self, n: int, key: int) -> Iterator[T]:
-        if n == 0:
-            return
-        permutation = Permutation(n, key)
-        for block in _blocks(n):
-            at = permutation.at(block)
-            if isinstance(self.indices, np.ndarray):
-                yield from self.indices[at].tolist()
-            else:
-                yield from (self.indices[i] for i in at.tolist())
+        n, indices = len(self.indices), self.indices
+        permutation = Permutation(max(n, 1), draw_key(self.generator))
+        at = (permutation.at(block) for block in _blocks(n))
+        if isinstance(indices, np.ndarray):
+            return _one_by_one(indices[block] for block in at)
+        return (indices[i] for i in _one_by_one(at))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -203,9 +190,8 @@ class WeightedRandomSampler(Sampler[int]):
         edges = np.cumsum(self.weights)
         # With weights near the smallest float the product can round up to the last edge, which has no key.
         last = np.flatnonzero(self.weights)[-1]
-        for block in _blocks(self.num_samples):
-            keys = np.searchsorted(edges, generator.random(block.size) * edges[-1], side="right")
-            yield from np.minimum(keys, last).tolist()
+        points = (generator.random(block.size) * edges[-1] for block in _blocks(self.num_samples))
+        return _one_by_one(np.minimum(np.searchsorted(edges, at, side="right"), last) for at in points)
 
     def _without_replacement(self, generator: np.random.Generator) -> NDArray[np.int64]:
         # Exponential waiting times with the weights as rates: the shortest is a draw by weight, and so is
@@ -261,10 +247,8 @@ class DistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if num_replicas is None:
-            num_replicas = _from_environment("num_replicas", "WORLD_SIZE")
-        if rank is None:
-            rank = _from_environment("rank", "RANK")
+        num_replicas = _given("num_replicas", num_replicas, "WORLD_SIZE")
+        rank = _given("rank", rank, "RANK")
         self.num_replicas = positive("num_replicas", num_replicas)
         if not 0 <= rank < self.num_replicas:
             raise ValueError(f"rank must be 0 to {num_replicas - 1} (num_replicas - 1), but it is {rank}.")
@@ -286,13 +270,10 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        n = len(self.dataset)
+        n, epoch = len(self.dataset), self.epoch
         order: Order = Shuffled(n, self.seed) if self.shuffle else Sequential(n)
-        return self._draw(order, n, self.num_samples, self.epoch)
-
-    def _draw(self, order: Order, n: int, count: int, epoch: int) -> Iterator[int]:
-        for block in _blocks(count):
-            yield from order.at(epoch, (block * self.num_replicas + self.rank) % n).tolist()
+        at = ((block * self.num_replicas + self.rank) % n for block in _blocks(self.num_samples))
+        return _one_by_one(order.at(epoch, positions) for positions in at)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -338,12 +319,11 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 def positive(name: str, value: object) -> int:
     """The value as a positive int; raises ValueError with the name otherwise."""
-    number = 0
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
-    if number <= 0:
-        raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
-    return number
+        if number > 0:
+            return number
+    raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
 
 
 def check_drop_last(value: object) -> bool:
@@ -365,25 +345,28 @@ def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
 
 
 def _blocks(count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _BLOCK):
-        yield np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+    return (np.arange(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+
+
+def _one_by_one(blocks: Iterable[NDArray[Any]]) -> Iterator[Any]:
+    return chain.from_iterable(block.tolist() for block in blocks)
 
 
 def _generator(generator: np.random.Generator | None) -> np.random.Generator:
     return np.random.default_rng(draw_key(None)) if generator is None else generator
 
 
-def _from_environment(name: str, variable: str) -> int:
+def _given(name: str, number: int | None, variable: str) -> int:
+    """The number, which defaults to an environment variable."""
+    if number is not None:
+        return number
     value = os.environ.get(variable)
     if value is None:
         raise RuntimeError(
-            f"DistributedSampler does not know {name}: it was not given, and the environment variable "
-            f"{variable} is not set. Pass {name}=, or start the program with a launcher that sets it "
-            "(torchrun does)."
+            f"DistributedSampler does not know {name}: it was not given, and the environment variable {variable} is "
+            f"not set. Pass {name}=, or start the program with a launcher that sets it (torchrun does)."
         )
     try:
         return int(value)
     except ValueError:
-        raise ValueError(
-            f"{name} comes from the environment variable {variable}, but {value!r} is not an integer."
-        ) from None
+        raise ValueError(f"{name} is the environment variable {variable}, but {value!r} is not an integer.") from None

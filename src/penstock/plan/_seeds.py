@@ -66,11 +66,9 @@ def draw_key(generator: np.random.Generator | None) -> int:
 
 def check_generator(generator: object) -> None:
     """Raises TypeError for anything but None and a numpy Generator."""
-    if generator is None or isinstance(generator, np.random.Generator):
-        return
-    kind = type(generator)
-    raise TypeError(
-        "generator must be a numpy.random.Generator or None, but it is a "
-        f"{kind.__module__}.{kind.__qualname__}. Make one with numpy.random.default_rng(seed); "
-        "a torch.Generator belongs to the classes of penstock.torch."
-    )
+    if generator is not None and not isinstance(generator, np.random.Generator):
+        kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
+        raise TypeError(
+            f"generator must be a numpy.random.Generator or None, but it is a {kind}. Make one with "
+            "numpy.random.default_rng(seed); a torch.Generator belongs to the classes of penstock.torch."
+        )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
-from penstock.source._dataset import Dataset
+from penstock.source._dataset import Dataset, check_either
 
 Array = NDArray[Any]
 
@@ -33,13 +33,7 @@ class ArrayDataset(Dataset[Any]):
     """
 
     def __init__(self, *arrays: Any, **named: Any) -> None:
-        if arrays and named:
-            raise ValueError(
-                "ArrayDataset takes arrays either by position (samples are rows or tuples) or by name "
-                f"(dicts), but got {len(arrays)} by position and {sorted(named)} by name."
-            )
-        if not arrays and not named:
-            raise ValueError("ArrayDataset needs at least one array, but got none.")
+        check_either("ArrayDataset", "array", arrays, named)
         self.names: tuple[str, ...] | None = tuple(named) or None
         labels = self.names or range(len(arrays))
         self.columns: tuple[Array, ...] = tuple(map(_column, labels, arrays or named.values()))
@@ -85,9 +79,8 @@ class ArrayDataset(Dataset[Any]):
         """The keys as int64 of 0 or more; raises IndexError for a key that has no row."""
         found = np.asarray(keys)
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            raise TypeError(
-                f"keys must be integers along one axis, but they are {found.dtype} of shape {found.shape}."
-            )
+            what = f"{found.dtype} of shape {found.shape}"
+            raise TypeError(f"keys must be integers along one axis, but they are {what}.")
         checked = found.astype(np.int64, copy=False)
         n = len(self)
         # As uint64 a negative key is huge, so one comparison checks both bounds.
@@ -116,26 +109,22 @@ class ArrayDataset(Dataset[Any]):
 
 
 def _column(label: object, array: Any) -> Array:
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"column {label} is a masked array, and its mask would be lost. Fill it (.filled(value)), or "
-            "pass the mask as another column."
-        )
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
-    if column.ndim == 0:
-        raise TypeError(f"column {label} must have rows, but it is a single {column.dtype} value.")
-    if column.dtype.hasobject and column.dtype.kind != "T":
-        raise TypeError(
-            f"column {label} has dtype {column.dtype}, and Python objects cannot be copied into a batch. "
-            "Convert it to numbers or strings, or put a list or a PackedList beside the other columns with "
-            "StackDataset."
+    if isinstance(array, np.ma.MaskedArray):
+        wrong = "is a masked array; its mask would be lost. Fill it (.filled(value)), or add the mask as a column."
+    elif column.ndim == 0:
+        wrong = f"must have rows, but it is a single {column.dtype} value."
+    elif column.dtype.hasobject and column.dtype.kind != "T":
+        wrong = (
+            f"has dtype {column.dtype}, and Python objects cannot be copied into a batch. Convert it to numbers or "
+            "strings, or put a list or a PackedList beside the other columns with StackDataset."
         )
-    if column.dtype.kind == "T" and column.ndim > 1:
-        raise TypeError(
-            f"column {label} is a StringDType array with {column.ndim} axes, but can have only one. "
-            "Convert it to a fixed width (astype('U'))."
-        )
-    return column
+    elif column.dtype.kind == "T" and column.ndim > 1:
+        axes = f"{column.ndim} axes, but can have only one"
+        wrong = f"is a StringDType array with {axes}. Convert it to a fixed width (astype('U'))."
+    else:
+        return column
+    raise TypeError(f"column {label} {wrong}")
 
 
 def _views(columns: Sequence[Array]) -> list[Array]:

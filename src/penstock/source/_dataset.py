@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
-from penstock.plan._permutation import Permutation
+from penstock.plan._order import Permutation
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
 
@@ -124,10 +124,8 @@ class ConcatDataset(Dataset[T_co]):
             raise ValueError("ConcatDataset needs at least one dataset, but got none.")
         for position, dataset in enumerate(self.datasets):
             if is_stream(dataset):
-                raise TypeError(
-                    f"ConcatDataset needs datasets with keys, but dataset {position} is a stream "
-                    f"({type(dataset).__name__}). Use ChainDataset to join streams."
-                )
+                wrong = f"dataset {position} is a stream ({type(dataset).__name__}). Use ChainDataset to join streams"
+                raise TypeError(f"ConcatDataset needs datasets with keys, but {wrong}.")
         self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
     def __len__(self) -> int:
@@ -186,18 +184,13 @@ class ChainDataset(IterableDataset[T_co]):
         self.datasets: list[Iterable[T_co]] = list(datasets)
         for position, dataset in enumerate(self.datasets):
             if not hasattr(dataset, "__iter__"):
-                raise TypeError(
-                    f"ChainDataset needs streams (IterableDataset, or anything with __iter__), but dataset "
-                    f"{position} is a {type(dataset).__name__}. Use ConcatDataset to join datasets with keys."
-                )
+                wrong = f"dataset {position} is a {type(dataset).__name__}. Use ConcatDataset for datasets with keys"
+                raise TypeError(f"ChainDataset needs streams (anything with __iter__), but {wrong}.")
 
     def __iter__(self) -> Iterator[T_co]:
         linked = hasattr(self, "load")
         for position, stream in enumerate(self.datasets):
-            if linked:
-                yield from cast(Iterator[T_co], (Link(position, item) for item in stream))
-            else:
-                yield from stream
+            yield from (cast(T_co, Link(position, item)) for item in stream) if linked else stream
 
     @property
     def load(self) -> Callable[[Link], Any]:
@@ -223,8 +216,7 @@ class Subset(Dataset[T_co]):
     """
 
     def __init__(self, dataset: Keyed[T_co], indices: Sequence[Any] | NDArray[Any]) -> None:
-        self.dataset = dataset
-        self.indices = indices
+        self.dataset, self.indices = dataset, indices
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -261,13 +253,7 @@ class StackDataset(Dataset[Any]):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if args and kwargs:
-            raise ValueError(
-                f"StackDataset takes datasets either by position (samples are tuples) or by name (dicts), "
-                f"but got {len(args)} by position and {sorted(kwargs)} by name."
-            )
-        if not args and not kwargs:
-            raise ValueError("StackDataset needs at least one dataset, but got none.")
+        check_either("StackDataset", "dataset", args, kwargs)
         self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
         sizes = _lengths(self._parts())
         if len(set(sizes)) > 1:
@@ -291,6 +277,15 @@ class StackDataset(Dataset[Any]):
     def _sample(self, parts: Iterable[Any]) -> Any:
         named = isinstance(self.datasets, dict)
         return dict(zip(self.datasets, parts, strict=True)) if named else tuple(parts)
+
+
+def check_either(taker: str, part: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises ValueError unless there are parts, all by position or all by name."""
+    if args and kwargs:
+        counts = f"{len(args)} by position and {sorted(kwargs)} by name"
+        raise ValueError(f"{taker} takes {part}s either by position (tuples) or by name (dicts), not {counts}.")
+    if not args and not kwargs:
+        raise ValueError(f"{taker} needs at least one {part}, but got none.")
 
 
 def random_split(
@@ -317,10 +312,8 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
     if all(isinstance(length, Integral) for length in lengths):
         counts = [int(length) for length in lengths]
         if sum(counts) != n or min(counts, default=0) < 0:
-            raise ValueError(
-                f"random_split needs lengths of 0 or more that sum to the dataset's {n} samples, "
-                f"but {counts} sum to {sum(counts)}. For fractions pass floats that sum to 1."
-            )
+            wrong = f"{counts} sum to {sum(counts)}. For fractions pass floats that sum to 1"
+            raise ValueError(f"random_split needs lengths of 0 or more that sum to {n} samples, but {wrong}.")
         return counts
     for position, fraction in enumerate(lengths):
         if not 0 <= fraction <= 1:
@@ -330,10 +323,9 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
     counts = [math.floor(n * fraction) for fraction in lengths]
     for rest in range(n - sum(counts)):
         counts[rest % len(counts)] += 1
-    for position, count in enumerate(counts):
+    for position, (count, fraction) in enumerate(zip(counts, lengths, strict=True)):
         if count == 0:
-            share = f"{lengths[position]} of {n} samples"
-            warnings.warn(f"part {position} of random_split is empty: {share}.", stacklevel=3)
+            warnings.warn(f"part {position} of random_split is empty: {fraction} of {n} samples", stacklevel=3)
     return counts
 
 
@@ -344,10 +336,8 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
         return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
     if len(samples) != len(keys):
-        raise ValueError(
-            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
-            "It must return one for each key, in the order of the keys."
-        )
+        found = f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys"
+        raise ValueError(f"{found}. It must return one for each key, in the order of the keys.")
     return cast("list[Any]", samples)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from operator import index as as_int
+from operator import methodcaller
 from typing import Any, Generic, Literal, SupportsIndex, TypeVar, overload
 
 import numpy as np
@@ -35,10 +37,6 @@ class PackedList(Sequence[T], Generic[T]):
     """
 
     __slots__ = ("_bytes", "_decode", "_edges", "data", "kind", "offsets")
-
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    kind: ItemKind
 
     def __init__(self, items: Iterable[T]) -> None:
         if isinstance(items, np.ndarray) and items.dtype.kind in "US":
@@ -98,14 +96,10 @@ class PackedList(Sequence[T], Generic[T]):
         return _restore, (self.data[first:last], self.offsets - first if first else self.offsets, self.kind)
 
     def __repr__(self) -> str:
-        size = float(self._edges[-1] - self._edges[0] + self.offsets.nbytes)
-        unit = "B"
-        for larger in ("kB", "MB", "GB"):
-            if size < 1000:
-                break
-            size, unit = size / 1000, larger
+        size = self._edges[-1] - self._edges[0] + self.offsets.nbytes
+        power = min((len(str(size)) - 1) // 3, 3)
         kind = "pickled" if self.kind == "pickle" else self.kind
-        return f"PackedList({len(self)} {kind}, {size:.1f} {unit})"
+        return f"PackedList({len(self)} {kind}, {size / 1000**power:.1f} {('B', 'kB', 'MB', 'GB')[power]})"
 
 
 def _restore(data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> PackedList[Any]:
@@ -120,44 +114,30 @@ def _text(data: memoryview) -> str:
 
 
 _DECODE: dict[ItemKind, Callable[[Any], Any]] = {"str": _text, "bytes": bytes, "pickle": pickle.loads}
+_ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
+    "str": methodcaller("encode", "utf-8", "surrogatepass"),
+    "bytes": bytes,
+    "pickle": partial(pickle.dumps, protocol=5),
+}
 
 
-def _pack(items: Iterable[Any]) -> tuple[bytearray, array[int], ItemKind]:
+def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
     """All items concatenated, with n + 1 offsets; all are pickled if two of them differ in kind."""
     data, offsets = bytearray(), array("q", [0])
-    kind: ItemKind | None = None
+    items = iter(items)
     for item in items:
         item_kind: ItemKind = "str" if type(item) is str else "bytes" if type(item) is bytes else "pickle"
         if kind is None:
             kind = item_kind
         elif kind not in (item_kind, "pickle"):
-            data, offsets = _repacked(data, offsets, kind)
-            kind = "pickle"
-        if kind == "str":
-            data += item.encode("utf-8", "surrogatepass")
-        elif kind == "bytes":
-            data += item
-        else:
-            data += _pickled(item, len(offsets) - 1)
+            packed = _restore(np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64), kind)
+            return _pack(chain(packed, [item], items), "pickle")
+        try:
+            data += _ENCODE[kind](item)
+        except Exception as error:
+            raise TypeError(
+                f"item {len(offsets) - 1} of a PackedList, a {type(item).__qualname__}, cannot be pickled: {error}. "
+                "A PackedList holds str, bytes and objects that can be pickled; store this one elsewhere."
+            ) from error
         offsets.append(len(data))
     return data, offsets, kind or "str"
-
-
-def _repacked(data: bytearray, offsets: array[int], kind: ItemKind) -> tuple[bytearray, array[int]]:
-    """Pickles the items packed as str or bytes so far, because a later item has another type."""
-    repacked, edges = bytearray(), array("q", [0])
-    with memoryview(data) as view:
-        for at in range(len(offsets) - 1):
-            repacked += pickle.dumps(_DECODE[kind](view[offsets[at] : offsets[at + 1]]), protocol=5)
-            edges.append(len(repacked))
-    return repacked, edges
-
-
-def _pickled(item: object, at: int) -> bytes:
-    try:
-        return pickle.dumps(item, protocol=5)
-    except Exception as error:
-        raise TypeError(
-            f"item {at} of a PackedList, a {type(item).__qualname__}, cannot be pickled: {error}. "
-            "A PackedList holds str, bytes and objects that can be pickled; store this one elsewhere."
-        ) from error

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -18,10 +19,9 @@ from penstock import DataLoader
 from penstock._epoch import pace
 from penstock.errors import LoaderTimeout, WorkerLost
 from penstock.testing import _sources as sources
-from penstock.testing._faults import Raising
-from penstock.testing._laws import Laws, raises, same, same_epochs, until
+from penstock.testing._laws import Laws, raises, same, until
 from penstock.testing._same import assert_resumes_everywhere
-from penstock.testing._sources import Countdown, Light, Made, Numbers, Stateful
+from penstock.testing._sources import Countdown, Light, Made, Numbers, Raising, Stateful
 
 _SHUFFLED: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
 _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
@@ -32,13 +32,9 @@ def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(law)
     def checked(self: Any) -> None:
-        before = pace._SECONDS
-        try:
-            for seconds in (0.0, 10.0):
-                pace._SECONDS = seconds
+        for seconds in (0.0, 10.0):
+            with patch.object(pace, "_SECONDS", seconds):
                 law(self)
-        finally:
-            pace._SECONDS = before
 
     return checked
 
@@ -47,34 +43,26 @@ class LoaderLaws(Laws):
     # Law 1: inline is the meaning.
 
     def test_batches_are_those_of_the_plain_loop(self) -> None:
-        for dataset, given in (
-            (Numbers(10), {}),
-            (Numbers(10), {"batch_size": 4}),
-            (Numbers(10), {"batch_size": 4, "drop_last": True}),
+        rows: tuple[Any, ...] = (
+            (Numbers(10), {}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}),
+            (Numbers(10), {"batch_size": 3, "sampler": [5, 1, 1, 8]}, {"batch_size": 4, "dtype": "float32"}),
+            (Numbers(10), {"batch_sampler": [[1], [2, 3], (4, 5, 6)]}),
             (Numbers(3), {"batch_size": 7}),
             (Numbers(0), {"batch_size": 2}),
-            (Numbers(10), {"batch_size": None}),
             (Numbers(40), _SHUFFLED),
-            (Numbers(10), {"batch_size": 3, "sampler": [5, 1, 1, 8]}),
-            (Numbers(10), {"batch_sampler": [[1], [2, 3], (4, 5, 6)]}),
-            (Made(23, sources.rich), {"batch_size": 4}),
-            (Made(23, sources.rich), {"batch_size": None}),
+            (Made(23, sources.rich), {"batch_size": 4}, {"batch_size": None}),
             (sources.ragged([1, 5, 100, 1000, 0, 3]), {}),
             (_ROWS, _SHUFFLED),
             (["a", "bc", "def"], {"batch_size": 2}),
             ({"x": 1.5, "y": 2.5}, {"batch_size": 2, "sampler": ["y", "x", "y"]}),
-            (Countdown(10), {"batch_size": 4}),
-            (Countdown(10), {"batch_size": 4, "drop_last": True}),
-            (Countdown(5), {"batch_size": None}),
+            (Countdown(10), {"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}),
             (Countdown(0), {"batch_size": 2}),
-            (Light(10), {"batch_size": 4}),
-            (Light(5), {"batch_size": None}),
+            (Light(10), {"batch_size": 4}, {"batch_size": None}),
             (Stateful(9), {"batch_size": 2, "seed": 1}),
-            (Numbers(10), {"batch_size": 4, "dtype": "float32"}),
-        ):
-            loader, plain = self.pair(dataset, **given)
-            same_epochs(loader, plain, where=f"{type(dataset).__name__}, {given}:")
-            loader.close()
+        )
+        for dataset, *settings in rows:
+            for given in settings:
+                self.equal(dataset, **given)[0].close()
 
     def test_large_batches_among_small_ones_arrive_whole(self) -> None:
         sizes = [10, 9_000_000, 3, 10, 12_000_000, 5, 0, 10]
@@ -93,7 +81,7 @@ class LoaderLaws(Laws):
         keys: list[Any] = [7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([[1.5]])]
         dataset = Made(0, lambda key: (type(key).__name__, key))
         for key, found in zip(keys, self.loader(dataset, batch_size=None, sampler=keys), strict=True):
-            assert found[0] == type(key).__name__ and np.array_equal(found[1], key), f"{key!r} came as {found}"
+            assert found[0] == type(key).__name__ and np.array_equal(found[1], key), f"{key!r}: {found}"
 
     def test_batches_say_which_samples_they_hold(self) -> None:
         for epoch in range(2):
@@ -107,7 +95,7 @@ class LoaderLaws(Laws):
 
     def test_random_numbers_belong_to_the_sample(self) -> None:
         for make in (sources.drawn, sources.drawn_everywhere)[: 1 + self.own_generators]:
-            same_epochs(*self.pair(Made(20, make), **_SHUFFLED))
+            self.equal(Made(20, make), **_SHUFFLED)
 
     def test_the_generators_of_the_caller_are_left_alone(self) -> None:
         self.needs("own_generators")
@@ -132,8 +120,7 @@ class LoaderLaws(Laws):
     def test_samples_that_fail_are_skipped_or_replaced_as_in_the_plain_loop(self) -> None:
         for on_error in ("skip", "replace"):
             dataset = Raising(Numbers(), {1, 2, 3, 17, 39})
-            loader, plain = self.pair(dataset, on_error=on_error, **_SHUFFLED)
-            same_epochs(loader, plain, epochs=1, where=on_error)
+            loader, plain = self.equal(dataset, epochs=1, on_error=on_error, **_SHUFFLED)
             assert [key for key, _ in loader.skipped] == [key for key, _ in plain.skipped]
 
     def test_an_error_in_worker_init_fn_is_the_error_of_each_step(self) -> None:
@@ -167,8 +154,8 @@ class LoaderLaws(Laws):
             assert sorted(key for _, keys in found for key in keys) == list(range(40))
 
     def test_an_epoch_that_is_left_leaves_no_trace_in_the_next(self) -> None:
-        for dataset in (Numbers(), Light(40), Countdown(40)):
-            loader, plain = self.pair(dataset, **(_SHUFFLED if type(dataset) is Numbers else {"batch_size": 3}))
+        for dataset, given in ((Numbers(), _SHUFFLED), (Light(40), {}), (Countdown(40), {})):
+            loader, plain = self.pair(dataset, **{"batch_size": 3} | given)
             for left_at in (0, 1, 2, 3, 7, 13, None):
                 same(list(islice(loader, left_at)), list(islice(plain, left_at)), f"left at {left_at}")
 
@@ -181,29 +168,10 @@ class LoaderLaws(Laws):
 
     @_bundled_or_not
     def test_an_update_reaches_the_next_batch_and_is_made_once(self) -> None:
-        both = self.pair(Numbers(), **_SHUFFLED)
-
-        def change(step: int) -> None:
-            for loader in both:
-                if step in (0, 4, 5, 12, 13):
-                    loader.update(size=step)
-                    loader.update(sources.once_more)
-
-        for epoch in range(3):
-            for loader in both:
-                loader.update(size=100 + epoch)  # at first before there are workers
-            same_epochs(*both, change, epochs=1)
+        self.equal(Numbers(), _change, epochs=3, **_SHUFFLED)
 
     def test_light_items_are_loaded_again_after_an_update(self) -> None:
-        both = self.pair(Light(30), 2)
-
-        def change(step: int) -> None:
-            for loader in both:
-                if step in (3, 4, 14):
-                    loader.update(size=step)
-
-        change(3)  # before there are workers
-        same_epochs(*both, change)
+        self.equal(Light(30), _change, batch_size=2)
 
     def test_an_update_that_cannot_be_sent_changes_nothing(self) -> None:
         loader = self.loader(Numbers(6), 2)
@@ -220,49 +188,48 @@ class LoaderLaws(Laws):
     @_bundled_or_not
     def test_more_or_fewer_workers_give_the_same_batches(self) -> None:
         self.needs("workers")
-        loader, plain = self.pair(Numbers(400), **_SHUFFLED)
-        loader.num_workers = 3  # before there are any
 
-        def resize(step: int) -> None:
-            if step % 10 == 0:
+        def resize(loader: Any, step: int) -> None:
+            if step < 0:
+                loader.set_epoch(0)
+            if loader.num_workers and (step < 0 or step % 10 == 0):  # at first before there are any
                 loader.num_workers = (1, 4, 2, 1, 1, 5, 3)[step // 10 % 7]
 
-        for _ in range(2):
-            loader.set_epoch(0)
-            plain.set_epoch(0)
-            same_epochs(loader, plain, resize, epochs=1)
-            loader.num_workers = 1
+        self.equal(Numbers(400), resize, **_SHUFFLED)
 
     def test_light_items_and_streams_do_not_depend_on_the_number_of_workers(self) -> None:
         self.needs("workers")
+
+        def resize(loader: Any, step: int) -> None:
+            if loader.num_workers:
+                loader.num_workers = 1 + step % 3
+
         for make in (Light, Stateful):
-            loader, plain = self.pair(make(60), 2, seed=1)
-            same_epochs(loader, plain, functools.partial(_resize, loader), where=make.__name__)
+            self.equal(make(60), resize, batch_size=2, seed=1)
 
     # Law 5: workers are replaceable.
 
     @_bundled_or_not
     def test_a_lost_worker_is_not_noticed(self) -> None:
-        self._with_losses((0, 5, 6, 40), Numbers(200), **_SHUFFLED)
+        self._with_losses(Numbers(200), 0, 5, 6, 40, **_SHUFFLED)
 
     def test_a_stream_with_a_state_goes_on_in_another_worker(self) -> None:
-        self._with_losses((0, 7, 12), Stateful(40), batch_size=2, seed=1)
+        self._with_losses(Stateful(40), 0, 7, 12, batch_size=2, seed=1)
 
     def test_workers_may_be_lost_while_their_number_changes(self) -> None:
-        self._with_losses((3, 9, 20, 30), Numbers(200), resize=True, **_SHUFFLED)
+        self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
-    def _with_losses(self, steps: Iterable[int], dataset: Any, resize: bool = False, **given: Any) -> None:
+    def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
         """The batches are those of the plain loop, although a worker is killed after each of the steps."""
         self.needs("workers", "loses_workers")
-        loader, plain = self.pair(dataset, retries=9, **given)
 
-        def lose(step: int) -> None:
-            if step in steps:
+        def lose(loader: Any, step: int) -> None:
+            if loader.num_workers and step in steps:
                 if resize:
                     loader.num_workers = 1 if step % 2 else 3
                 self.kill(loader)
 
-        same_epochs(loader, plain, lose, epochs=3)
+        self.equal(dataset, lose, epochs=3, retries=9, **given)
 
     def test_a_stream_without_a_state_ends_with_an_error_if_its_reader_is_lost(self) -> None:
         self.needs("workers", "loses_workers")
@@ -349,22 +316,20 @@ class LoaderLaws(Laws):
         with _gated() as (dataset, open_gate):
             batches = iter(self.loader(dataset, timeout=0.2))
             found: list[int] = []
-            said = ""
+            said = [""]
 
             def read() -> bool:
-                nonlocal said
                 try:
                     found.extend(next(batches).tolist())
                 except LoaderTimeout as error:  # workers may be slow to start
-                    said = str(error)
-                return "is working on it" in said
+                    said.append(str(error))
+                return "is working on it" in said[-1]
 
             until(read, "a timeout says who has the step")
-            assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said, said
-            assert "Samples in the step: [1]" in said, said
+            assert found == [0] and "Step 1 of epoch 0 is not done; worker " in said[-1], said
+            assert "Samples in the step: [1]" in said[-1], said
             open_gate()
-            said = ""
-            until(lambda: read() or len(found) == 6, "the rest arrives")
+            until(lambda: read() and len(found) == 6, "the rest arrives")
             assert found == list(range(6)) and next(batches, None) is None
 
     # Stopping and resuming.
@@ -391,8 +356,10 @@ class LoaderLaws(Laws):
             same(found, expected, f"{given}")
 
 
-def _resize(loader: Any, step: int) -> None:
-    loader.num_workers = 1 + step % 3
+def _change(loader: Any, step: int) -> None:
+    if step in (-1, 0, 3, 4, 12, 13, 14):  # at first before there are workers
+        loader.update(size=step)
+        loader.update(sources.once_more)
 
 
 def _rows(batches: Iterable[Any]) -> list[Any]:

@@ -47,15 +47,16 @@ def assert_same_everywhere(
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
+    by = "in the same process, by a generator of the dataset's own (use penstock.rng()), a counter or a cache"
     for setting in _default_settings(make_loader) if settings is None else settings:
         given, plain = f"With {_in_words(setting)}", "in the plain run (num_workers=0)"
         if setting == {"num_workers": 0}:
             given, plain = "In a second plain run (num_workers=0)", "in the first"
         with closing(_stream(make_loader, setting, epochs, steps)) as found:
-            _compare(found, expected, given, plain, _USE_RNG)
+            _compare(found, expected, given, plain, by)
 
 
-def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, advice: str) -> None:
+def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
     """Asserts that these values are the expected ones; each comes with its name."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
@@ -67,14 +68,9 @@ def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain:
         differs = difference(one[1], wanted[1])
         if differs is not None:
             where = differs if differs.startswith(":") else f", in {differs}"
-            cause = f"a sample depends on earlier samples {advice}; or no seed= was given"
+            cause = f"a sample depends on earlier samples {by}; or no seed= was given"
             what = f"{given}: {one[0]} differs from that {plain}{where}"
             raise AssertionError(f"{what}.\n  The likely cause: {cause}.")
-
-
-_USE_RNG = (
-    "in the same process, by a generator of the dataset's own (use penstock.rng()), a counter or a cache"
-)
 
 
 def _stream(
@@ -113,6 +109,8 @@ def assert_resumes_everywhere(
     >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
     """
     everywhere = _default_settings(make_loader) if settings is None else list(settings)
+    use = "use penstock.rng(), or define state_dict() and load_state_dict()"
+    by = f"by a counter, a cache or a generator of the dataset's own ({use})"
     with _opened(make_loader, {"num_workers": 0}) as loader:
         expected = [list(_named(islice(loader, steps), epoch)) for epoch in range(2)]
     for stopped, resumed in zip(everywhere, everywhere[1:] + everywhere[:1], strict=True):
@@ -123,7 +121,7 @@ def assert_resumes_everywhere(
                 loader.load_state_dict(state)
                 how = f"Stopped {where} with {_in_words(stopped)}, resumed with {_in_words(resumed)}"
                 rest = _named(islice(loader, None if steps is None else steps - done), epoch, done)
-                _compare(rest, expected[epoch][done:], how, "in a run without a stop", _KEEP_STATE)
+                _compare(rest, expected[epoch][done:], how, "in a run without a stop", by)
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
@@ -142,12 +140,6 @@ def _state(loader: Any) -> Any:
         return json.loads(json.dumps(state))
     except TypeError:  # the caller must save it in another format
         return state
-
-
-_KEEP_STATE = (
-    "by a counter, a cache or a generator of the dataset's own (use penstock.rng(), or define state_dict() and "
-    "load_state_dict())"
-)
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
@@ -198,63 +190,59 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
         if one.dtype != other.dtype:
             return f"{at}: it is {one.dtype}, not {other.dtype}"
         return _between_arrays(_of_tensor(one), _of_tensor(other), at, within)
-    if one is other:
+    if one is other or (id(one), id(other)) in within:  # or inside itself, and being compared already
         return None
-    if isinstance(one, Mapping):
-        if list(one) != list(other):
-            return f"{at}: its keys are {list(one)}, not {list(other)}"
-        return _first(((one[key], other[key], f"{at}[{key!r}]") for key in one), within)
-    if isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            return f"{at}: it has {len(one)} elements, not {len(other)}"
-        return _first(((part, other[row], f"{at}[{row}]") for row, part in enumerate(one)), within)
-    if dataclasses.is_dataclass(one) and not isinstance(one, type):
-        names = [field.name for field in dataclasses.fields(one)]
-        return _first(((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names), within)
-    if type(one).__eq__ in _USELESS:
-        return _between_objects(one, other, at, within)
-    try:
-        if bool(one == other) or (one != one and other != other):
-            return None
-    except Exception:  # arrays inside, whose comparison has no single answer
-        return _between_objects(one, other, at, within)
-    return f"{at}: it is {one!r}, not {other!r}"
+    if not isinstance(one, (Mapping, list, tuple)) and not dataclasses.is_dataclass(type(one)):
+        try:
+            if type(one).__eq__ not in _USELESS:
+                equal = bool(one == other) or (one != one and other != other)
+                return None if equal else f"{at}: it is {one!r}, not {other!r}"
+        except Exception:  # arrays inside, whose comparison has no single answer
+            pass
+    return _between_parts(one, other, at, (*within, (id(one), id(other))))
 
 
 # __eq__ methods that compare only identities, or fail with arrays and NaN inside.
 _USELESS: tuple[Any, ...] = (object.__eq__, SimpleNamespace.__eq__)
 
 
-def _first(parts: Iterable[tuple[Any, Any, str]], within: _Within) -> str | None:
-    return next((found for part in parts if (found := difference(*part, within)) is not None), None)
-
-
-def _between_objects(one: Any, other: Any, at: str, within: _Within) -> str | None:
-    if (id(one), id(other)) in within:  # an object inside itself, which is being compared already
-        return None
+def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None:
     try:
-        ours, theirs = _parts(one), _parts(other)
+        (kind, ours), (_, theirs) = _parts(one), _parts(other)
     except Exception as error:
         return (
             f"{at}: it cannot be compared: {type(one).__name__} has no useful __eq__, and pickle cannot take it "
             f"apart ({type(error).__name__}: {error})"
         )
-    names = [[name[1:] for name, _ in parts if name] for parts in (ours, theirs)]
+    if kind == "elements" and len(ours) != len(theirs):
+        return f"{at}: it has {len(ours)} elements, not {len(theirs)}"
+    names = [[name for name, path, _ in parts if path] for parts in (ours, theirs)]
     if names[0] != names[1]:
-        return f"{at}: its attributes are {names[0]}, not {names[1]}"
+        return f"{at}: its {kind} are {names[0]}, not {names[1]}"
     pairs = zip(ours, theirs, strict=True)
-    return _first(((a, b, at + name) for (name, a), (_, b) in pairs), (*within, (id(one), id(other))))
+    found = (difference(a, b, at + path, within) for (_, path, a), (_, _, b) in pairs)
+    return next((differs for differs in found if differs is not None), None)
 
 
-def _parts(whole: Any) -> list[tuple[str, Any]]:
-    """The parts that pickle would save, each with its name, or "" if it has none."""
-    reduced = whole.__reduce_ex__(4)
-    if isinstance(reduced, str):  # the name of a global
-        return [("", reduced)]
-    made_by, args, state, items, pairs = (*reduced, None, None, None)[:5]
-    known = state if type(state) is dict else {}
-    rest = [made_by, args, list(items or ()), list(pairs or ()), None if known else state]
-    return [(f".{name}", known[name]) for name in sorted(known, key=str)] + [("", part) for part in rest]
+def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
+    """The parts that are compared, each with its name and its path, or "" if it has none; and what they are."""
+    if isinstance(whole, Mapping):
+        return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]
+    if isinstance(whole, (list, tuple)):
+        return "elements", [(row, f"[{row}]", part) for row, part in enumerate(whole)]
+    known: dict[str, Any] = {}
+    rest: list[Any] = []
+    if dataclasses.is_dataclass(type(whole)):
+        known = {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
+    elif isinstance(reduced := whole.__reduce_ex__(4), str):  # the name of a global
+        rest = [reduced]
+    else:  # the parts that pickle would save
+        made_by, args, state, items, pairs = (*reduced, None, None, None)[:5]
+        if type(state) is dict:
+            known, state = {name: state[name] for name in sorted(state, key=str)}, None
+        rest = [made_by, args, list(items or ()), list(pairs or ()), state]
+    named = [(name, f".{name}", part) for name, part in known.items()]
+    return "attributes", named + [("", "", part) for part in rest]
 
 
 def _between_arrays(one: NDArray[Any], other: NDArray[Any], at: str, within: _Within) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,30 +55,32 @@ def sleep(seconds: float) -> None:
 class _Posted:
     """A task on the board."""
 
+    worker: int | None = None
+    used = 0  # bytes of its slab
+
     def __init__(self, task: Task, slab: int, root: NDArray[np.uint8], seat: int, changes: int) -> None:
         self.task, self.slab, self.root, self.seat, self.changes = task, slab, root, seat, changes
-        self.worker: int | None = None
-        self.is_void = False
+        self.steps = task.steps  # how many of them are to be done
+        self.done: list[Any] = []  # their outcomes so far
+
+    def current(self) -> Task:
+        """The step that is at work, or the last one."""
+        return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _Worker:
     """One worker. It is also what `loader.workers` shows: tests may kill it."""
 
-    def __init__(self, worker: int, seat: int) -> None:
-        self.id, self.seat = worker, seat
-        self.runner: Runner | None = None
-        self.info: Any = None
-        self.posted: _Posted | None = None
-        self.done: list[Any] = []  # outcomes of the steps of its task
-        self.busy_until = self.took = 0.0
-        self.used = 0
-        self.changes = 0  # how many of them its dataset has
-        self.cause: BaseException | None = None
-        self._is_alive = True
+    runner: Runner | None = None
+    info: Any = None
+    posted: _Posted | None = None
+    busy_until = took = 0.0
+    changes = 0  # how many of them its dataset has
+    cause: BaseException | None = None
+    _is_alive = True
 
-    @property
-    def who(self) -> str:
-        return f"worker {self.seat} (simulated)"
+    def __init__(self, worker: int, seat: int) -> None:
+        self.id, self.seat, self.who = worker, seat, f"worker {seat} (simulated)"
 
     def kill(self) -> None:
         self._is_alive = False
@@ -88,10 +91,8 @@ class _Worker:
     def join(self, timeout: float | None = None) -> None:
         """A killed worker is dead at once."""
 
-    def step(self) -> int:
-        """The step of its task that is at work, counted from 0."""
-        assert self.posted is not None
-        return min(len(self.done), self.posted.task.steps - 1)
+    def does(self, kind: str) -> Action:
+        return Action(kind, self.id, -1 if self.posted is None else self.posted.current().step)
 
 
 class SimulatedBackend:
@@ -162,7 +163,7 @@ class SimulatedBackend:
     def flush(self) -> None:
         """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
-            action = self._simulation.choose(actions)
+            action = self._simulation.chosen(actions)
             if action.kind == "return":
                 return
             self._perform(action)
@@ -174,26 +175,26 @@ class SimulatedBackend:
             del self._board[seq]
             return True
         if posted is not None:
-            posted.is_void = True
+            posted.steps = max(1, len(posted.done))
         return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        deadline = None if timeout is None else self.clock() + timeout
+        deadline = math.inf if timeout is None else self.clock() + timeout
         while not self._woken.is_set():
             actions = self._actions()
-            wakes = self._next_time(deadline)
-            if self._outbox or (deadline is not None and self.clock() >= deadline):
+            asleep = (worker.busy_until for worker in self.workers if worker.busy_until > self.clock())
+            wakes = min([deadline, *asleep])
+            if self._outbox or self.clock() >= deadline:
                 actions.insert(0, Action("return"))
             elif all(action.kind == "die" for action in actions):
-                if wakes is None:
+                if wakes == math.inf:
                     self._wait_for_ever()
                     continue
                 actions.insert(0, Action("wait"))
-            action = self._simulation.choose(actions)
+            action = self._simulation.chosen(actions)
             if action.kind == "return":
                 break
             if action.kind == "wait":
-                assert wakes is not None
                 self._simulation.now = wakes
             else:
                 self._perform(action)
@@ -206,7 +207,7 @@ class SimulatedBackend:
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [
-            Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.task.step + worker.step())
+            Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.current().step)
             for worker in self.workers
             if (posted := worker.posted) is not None
         ]
@@ -228,46 +229,35 @@ class SimulatedBackend:
         actions = [action for worker in self._workers.values() if (action := self._action(worker))]
         if self._leaving:
             free = (w for w in self.workers if w.runner and not w.posted and w.busy_until <= self.clock())
-            actions += [Action("leave", worker.id) for worker in free]
+            actions += [worker.does("leave") for worker in free]
         if self._simulation.deaths:
-            actions += [Action("die", worker.id, self._step(worker)) for worker in self.workers]
+            actions += [worker.does("die") for worker in self.workers]
         return actions
 
     def _action(self, worker: _Worker) -> Action | None:
         """What this worker does next, if it need not wait and does not leave."""
         posted = worker.posted
         if not worker.is_alive():
-            return Action("bury", worker.id, self._step(worker))
+            return worker.does("bury")
         if worker.runner is None:
-            return Action("start", worker.id)
+            return worker.does("start")
         if worker.busy_until > self.clock():
             return None
-        if posted is None:
-            task = self._next_task(worker.seat)
-            return None if task is None else Action("claim", worker.id, task.step)
-        is_done = len(worker.done) == posted.task.steps or (posted.is_void and worker.done)
-        return Action("report" if is_done else "fill", worker.id, self._step(worker))
+        if posted is not None:
+            return worker.does("fill" if len(posted.done) < posted.steps else "report")
+        task = self._next_task(worker.seat)
+        return None if task is None else Action("claim", worker.id, task.step)
 
-    def _task(self, action: Action) -> Task | None:
+    def _task(self, worker: _Worker, kind: str) -> Task | None:
         """The task, or the single step, that an action is about."""
-        worker = self._workers[action.worker]
         if worker.posted is None:
-            return self._next_task(worker.seat) if action.kind == "claim" else None
-        task = worker.posted.task
-        return task.single()[worker.step()] if action.kind == "fill" else task
-
-    def _step(self, worker: _Worker) -> int:
-        return -1 if worker.posted is None else worker.posted.task.step + worker.step()
+            return self._next_task(worker.seat) if kind == "claim" else None
+        return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
         """The one with the lowest seq: the only reader of a stream relies on their order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
-
-    def _next_time(self, deadline: float | None) -> float | None:
-        """When something happens by itself: a worker has slept long enough, or the timeout is over."""
-        times = [worker.busy_until for worker in self.workers if worker.busy_until > self.clock()]
-        return min(times + ([] if deadline is None else [max(deadline, self.clock())]), default=None)
 
     def _wait_for_ever(self) -> None:
         if threading.active_count() > 1 and self._woken.wait(_PATIENCE):
@@ -282,7 +272,7 @@ class SimulatedBackend:
 
     def _perform(self, action: Action) -> None:
         worker = self._workers[action.worker]
-        if worker.is_alive() and self._simulation.kills(action, self._task(action), worker.seat):
+        if worker.is_alive() and self._simulation.kills(action, self._task(worker, action.kind), worker.seat):
             self._simulation.history[-1] = action._replace(kind="die")
             worker.kill()
         else:
@@ -322,14 +312,13 @@ class SimulatedBackend:
         assert task is not None
         worker.posted = self._board[task.seq]
         worker.posted.worker = worker.id
-        worker.used = 0
 
     def _fill(self, worker: _Worker) -> None:
         posted, runner = worker.posted, worker.runner
         assert posted is not None and runner is not None
-        task = posted.task.single()[len(worker.done)]
+        task = posted.current()
         # Each step of a bundle has a piece of the slab of its own.
-        base = -(-worker.used // ALIGN) * ALIGN
+        base = -(-posted.used // ALIGN) * ALIGN
         writer = Writer(posted.root[base:] if base else posted.root)
         changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes
         with self._at_work(worker):
@@ -340,19 +329,19 @@ class SimulatedBackend:
                 outcome = _run(runner, worker.id, task, writer)
         if isinstance(outcome, Filled):
             outcome = outcome._replace(seconds=worker.took)
-        worker.done.append(outcome)
-        worker.used = base + writer.used
+        posted.done.append(outcome)
+        posted.used = base + writer.used
 
     def _report(self, worker: _Worker) -> None:
-        posted, done = worker.posted, worker.done
+        posted, worker.posted = worker.posted, None
         assert posted is not None
-        worker.posted, worker.done = None, []
         del self._board[posted.task.seq]
+        done = posted.done
         outcome = done[0]
         if posted.task.steps > 1:
             seconds = sum(one.seconds for one in done if isinstance(one, Filled))
-            outcome = Bundle(posted.task.seq, worker.id, worker.used, seconds, done, posted.root)
-        self._slabs.learn(worker.used // len(done) + 1)
+            outcome = Bundle(posted.task.seq, worker.id, posted.used, seconds, done, posted.root)
+        self._slabs.learn(posted.used // len(done) + 1)
         self._outbox.append(outcome)
 
     def _leave(self, worker: _Worker) -> None:
@@ -364,7 +353,8 @@ class SimulatedBackend:
         del self._workers[worker.id]
         seq, at = None, 0
         if worker.posted is not None:
-            seq, at = worker.posted.task.seq, worker.step()
+            task = worker.posted.task
+            seq, at = task.seq, worker.posted.current().step - task.step
             del self._board[seq]
         told = at if self._simulation.names_step else None
         lost = Lost(worker.id, seq, told, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)

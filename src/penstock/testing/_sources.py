@@ -1,14 +1,101 @@
-"""Datasets that the laws of a backend are checked with. They can be sent anywhere."""
+"""Datasets for tests: those that the laws of a backend are checked with, and some that fail at given keys."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
-from collections.abc import Callable, Iterator
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock import Dataset, IterableDataset, rng
+from penstock.source._dataset import Keyed
+
+
+@dataclass(eq=False, repr=False)
+class _Around(Dataset[Any]):
+    """Calls `befall` before it fetches the sample of one of the keys."""
+
+    dataset: Keyed[Any]
+    keys: Collection[Any]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in self.keys:
+            self.befall(key)
+        return self.dataset[key]
+
+    def befall(self, key: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclass(eq=False, repr=False)
+class Raising(_Around):
+    """Raises an `error` of this type at these keys, with the key in its message.
+
+    >>> Raising("abc", {1})[1]
+    Traceback (most recent call last):
+    ValueError: sample 1 is bad
+    """
+
+    error: type[BaseException] = ValueError
+
+    def befall(self, key: Any) -> None:
+        raise self.error(f"sample {key!r} is bad")
+
+
+@dataclass(eq=False, repr=False)
+class Stalling(_Around):
+    """Takes `seconds` longer at these keys: to test timeouts, and batches that are done out of order."""
+
+    seconds: float
+
+    def befall(self, key: Any) -> None:
+        time.sleep(self.seconds)
+
+
+@dataclass(eq=False, repr=False)
+class Dying(_Around):
+    """Kills the worker process that fetches one of these keys, `lives` times for each key.
+
+    It does nothing in the process that made the dataset, so nothing inline and with threads. Each death is
+    written to `file`, as a line with the key, so that all processes know of it. With at most `lives=2` (and
+    `retries=2`) the loader retries the step, and its batches are the same as without deaths.
+    """
+
+    file: str | os.PathLike[str]
+    lives: int = 1
+    by: signal.Signals = signal.SIGKILL
+
+    def __post_init__(self) -> None:
+        self.file, self._home = os.fspath(self.file), os.getpid()
+
+    @property
+    def deaths(self) -> list[str]:
+        """The keys at which processes have died so far, as text."""
+        return Path(self.file).read_text().splitlines() if os.path.exists(self.file) else []
+
+    def befall(self, key: Any) -> None:
+        if os.getpid() == self._home:
+            return
+        with open(self.file, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases the lock when this process dies
+            if self.deaths.count(repr(key)) < self.lives:
+                file.write(f"{key!r}\n")
+                file.flush()
+                with suppress(OSError):  # SIGKILL cannot have a handler; workers ignore SIGINT
+                    signal.signal(self.by, signal.SIG_DFL)
+                os.kill(os.getpid(), self.by)
+                signal.pause()  # until the signal arrives
 
 
 class Numbers(Dataset[Any]):
@@ -82,10 +169,10 @@ class Countdown(IterableDataset[Any]):
 class Light(Countdown):
     """A stream of light items, which workers load."""
 
-    size = 1
+    size, times = 1, 0
 
     def load(self, item: int) -> Any:
-        return item * 3, self.size
+        return item * 3, self.size, self.times
 
 
 class Stateful(Countdown):

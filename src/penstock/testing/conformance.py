@@ -27,9 +27,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import SkipTest
 
-from penstock.testing._laws import BrokenLaw, sentence
+from penstock.testing._laws import BrokenLaw, ProtocolLaws, sentence
 from penstock.testing._loading import LoaderLaws
-from penstock.testing._protocol import ProtocolLaws
 
 __all__ = ["BrokenLaw", "Suite", "check"]
 

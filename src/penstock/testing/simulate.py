@@ -33,9 +33,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
 from penstock._wire.task import Task
 from penstock.backends import Backend, register, unregister
@@ -92,9 +91,6 @@ class Refuse:
     error: Exception | None = None
 
 
-_Fault = Kill | Refuse
-
-
 def seeded(seed: int) -> Choose:
     """A random order, a function of the seed."""
     numbers = random.Random(seed)
@@ -110,56 +106,46 @@ def replay(numbers: Iterable[int]) -> Choose:
     return lambda actions: next(left, 0) % len(actions)
 
 
-@contextmanager
-def workers(
-    choose: Choose | None = None,
-    faults: Iterable[_Fault] = (),
-    *,
-    deaths: int = 0,
-    copies_dataset: bool = True,
-    most_steps: int = 1,
-    names_step: bool = True,
-) -> Iterator[Simulation]:
-    """Registers a simulated backend for the block: `DataLoader(..., num_workers=2, backend=simulation.name)`.
-
-    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: so many workers
-    may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a process,
-    or all share the caller's, as threads do. `most_steps`: small steps may travel together, so many at most.
-    `names_step=False`: a loss does not tell which step of a bundle was at work, as on a remote machine.
-    """
-    copied = [replace(fault) for fault in faults]  # they count down
-    simulation = Simulation(choose or seeded(0), copied, deaths, copies_dataset, most_steps, names_step)
-    register(simulation.name, lambda job, context: SimulatedBackend(simulation, job))
-    try:
-        yield simulation
-    finally:
-        unregister(simulation.name)
-
-
 _numbers = itertools.count(1)
 
 
 @dataclass(eq=False, repr=False)
 class Simulation:
-    """What `workers` returns: the backend's `name`, the virtual time (`now`), and what has happened so far.
+    """Registers a simulated backend for a block: `DataLoader(..., num_workers=2, backend=simulation.name)`.
 
-    `history` has every action, and `choices` every number that `choose` returned: `replay(choices)` repeats it all.
-    `open` are the backends that were not closed.
+    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: so many workers
+    may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a process,
+    or all share the caller's, as threads do. `most_steps`: small steps may travel together, so many at most.
+    `names_step=False`: a loss does not tell which step of a bundle was at work, as on a remote machine.
+
+    `now` is the virtual time. `history` has every action, and `choices` every number that `choose` returned:
+    `replay(choices)` repeats it all. `open` are the backends that were not closed.
     """
 
-    _choose: Choose
-    _faults: list[_Fault]
-    deaths: int
-    copies_dataset: bool
-    most_steps: int
-    names_step: bool
-    name: str = field(default_factory=lambda: f"simulated_{next(_numbers)}")
-    now: float = 0.0
-    history: list[Action] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    open: list[Backend] = field(default_factory=list)
+    choose: Choose | None = None
+    faults: Iterable[Kill | Refuse] = ()
+    _: KW_ONLY
+    deaths: int = 0
+    copies_dataset: bool = True
+    most_steps: int = 1
+    names_step: bool = True
 
-    def choose(self, actions: Sequence[Action]) -> Action:
+    def __post_init__(self) -> None:
+        self._choose = self.choose or seeded(0)
+        self._faults = [replace(fault) for fault in self.faults]  # they count down
+        self.name, self.now = f"simulated_{next(_numbers)}", 0.0
+        self.history: list[Action] = []
+        self.choices: list[int] = []
+        self.open: list[Backend] = []
+
+    def __enter__(self) -> Simulation:
+        register(self.name, lambda job, context: SimulatedBackend(self, job))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        unregister(self.name)
+
+    def chosen(self, actions: Sequence[Action]) -> Action:
         at = 0
         if len(actions) > 1:
             at = self._choose(actions)
@@ -184,3 +170,6 @@ class Simulation:
                 elif fault.times:
                     fault.times -= 1
                     raise fault.error or OSError("the simulation refuses to start a worker")
+
+
+workers = Simulation
