@@ -22,7 +22,7 @@ from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options, is_int
 from penstock._resume.progress import Epochs, Progress, content
-from penstock._resume.reading import asked, has_state, known
+from penstock._resume.reading import Mark, asked, has_state, known, taken
 from penstock._resume.state import ANEW, State
 from penstock._wire.updates import Restoring, Setting
 from penstock._work.job import Job
@@ -391,6 +391,11 @@ class DataLoader(Generic[_T_co]):
                     mark = known(start.mark) if restores else None
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
+                # Threads read on before the first batch is asked for: later nobody knows where the stream began.
+                reads_on = feed.one_reader and options.num_workers and not engine.backend.copies_dataset
+                if reads_on and not start.begun and start.mark is None and has_state(self._dataset):
+                    dataset: Any = self._dataset
+                    start = start._replace(mark=taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()})))
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)

@@ -112,6 +112,7 @@ LONG = [
 @pytest.mark.filterwarnings("ignore:num_workers=. is more than", "ignore:A stream is read by one reader")
 @settings(max_examples=4, deadline=None)
 @given(story=stories)
+@example(story=[(0, (CLOSE, 0))])
 @example(story=LONG)
 def test_real_workers_give_the_stream_of_the_inline_loop(feed: str, workers: str, story: Any) -> None:
     assert same(tell(feed, story, **REAL[workers]), tell(feed, story))
