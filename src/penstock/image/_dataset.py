@@ -166,8 +166,8 @@ class ImageFolder(Images):
         first = [os.path.join(self.root, path) for path in self.paths[:CHECKED]]
         if not any(map(os.path.isfile, first)):
             raise FileNotFoundError(
-                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, nor any of "
-                f"the first {len(first)}. Paths are relative to root, or to the list's folder if root is the list."
+                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, nor any "
+                f"of the first {len(first)}. Paths are relative to root, or to the list's folder if root is the list."
             )
 
     def __repr__(self) -> str:

@@ -82,8 +82,7 @@ class Transform:
         normalizer = _normalizer(self)
         if normalizer.mean_image is not None:
             normalizer.check_mean([crop] if self.area else [fixed, crop] if fixed else [])
-        known = crop or fixed
-        shape = known and normalizer.shape(known)
+        shape = (size := crop or fixed) and normalizer.shape(size)
         derived = {"_crop": crop, "_normalizer": normalizer, "dtype": normalizer.dtype, "shape": shape}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
