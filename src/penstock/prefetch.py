@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 
 from penstock._deliver.delivery import pinning
 from penstock._fill.cast import Cast
+from penstock._options import is_int
 from penstock._prefetch import GRACE, LONGEST_WAIT, Copies, Gate, Made, Producer, Sweep, produce, running
 
 __all__ = ["Prefetcher", "prefetch"]
+
+_CLOSED = "This prefetch() was closed. Call prefetch() again."
+_ENDED = "This prefetch() was ended by {}: a batch may be lost. reset() or iter() starts again, if possible."
 
 
 def prefetch(
@@ -63,7 +68,7 @@ class Prefetcher:
         self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool
     ) -> None:
         for name, value in (("depth", depth), ("hold", hold)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if not is_int(value, 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         cast = Cast.of(dtype, casting)
         if not isinstance(pin_memory, (bool, np.bool_)):
@@ -177,10 +182,7 @@ class Prefetcher:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _state_dict(self) -> Any:
-        """The `state_dict()` of the source after the batch that was delivered last.
-
-        After a reset: its state at the new start, for which this waits.
-        """
+        """The source's state after the batch delivered last; after a reset at its new start, which is waited for."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -191,10 +193,7 @@ class Prefetcher:
         return sweep.state
 
     def _load_state_dict(self, state: Any) -> None:
-        """Loads the state into the source and starts a new sweep there. If the source raises, nothing changes.
-
-        Waits until the source has finished its current batch.
-        """
+        """Loads the state when the source has finished its current batch. If the source raises, nothing changes."""
         self._check()
         with self._producer.turn:
             try:
@@ -257,7 +256,15 @@ class Prefetcher:
             try:
                 if self._thread is None:
                     first = first if loaded else producer.state()
-                    self._start()
+                    gate = self._gate = Gate()
+                    # A method of the gate, not of this object, which the finalizer would keep alive. At exit all
+                    # threads are stopped, and waited for, by `_stop_all`.
+                    weakref.finalize(self, gate.stop).atexit = False
+                    work = partial(produce, gate, weakref.ref(producer))
+                    thread = threading.Thread(target=work, name="penstock-prefetch", daemon=True)
+                    thread.start()
+                    running[thread] = gate
+                    self._thread = thread
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
                 self._gate.drain()
                 sweep = producer.wanted = Sweep(loaded, first)
@@ -265,26 +272,7 @@ class Prefetcher:
                     self._gate.permits.put(sweep)
                 self._ended_by = None
             except BaseException as interrupt:
+                if self._thread is None:
+                    self._gate.stop()  # the thread may run, but ends at once; the next one has another gate
                 self._end_by(interrupt)
                 raise
-
-    def _start(self) -> None:
-        """Starts a thread with its own gate: if an interrupt tears this, the thread may run, but ends at once."""
-        gate = Gate()
-        # A method of the gate, not of this object, which the finalizer would keep alive. At exit all threads are
-        # stopped, and waited for, by `_stop_all`.
-        weakref.finalize(self, gate.stop).atexit = False
-        work = gate, weakref.ref(self._producer)
-        thread = threading.Thread(target=produce, args=work, name="penstock-prefetch", daemon=True)
-        try:
-            thread.start()
-            running[thread] = gate
-            self._gate, self._thread = gate, thread
-        except BaseException:
-            self._thread = None
-            gate.stop()
-            raise
-
-
-_CLOSED = "This prefetch() was closed. Call prefetch() again."
-_ENDED = "This prefetch() was ended by {}: a batch may be lost. reset() or iter() starts again, if possible."
