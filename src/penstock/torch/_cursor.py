@@ -1,9 +1,7 @@
-"""The position of an iterator with torch's semantics: of the iterator itself, and of all objects it reads from.
+"""The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
 
-It is saved as plain data, which is checked before any of it is used. (A loader with a seed has the state of the
-penstock loader behind it: see `_core.py`.) Without a seed, order and randomness are torch's, so the state holds the
-random states that the epoch was drawn from. Nothing in it is evaluated or unpickled; a dataset or sampler of the
-user's may put other data into its own state.
+Order and randomness are torch's, so the state holds the random states that the epoch was drawn from. Nothing in it is
+evaluated or unpickled; a dataset or sampler of the user's may put other data into its own state.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class Copy:
     """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
-        self._mark = mark
+        self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
@@ -40,27 +38,15 @@ class Copy:
         if mark is None:
             self.more += 1
         else:
-            self._mark, self.more = mark, 0
-
-    @property
-    def mark(self) -> Mark | None:
-        return opened(self._mark)
-
-    @property
-    def known(self) -> Mark | None:
-        """The mark; None if there is none or it could not be taken."""
-        return known(self._mark)
+            self.mark, self.more = mark, 0
 
     def next_epoch(self) -> Copy:
-        """The copy of a stream at the start of the next epoch."""
-        try:
-            mark = self.mark
-        except StateError:
-            return Copy(self._mark)  # the state for the next epoch is unknown too
-        return Copy(None if mark is None else mark.next_epoch())
+        """The copy of a stream at the start of the next epoch, unknown if the mark could not be taken."""
+        mark = known(self.mark)
+        return Copy(self.mark if mark is None else mark.next_epoch())
 
     def as_dict(self) -> dict[str, Any]:
-        mark = self.mark
+        mark = opened(self.mark)
         return {"more": self.more} | ({} if mark is None else {"states": mark.states, "kept": mark.kept})
 
     @classmethod
@@ -117,11 +103,11 @@ class Cursor:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
-            here = [] if self._workers else [copy.mark for copy in self._copies]
+            here = [] if self._workers else [opened(copy.mark) for copy in self._copies]
             self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
         elif before is not None and lives:
             self.base_seed = before.base_seed
-            self._copies = [old.next_epoch() if self.is_stream else Copy(old._mark) for old in before._copies]
+            self._copies = [old.next_epoch() if self.is_stream else Copy(old.mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
@@ -132,11 +118,6 @@ class Cursor:
     def seat(self) -> int:
         """The worker that gets the next step. In a stream, some workers may have ended."""
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
-
-    @property
-    def given(self) -> list[str]:
-        """The states of `generators`: before the sampler drew from them, or the present ones."""
-        return generators.texts_of(self.generators) if self.sampling is None else self.sampling.given
 
     @property
     def copies(self) -> list[Copy]:
@@ -161,7 +142,7 @@ class Cursor:
             return
         if self.sampling is not None:
             self.sampling.restore()
-        mark = self._copies[0].mark if self._copies and not self._workers else None
+        mark = opened(self._copies[0].mark) if self._copies and not self._workers else None
         if mark is not None:
             with generators.lent({}) if mark.kept else nullcontext():
                 self._reading.prepare(mark)
@@ -186,8 +167,7 @@ class Cursor:
 
     def seeded(self, drawn: int) -> int:
         """The base seed of the workers: that of the state, or else the one that torch has drawn."""
-        if self.base_seed is None:
-            self.base_seed = drawn
+        self.base_seed = drawn if self.base_seed is None else self.base_seed
         return self.base_seed
 
     def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
@@ -202,7 +182,7 @@ class Cursor:
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream continues from its position. `fetcher` is the object that reads it."""
         copy, reading = self._copies[0], self._reading
-        reading.begin(fetcher.dataset_iter, copy.known)
+        reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
         reading.pass_over(until, size, replayed=until)
         fetcher.ended = reading.ended
@@ -262,7 +242,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         PART: {
             "base_seed": cursor.base_seed,
             "origin": None if origin is None else dict(origin),
-            "generators": cursor.given,
+            "generators": generators.texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
             "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
         },

@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
 from penstock._fill.cast import Into
+from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
@@ -223,7 +224,7 @@ def _begun(loader: Any, cursor: Cursor | None = None) -> None:
 
 def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     workers = loader.num_workers
-    resumed = [(copy.known, copy.more) for copy in cursor.copies]
+    resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
     marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
     job = Job(
         dataset=loader.dataset,

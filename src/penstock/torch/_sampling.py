@@ -44,8 +44,7 @@ class Sampling:
         self._begin = begin
         self._first = progress.steps
         self._reading = Reading(self.sampler)
-        self._renewed = False
-        self._marks: deque[tuple[int, bytes | None]] = deque()  # with the number of steps before each
+        self._marks: dict[int, bytes | None] = {}  # by the number of steps before each
         self._last = -1  # the number of steps, when the sampler has ended
         self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
 
@@ -66,16 +65,14 @@ class Sampling:
         """The random states that the keys were drawn from; None until the sampler was asked for its first keys."""
         before, self._torch = self._torch, None
         if before is not None and self._origin is not None:
-            self._origin |= self._drawn_from(before)
+            if type(self.sampler) is RandomSampler:  # the seed that it drew from the global generator
+                again = torch.Generator()
+                again.set_state(before)
+                drawn = torch.empty((), dtype=torch.int64).random_(generator=again)
+                self._origin["seed"] = drawn.item()
+            else:
+                self._origin["torch"] = generators.text_of(before)
         return self._origin
-
-    def _drawn_from(self, before: torch.Tensor) -> dict[str, Any]:
-        """The seed that torch's sampler drew from the global generator in this state, or else the state itself."""
-        if type(self.sampler) is not RandomSampler:
-            return {"torch": generators.text_of(before)}
-        again = torch.Generator()
-        again.set_state(before)
-        return {"seed": torch.empty((), dtype=torch.int64).random_(generator=again).item()}
 
     @property
     def given(self) -> list[str]:
@@ -94,9 +91,7 @@ class Sampling:
         Before the first step it is not asked for its state: some samplers start over only at their first key.
         """
         steps = self._progress.steps
-        if steps == self._first:
-            return opened(self._begin)
-        return opened(next((mark for step, mark in self._marks if step == steps), None))
+        return opened(self._begin if steps == self._first else self._marks.get(steps))
 
     # The keys.
 
@@ -106,7 +101,6 @@ class Sampling:
         if mark is not None and not mark.at_end and mark.kept:
             with generators.lent({}, self.generators):
                 self._reading.prepare(mark)
-            self._renewed = True
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
@@ -131,7 +125,7 @@ class Sampling:
             yield from begun
             return
         before = generators.take()
-        source = self._source(begun)
+        source = iter(self.sampler) if self._batched else begun
         if self._has_state(source):
             self._note(before)
             yield from self._marked(source)
@@ -154,7 +148,9 @@ class Sampling:
     ) -> Iterator[Any]:
         """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
         self._origin, self._given = dict(origin), [*given]
-        mark = None if self._renewed else opened(self._begin)
+        mark = opened(self._begin)
+        if mark is not None and mark.kept and not mark.at_end:
+            mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
             generators.set_all(self.generators, given)
         return self._rest(begun, states, mark)
@@ -170,7 +166,7 @@ class Sampling:
             elif self._is_torchs:
                 skip = steps * self._index.batch_size if self._batched else steps
                 rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
-            elif self._has_state(source := self._source(begun)) and not steps:
+            elif self._has_state(source := iter(self.sampler) if self._batched else begun) and not steps:
                 rest = self._marked(source)
             else:
                 rest = _passed(self._steps(by_next(source)), steps)
@@ -184,10 +180,6 @@ class Sampling:
         index = self._index
         return iter(BatchSampler(keys, index.batch_size, index.drop_last)) if self._batched else keys
 
-    def _source(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The sampler's own iterator."""
-        return iter(self.sampler) if self._batched else begun
-
     def _has_state(self, source: Iterator[Any]) -> bool:
         return has_state(self.sampler) or has_state(source)
 
@@ -199,9 +191,8 @@ class Sampling:
         size = self._index.batch_size if self._batched else 1
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
-            while self._marks and self._marks[0][0] < self._progress.steps:
-                self._marks.popleft()
-            self._marks.append((step, taken(self.sampler, reading.mark)))
+            self._marks = {at: mark for at, mark in self._marks.items() if at >= self._progress.steps}
+            self._marks[step] = taken(self.sampler, reading.mark)
             if reading.ended:
                 self._last = step
             yield keys if self._batched else keys[0]
