@@ -94,8 +94,6 @@ class Prefetcher:
     casting = property(attrgetter("_casting"), doc='"checked" or "unsafe".')
     pin_memory = property(attrgetter("_pin_memory"))
 
-    # One epoch.
-
     def __iter__(self) -> Prefetcher:
         """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues."""
         again = self._over or self._ended_by is not None
@@ -204,8 +202,6 @@ class Prefetcher:
             except BaseException as interrupt:  # the state may be half loaded
                 self._end_by(interrupt)
                 raise
-
-    # The thread.
 
     def close(self) -> None:
         """Ends the thread. Batches that you have stay valid."""

@@ -114,6 +114,13 @@ class Cursor:
         self._reading = Reading(self.dataset)
         self._fetcher: Any = None
 
+    @classmethod
+    def of(cls, loader: Any) -> Cursor:
+        """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
+        cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
+        cursor.restore()
+        return cursor
+
     @property
     def seat(self) -> int:
         """The worker that gets the next step. In a stream, some workers may have ended."""
@@ -131,8 +138,6 @@ class Cursor:
             return self._copies[0]  # a generator that has not run yet has not used a state
         self._reading.ended = self._fetcher.ended
         return Copy(self._reading.mark())
-
-    # Starting.
 
     def restore(self) -> None:
         """Restores the generators, the sampler, and the caller's own copy of the dataset."""
@@ -165,10 +170,10 @@ class Cursor:
         if not sampler or saved.origin is None:  # otherwise the sampler draws from them again
             generators.set_all(self.generators, saved.given)
 
-    def seeded(self, drawn: int) -> int:
-        """The base seed of the workers: that of the state, or else the one that torch has drawn."""
-        self.base_seed = drawn if self.base_seed is None else self.base_seed
-        return self.base_seed
+    def seed(self, iterator: Any) -> None:
+        """Gives the workers the base seed of the state, if there is one, in place of the one that torch has drawn."""
+        self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed
+        iterator._base_seed = self.base_seed
 
     def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The keys of each step that was not handed out. `begun` is torch's iterator over all of them."""
@@ -176,7 +181,7 @@ class Cursor:
         if self.sampling is None or not self.is_tracked:
             return begun
         if saved is not None and saved.origin is not None:
-            return self.sampling.resumed(begun, saved.origin, saved.states, saved.given)
+            return self.sampling.resumed(begun, saved)
         return self.sampling.fresh(begun)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
@@ -188,8 +193,6 @@ class Cursor:
         fetcher.ended = reading.ended
         if self.is_tracked and reading.has_state:
             self._fetcher = fetcher
-
-    # Handing out.
 
     def passed(self, task: Task, worker: int) -> None:
         """A worker's step was handed out, as a batch or as an error."""
@@ -219,11 +222,8 @@ class Cursor:
 def state_of(loader: Any) -> dict[str, Any]:
     """The state of the iterator that was begun last, as plain data."""
     if isinstance(loader.dataset, private.PIPES):
-        warnings.warn(
-            "torch's engine seeds and shards DataPipes, and does not tell its position: this state is empty, and "
-            "loading it starts from the beginning.",
-            stacklevel=3,
-        )
+        text = "torch's engine reads DataPipes and does not tell its position: this state is empty, and starts anew."
+        warnings.warn(text, stacklevel=3)
         return {}
     if loader._saved is not None:
         return dict(loader._saved.plain)
@@ -282,8 +282,7 @@ def loaded(loader: Any, value: Any) -> Saved:
     except StateError:
         raise
     except Exception as error:
-        why = f"its part {PART!r} cannot be read ({type(error).__name__}: {error})"
-        raise damaged(why) from error
+        raise damaged(f"its part {PART!r} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:

@@ -41,16 +41,15 @@ def served() -> int:
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
 
-    _base_seed: int
     _sampler_iter: Iterator[Any]
 
     def __init__(self, loader: Any) -> None:
-        cursor = self._cursor = _cursor(loader)
+        cursor = self._cursor = Cursor.of(loader)
         with cursor.beginning():
             super().__init__(loader)
             if cursor.is_stream:
                 cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
-        self._base_seed = cursor.seeded(self._base_seed)
+        cursor.seed(self)
         self._sampler_iter = cursor.keys(self._sampler_iter)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
@@ -84,15 +83,13 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
-    _base_seed: int
-
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
-        cursor = self._cursor = _cursor(loader)
+        cursor = self._cursor = Cursor.of(loader)
         with cursor.beginning(sampler=False):
             private.BaseIterator.__init__(self, loader)
-        self._base_seed = cursor.seeded(self._base_seed)
+        cursor.seed(self)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -206,13 +203,6 @@ def _raise_the_samplers_error(run: Run) -> None:
             raise error
         finally:
             del error
-
-
-def _cursor(loader: Any) -> Cursor:
-    """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
-    cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
-    cursor.restore()
-    return cursor
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:

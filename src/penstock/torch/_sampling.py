@@ -7,7 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import data
@@ -16,6 +16,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock.torch import _generators as generators
+
+if TYPE_CHECKING:
+    from penstock.torch._cursor import Saved
 
 # torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
 # from torch's global one.
@@ -26,8 +29,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 class Sampling:
     """One pass over the sampler: the keys of each step, from the first step that was not handed out.
 
-    `begin` is the mark that a sampler with a state starts from: that of a resume state, or of the end of the previous
-    epoch.
+    `begin` is the mark that a sampler with a state starts from: of a resume state, or of the previous epoch's end.
     """
 
     def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
@@ -47,8 +49,6 @@ class Sampling:
         self._marks: dict[int, bytes | None] = {}  # by the number of steps before each
         self._last = -1  # the number of steps, when the sampler has ended
         self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
-
-    # The parts of a resume state.
 
     @property
     def about(self) -> dict[str, Any]:
@@ -86,14 +86,10 @@ class Sampling:
 
     @property
     def mark(self) -> Mark | None:
-        """The position of a sampler with a state after the steps that were handed out.
-
-        Before the first step it is not asked for its state: some samplers start over only at their first key.
-        """
+        """The position of a sampler with a state after the steps that were handed out."""
+        # Before the first step it is not asked for its state: some samplers start over only at their first key.
         steps = self._progress.steps
         return opened(self._begin if steps == self._first else self._marks.get(steps))
-
-    # The keys.
 
     def restore(self) -> None:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
@@ -143,17 +139,14 @@ class Sampling:
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
 
-    def resumed(
-        self, begun: Iterator[Any], origin: dict[str, Any], states: dict[str, Any], given: list[str]
-    ) -> Iterator[Any]:
+    def resumed(self, begun: Iterator[Any], saved: Saved) -> Iterator[Any]:
         """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
-        self._origin, self._given = dict(origin), [*given]
-        mark = opened(self._begin)
+        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._begin)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
-            generators.set_all(self.generators, given)
-        return self._rest(begun, states, mark)
+            generators.set_all(self.generators, saved.given)
+        return self._rest(begun, saved.states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
