@@ -107,39 +107,36 @@ class Prefetcher:
         self._begin(again=False)
         try:
             made = self._take()
-            if made is not None and made.error is None and not made.is_end:
+            if made.error is None:
                 return made.batch
         except BaseException as interrupt:
             # Ctrl-C may come at any instruction: a batch and its permit may be lost.
             self._end_by(interrupt)
             raise
-        if made is None:
-            raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
         try:
-            raise StopIteration if made.error is None else made.error
+            raise made.error
         finally:
             del made  # the error's traceback refers to this frame, which must not refer back to it
 
-    def _take(self) -> Made | None:
-        """The next thing that was made, for which a new permit is given; None if closed or interrupted."""
-        if self._ended_by is not None:
-            return None
-        while True:
+    def _take(self) -> Made:
+        """The next thing that was made; a new permit is given for it. An error at the end, or if none will come."""
+        while self._ended_by is None:
             made = self._gate.take()
             if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # other threads may be waiting
-                return None
+                break
             sweep = made.sweep
-            if sweep is not None and sweep is self._producer.wanted:
-                break  # anything else was made before a reset, and its permit has expired
-        if made.state is not None:
-            sweep.state = made.state
-        if made.is_end:
+            if sweep is None or sweep is not self._producer.wanted:
+                continue  # it was made before a reset, and its permit has expired
+            if made.state is not None:
+                sweep.state = made.state
+            if not made.is_end:
+                self._gate.permits.put(sweep)
+                return made
             sweep.is_over = True
             self._gate.made.put(made)  # for other threads that wait, and until the next reset
-        else:
-            self._gate.permits.put(sweep)
-        return made
+            return Made(sweep, error=StopIteration())
+        return Made(None, error=RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
     def _end_by(self, interrupt: BaseException) -> None:
         self._ended_by = type(interrupt).__name__

@@ -99,16 +99,6 @@ class Core(DataLoader[Any]):
         if before is not None:
             self._epochs = before._epochs
 
-    def resize(self, num_workers: int) -> None:
-        """Changes the number of workers now, and in the settings."""
-        self.num_workers = num_workers
-        self.settings = {**self.settings, "num_workers": num_workers}
-
-    def close_idle(self) -> None:
-        """Stops idle workers, but not those that an iterator uses."""
-        if (engine := self._engines.take()) is not None:
-            engine.close()
-
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""

@@ -22,10 +22,6 @@ def tensor_of(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
-def _words(text: str) -> Any:
-    return np.frombuffer(b64decode(text, validate=True), np.uint32)
-
-
 def _plain_numpy(state: Any) -> Any:
     if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
         return None
@@ -48,13 +44,13 @@ _GLOBALS = {
         lambda: np.random.get_state(legacy=False),
         np.random.set_state,
         _plain_numpy,
-        lambda plain: ("MT19937", _words(plain[0]), *plain[1:]),
+        lambda plain: ("MT19937", tensor_of(plain[0]).numpy().view(np.uint32), *plain[1:]),
     ),
     "random": _Global(
         random.getstate,
         random.setstate,
         lambda state: [text_of(np.array(state[1], np.uint32)), state[2]],
-        lambda plain: (3, tuple(_words(plain[0]).tolist()), *plain[1:]),
+        lambda plain: (3, tuple(tensor_of(plain[0]).numpy().view(np.uint32).tolist()), *plain[1:]),
     ),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -186,13 +186,16 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     def _workers(self) -> list[Any]:
         return [] if self._core is None else self._core.workers
 
-    def _shutdown_workers(self, close: Callable[[Core], None] = Core.close) -> None:
+    def _shutdown_workers(self) -> None:
         self._stream = None
         if self._core is not None and self._persistent_workers:
-            close(self._core)
+            self._core.close()
 
     def __del__(self) -> None:
-        self._shutdown_workers(Core.close_idle)
+        self._stream = None
+        core = self._core if self._persistent_workers else None
+        if core is not None and (engine := core._engines.take()) is not None:
+            engine.close()  # its workers are idle: no other iterator uses them
 
 
 def _raise_the_samplers_error(run: Run) -> None:

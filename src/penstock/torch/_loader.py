@@ -87,9 +87,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
         number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
         if seed is not None and not (number and 0 <= seed < 1 << 64):
-            raise ValueError(
-                f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
-            )
+            raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
         ours = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "last_batch": last_batch}
         for name, value in ours.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
@@ -121,7 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Changes the number of workers that run, if the batches do not depend on it."""
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.num_workers:
-            core.resize(num_workers)
+            core.num_workers = num_workers
+            core.settings = {**core.settings, "num_workers": num_workers}
         elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
                 f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
