@@ -18,9 +18,8 @@ from penstock._resume.reading import Mark, Reading, asked, has_state, known, ope
 from penstock._resume.state import State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
-from penstock.torch import _generators as generators
 from penstock.torch import _private as private
-from penstock.torch._sampling import Sampling
+from penstock.torch._sampling import Sampling, given_to, lent, parse_states, set_all, texts_of
 
 # The field that only states without a seed have.
 PART = "torch"
@@ -91,7 +90,7 @@ class Cursor:
         end = None if before is None or before.sampling is None else before.sampling.end
         begin = end if saved is None else saved.state.mark
         self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress, begin)
-        self.generators = generators.given_to(loader) if self.sampling is None else self.sampling.generators
+        self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [Copy() for _ in range(copies)]
@@ -142,14 +141,14 @@ class Cursor:
     def restore(self) -> None:
         """Restores the generators, the sampler, and the caller's own copy of the dataset."""
         if self._saved is not None:
-            generators.set_all(self.generators, self._saved.given)
+            set_all(self.generators, self._saved.given)
         if not self._restores:
             return
         if self.sampling is not None:
             self.sampling.restore()
         mark = opened(self._copies[0].mark) if self._copies and not self._workers else None
         if mark is not None:
-            with generators.lent({}) if mark.kept else nullcontext():
+            with lent({}) if mark.kept else nullcontext():
                 self._reading.prepare(mark)
 
     @contextmanager
@@ -165,10 +164,10 @@ class Cursor:
         if saved is None or (saved.base_seed if seed else saved.origin) is None:
             yield
             return
-        with generators.lent(saved.states):
+        with lent(saved.states):
             yield
         if not sampler or saved.origin is None:  # otherwise the sampler draws from them again
-            generators.set_all(self.generators, saved.given)
+            set_all(self.generators, saved.given)
 
     def seed(self, iterator: Any) -> None:
         """Gives the workers the base seed of the state, if there is one, in place of the one that torch has drawn."""
@@ -242,7 +241,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         PART: {
             "base_seed": cursor.base_seed,
             "origin": None if origin is None else dict(origin),
-            "generators": generators.texts_of(cursor.generators) if sampling is None else sampling.given,
+            "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
             "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
         },
@@ -290,12 +289,12 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     base_seed, origin = part["base_seed"], part["origin"]
     if state.steps and (base_seed is None or (sampling is not None and origin is None)):
         raise ValueError(f"it does not say what its {state.steps} steps came from")
-    states = {} if origin is None else generators.parse(origin)
+    states = {} if origin is None else parse_states(origin)
     numbers = {"base_seed": base_seed or 0, "seat": part["seat"], **(origin or {})}
     for name in numbers.keys() - states.keys():
         number(numbers, name)
     given = list(part["generators"])
-    generators.set_all([torch.Generator(each.device) for each in cursor.generators], given)
+    set_all([torch.Generator(each.device) for each in cursor.generators], given)
     mark = opened(state.mark)
     if mark is not None:
         mark.check_owner(None if sampling is None else sampling.sampler)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
+from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
-from penstock.torch import _generators as generators
 
 if TYPE_CHECKING:
     from penstock.torch._cursor import Saved
@@ -38,7 +41,7 @@ class Sampling:
         self.sampler: Any = index.sampler if self._batched else index
         self._is_torchs = type(self.sampler) in _TORCHS
         self._progress = progress
-        self.generators = generators.given_to(loader, index, getattr(index, "sampler", None))
+        self.generators = given_to(loader, index, getattr(index, "sampler", None))
         self._before: dict[str, Any] = {}
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
@@ -71,7 +74,7 @@ class Sampling:
                 drawn = torch.empty((), dtype=torch.int64).random_(generator=again)
                 self._origin["seed"] = drawn.item()
             else:
-                self._origin["torch"] = generators.text_of(before)
+                self._origin["torch"] = text_of(before)
         return self._origin
 
     @property
@@ -79,8 +82,8 @@ class Sampling:
         """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
         given = self._given
         if given is None or self._progress.steps == self._last:
-            return generators.texts_of(self.generators)
-        texts = [each if isinstance(each, str) else generators.text_of(each) for each in given]
+            return texts_of(self.generators)
+        texts = [each if isinstance(each, str) else text_of(each) for each in given]
         given[:] = texts  # encoding one takes 15 us
         return texts
 
@@ -95,13 +98,13 @@ class Sampling:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
         if mark is not None and not mark.at_end and mark.kept:
-            with generators.lent({}, self.generators):
+            with lent({}, self.generators):
                 self._reading.prepare(mark)
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
         if not self._batched and not self._is_torchs:
-            self._before = generators.take()
+            self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
@@ -120,7 +123,7 @@ class Sampling:
                 self._torch = torch.get_rng_state()
             yield from begun
             return
-        before = generators.take()
+        before = take_states()
         source = iter(self.sampler) if self._batched else begun
         if self._has_state(source):
             self._note(before)
@@ -133,7 +136,7 @@ class Sampling:
 
     def _note(self, before: dict[str, Any]) -> None:
         """Notes which global generators the sampler drew from: those that are no longer in these states."""
-        after = generators.take() if before else {}
+        after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
@@ -145,14 +148,14 @@ class Sampling:
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
-            generators.set_all(self.generators, saved.given)
+            set_all(self.generators, saved.given)
         return self._rest(begun, saved.states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
         if "epoch" in origin:
             self.sampler.set_epoch(origin["epoch"])
-        with generators.lent(states):
+        with lent(states):
             if mark is not None:
                 self._reading.open(mark)
                 rest = self._marked()
@@ -216,3 +219,92 @@ def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     """The steps without the first `skip`. The first one is asked for now, so that the sampler draws now."""
     deque(islice(steps, skip), maxlen=0)
     return steps if skip else chain(list(islice(steps, 1)), steps)
+
+
+# ---- states of random generators as plain data, so that the same numbers can be drawn again ----
+
+
+def text_of(state: Any) -> str:
+    """The state of a generator (of torch's: 5 KB), a tensor or an array, as text."""
+    return b64encode(np.asarray(state).tobytes()).decode()
+
+
+def tensor_of(text: str) -> torch.Tensor:
+    """The state in a text from `text_of`; any exception if it is damaged."""
+    return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
+
+
+def _plain_numpy(state: Any) -> Any:
+    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
+        return None
+    words, position = state["state"].values()
+    return [text_of(words), position, state["has_gauss"], state["gauss"]]
+
+
+class _Global(NamedTuple):
+    """A generator that the whole process shares. `parse` reverses `plain`."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], object]
+    plain: Callable[[Any], Any]
+    parse: Callable[[Any], Any]
+
+
+_GLOBALS = {
+    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, tensor_of),
+    "numpy": _Global(
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        _plain_numpy,
+        lambda plain: ("MT19937", tensor_of(plain[0]).numpy().view(np.uint32), *plain[1:]),
+    ),
+    "random": _Global(
+        random.getstate,
+        random.setstate,
+        lambda state: [text_of(np.array(state[1], np.uint32)), state[2]],
+        lambda plain: (3, tuple(tensor_of(plain[0]).numpy().view(np.uint32).tolist()), *plain[1:]),
+    ),
+}
+
+
+def take_states() -> dict[str, Any]:
+    """The states of the global generators, as plain data."""
+    return {name: kind.plain(kind.take()) for name, kind in _GLOBALS.items()}
+
+
+def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The states among the results of `take_states`, ready for `lent`; any exception if one is damaged."""
+    states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
+    with lent(states):  # raises if one is damaged
+        return states
+
+
+@contextmanager
+def lent(states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Sets global generators to these states for the block, and then puts back all of them, and those in `given`."""
+    before = {name: kind.take() for name, kind in _GLOBALS.items()}
+    theirs = [(each, each.get_state()) for each in given]
+    try:
+        for name, state in states.items():
+            _GLOBALS[name].put(state)
+        yield
+    finally:
+        for name, state in before.items():
+            _GLOBALS[name].put(state)
+        for each, state in theirs:
+            each.set_state(state)
+
+
+def given_to(*holders: object) -> list[torch.Generator]:
+    """The generators that these objects were given, each once."""
+    found = (getattr(holder, "generator", None) for holder in holders)
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def texts_of(generators: Iterable[torch.Generator]) -> list[str]:
+    return [text_of(each.get_state()) for each in generators]
+
+
+def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
+    for generator, text in zip(generators, texts, strict=True):
+        generator.set_state(tensor_of(text))
