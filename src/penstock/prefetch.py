@@ -194,10 +194,9 @@ class Prefetcher:
             try:
                 self._source.load_state_dict(state)
                 self._begin(again=True, loaded=True, first=state)
-            except Exception:
-                raise
-            except BaseException as interrupt:  # the state may be half loaded
-                self._end_by(interrupt)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # an interrupt: the state may be half loaded
+                    self._end_by(error)
                 raise
 
     def close(self) -> None:

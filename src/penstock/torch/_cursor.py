@@ -152,30 +152,27 @@ class Cursor:
                 self._reading.prepare(mark)
 
     @contextmanager
-    def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
-        """Surrounds the code of torch's that draws the base seed, calls `iter()` of the sampler, or both.
+    def beginning(self, iterator: Any = None, *, sampler: bool = True) -> Iterator[None]:
+        """Surrounds code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
 
-        Random numbers that were drawn before the state was taken are replayed without advancing the caller's
-        generators.
+        Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
-        saved = self._saved
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
-        if saved is None or (saved.base_seed if seed else saved.origin) is None:
+        saved = self._saved
+        if saved is not None and (saved.origin if iterator is None else saved.base_seed) is None:
+            saved = None
+        with nullcontext() if saved is None else lent(saved.states):
             yield
-            return
-        with lent(saved.states):
-            yield
-        if not sampler or saved.origin is None:  # otherwise the sampler draws from them again
-            set_all(self.generators, saved.given)
+        if saved is not None and (not sampler or saved.origin is None):
+            set_all(self.generators, saved.given)  # otherwise the sampler draws from them again
+        if iterator is not None:
+            self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed
+            iterator._base_seed = self.base_seed
 
-    def seed(self, iterator: Any) -> None:
-        """Gives the workers the base seed of the state, if there is one, in place of the one that torch has drawn."""
-        self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed
-        iterator._base_seed = self.base_seed
-
-    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The keys of each step that was not handed out. `begun` is torch's iterator over all of them."""
+    def keys(self, iterator: Any) -> Iterator[Any]:
+        """The keys of each step that was not handed out. torch's `iterator` has begun to iterate over all of them."""
+        begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
             return begun

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -41,16 +40,13 @@ def served() -> int:
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
 
-    _sampler_iter: Iterator[Any]
-
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning():
+        with cursor.beginning(self):
             super().__init__(loader)
             if cursor.is_stream:
                 cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
-        cursor.seed(self)
-        self._sampler_iter = cursor.keys(self._sampler_iter)
+        self._sampler_iter = cursor.keys(self)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
@@ -87,9 +83,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         self._engine: Engine | None = None
         self._run: Run | None = None
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning(sampler=False):
+        with cursor.beginning(self, sampler=False):
             private.BaseIterator.__init__(self, loader)
-        cursor.seed(self)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -109,11 +104,11 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         cursor = self._cursor
         if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, cursor)
-        with cursor.beginning(seed=False):
+        with cursor.beginning():
             private.BaseIterator._reset(self, loader, first_iter)
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
-        keys = cursor.keys(self._sampler_iter)
+        keys = cursor.keys(self)
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         run = self._run = Run(self._runs, 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
