@@ -126,23 +126,17 @@ class Copies:
             states.free(slab, cold)
         for command in cold:
             self._slabs.cool(command.slab)
-        slab, needed, deliver = states.take(), 0, self._deliver
+        slab = states.take()
         states.spare -= 1
         try:
-            while True:
-                writer = Writer(self._slabs.root(slab, needed))
-                made = [_copied(*each, writer, deliver) for each in zip(leaves, fields, strict=True)]
-                self._slabs.learn(writer.used)
-                if not writer.overflow:
-                    break
-                needed = writer.used
+            # A batch larger than all before it has ordinary memory, and later slabs are as large.
+            writer = Writer(self._slabs.root(slab))
+            made = [_copied(*each, writer, self._deliver) for each in zip(leaves, fields, strict=True)]
         except BaseException:
             self._leases.give_back(slab)
             raise
-        if writer.used:
-            self._leases.lend(slab, writer.root)
-        else:
-            self._leases.give_back(slab)
+        self._slabs.learn(writer.used)
+        self._leases.lend(slab, writer.root)
         return unflatten(spec, made)
 
 
@@ -164,10 +158,10 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | 
     if deliver is not None:
         return deliver(leaf)
     spot = handler.store and handler.store(leaf, writer)
-    if spot is None:
+    if spot is None or spot[3] < 0:  # only its library can copy it, or it does not fit
         return handler.copy(leaf)
     make, shape, how, start = spot
-    return leaf if writer.overflow else make(shape, how, writer.root, start)
+    return make(shape, how, writer.root, start)
 
 
 class Producer:

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 
 from penstock._deliver.delivery import pinning
 from penstock._fill.cast import Cast
+from penstock._options import is_int
 from penstock._prefetch import GRACE, LONGEST_WAIT, Copies, Gate, Made, Producer, Sweep, produce, running
 
 __all__ = ["Prefetcher", "prefetch"]
+
+_CLOSED = "This prefetch() was closed. Call prefetch() again."
+_ENDED = "This prefetch() was ended by {}: a batch may be lost. reset() or iter() starts again, if possible."
 
 
 def prefetch(
@@ -63,7 +68,7 @@ class Prefetcher:
         self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool
     ) -> None:
         for name, value in (("depth", depth), ("hold", hold)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if not is_int(value, 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         cast = Cast.of(dtype, casting)
         if not isinstance(pin_memory, (bool, np.bool_)):
@@ -89,8 +94,6 @@ class Prefetcher:
     casting = property(attrgetter("_casting"), doc='"checked" or "unsafe".')
     pin_memory = property(attrgetter("_pin_memory"))
 
-    # One epoch.
-
     def __iter__(self) -> Prefetcher:
         """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues."""
         again = self._over or self._ended_by is not None
@@ -104,41 +107,38 @@ class Prefetcher:
         self._begin(again=False)
         try:
             made = self._take()
-            if made is not None and made.error is None and not made.is_end:
+            if made.error is None:
                 return made.batch
         except BaseException as interrupt:
             # Ctrl-C may come at any instruction: a batch and its permit may be lost.
             self._end_by(interrupt)
             raise
-        if made is None:
-            raise RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by))
         try:
-            raise StopIteration if made.error is None else made.error
+            raise made.error
         finally:
             del made  # the error's traceback refers to this frame, which must not refer back to it
 
-    def _take(self) -> Made | None:
-        """The next thing that was made, for which a new permit is given; None if closed or interrupted."""
+    def _take(self) -> Made:
+        """The next thing that was made; a new permit is given for it. An error at the end, or if none will come."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
-        if self._ended_by is not None:
-            return None
-        while True:
+        while self._ended_by is None:
             made = self._gate.take()
             if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # other threads may be waiting
-                return None
+                break
             sweep = made.sweep
-            if sweep is not None and sweep is self._producer.wanted:
-                break  # anything else was made before a reset, and its permit has expired
-        if made.state is not None:
-            sweep.state = made.state
-        if made.is_end:
+            if sweep is None or sweep is not self._producer.wanted:
+                continue  # it was made before a reset, and its permit has expired
+            if made.state is not None:
+                sweep.state = made.state
+            if not made.is_end:
+                self._gate.permits.put(sweep)
+                return made
             sweep.is_over = True
             self._gate.made.put(made)  # for other threads that wait, and until the next reset
-        else:
-            self._gate.permits.put(sweep)
-        return made
+            return Made(sweep, error=StopIteration())
+        return Made(None, error=RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
     def _end_by(self, interrupt: BaseException) -> None:
         self._ended_by = type(interrupt).__name__
@@ -179,10 +179,7 @@ class Prefetcher:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _state_dict(self) -> Any:
-        """The `state_dict()` of the source after the batch that was delivered last.
-
-        After a reset: its state at the new start, for which this waits.
-        """
+        """The source's state after the batch delivered last; after a reset at its new start, which is waited for."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -193,22 +190,16 @@ class Prefetcher:
         return sweep.state
 
     def _load_state_dict(self, state: Any) -> None:
-        """Loads the state into the source and starts a new sweep there. If the source raises, reading goes on.
-
-        Waits until the source has finished its current batch.
-        """
+        """Loads the state when the source has finished its current batch. If the source raises, reading goes on."""
         self._check()
         with self._producer.turn:
             try:
                 self._source.load_state_dict(state)
                 self._begin(again=True, loaded=True, first=state)
-            except Exception:
+            except BaseException as error:
+                if not isinstance(error, Exception):  # an interrupt: the state may be half loaded
+                    self._end_by(error)
                 raise
-            except BaseException as interrupt:  # the state may be half loaded
-                self._end_by(interrupt)
-                raise
-
-    # The thread.
 
     def close(self) -> None:
         """Ends the thread. Batches that you have stay valid."""
@@ -259,7 +250,15 @@ class Prefetcher:
             try:
                 if self._thread is None or self._gate.stopped:
                     first = first if loaded else producer.state()
-                    self._start()
+                    gate = self._gate = Gate()
+                    # A method of the gate, not of this object, which the finalizer would keep alive. At exit all
+                    # threads are stopped, and waited for, by `_stop_all`.
+                    weakref.finalize(self, gate.stop).atexit = False
+                    work = partial(produce, gate, weakref.ref(producer))
+                    thread = threading.Thread(target=work, name="penstock-prefetch", daemon=True)
+                    thread.start()
+                    running[thread] = gate
+                    self._thread = thread
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
                 self._gate.drain()
                 sweep = producer.wanted = Sweep(loaded, first)
@@ -267,26 +266,7 @@ class Prefetcher:
                     self._gate.permits.put(sweep)
                 self._ended_by = None
             except BaseException as interrupt:
+                if self._thread is None:
+                    self._gate.stop()  # the thread may run, but ends at once; the next one has another gate
                 self._end_by(interrupt)
                 raise
-
-    def _start(self) -> None:
-        """Starts a thread with its own gate: if an interrupt tears this, the thread may run, but ends at once."""
-        gate = Gate()
-        # A method of the gate, not of this object, which the finalizer would keep alive. At exit all threads are
-        # stopped, and waited for, by `_stop_all`.
-        weakref.finalize(self, gate.stop).atexit = False
-        work = gate, weakref.ref(self._producer)
-        thread = threading.Thread(target=produce, args=work, name="penstock-prefetch", daemon=True)
-        try:
-            thread.start()
-            running[thread] = gate
-            self._gate, self._thread = gate, thread
-        except BaseException:
-            self._thread = None
-            gate.stop()
-            raise
-
-
-_CLOSED = "This prefetch() was closed. Call prefetch() again."
-_ENDED = "This prefetch() was ended by {}: a batch may be lost. reset() or iter() starts again, if possible."

@@ -5,18 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.image._cut import (
-    TRIES,
-    Box,
-    Size,
-    centre_box,
-    covering,
-    crop_box,
-    fitting,
-    random_box,
-    shrinking,
-    shrunk,
-)
+from penstock.image._cut import TRIES, Box, Size, centre_box, covering, crop_box, fitting, random_box
 
 lengths = st.integers(1, 5000)
 sizes = st.tuples(lengths, lengths)
@@ -72,9 +61,9 @@ def test_a_smaller_decoded_window_has_all_pixels_that_are_wanted(
 ) -> None:
     crop = data.draw(st.integers(1, image[0])), data.draw(st.integers(1, image[1]))
     window = crop_box(image, crop, data.draw(shares), data.draw(shares))
-    times = shrinking(window, to)
+    times = window.shrinking(to)
     decoded = -(-image[0] // times), -(-image[1] // times)
-    small, extent = shrunk(window, times)
+    small, extent = window.shrunk(times)
     assert is_inside(small, decoded)
     assert small.height >= extent[0] == window.height / times
     assert small.width >= extent[1] == window.width / times

@@ -166,6 +166,22 @@ def test_a_batch_larger_than_the_first_guess_arrives() -> None:
     assert first[-1] == (9 << 20) - 1 and second[-1] == 9
 
 
+def test_tensors_that_do_not_fit_into_their_slab_are_copied_too() -> None:
+    torch = pytest.importorskip("torch")
+    large = torch.arange(9 << 20)  # 72 MB, more than the first guess
+
+    def batches() -> Iterator[Any]:
+        yield {"x": torch.zeros(3), "large": large, "turned": large.reshape(2, -1).t(), "y": np.arange(4)}
+        large.zero_()
+        yield {"x": torch.ones(3)}
+
+    with prefetch(batches) as ahead:
+        first, second = ahead
+    assert torch.equal(first["large"], torch.arange(9 << 20)) and first["y"].tolist() == [0, 1, 2, 3]
+    assert torch.equal(first["turned"], first["large"].reshape(2, -1).t())
+    assert first["x"].tolist() == [0, 0, 0] and second["x"].tolist() == [1, 1, 1]
+
+
 def test_numbers_are_converted_and_what_would_be_lost_is_an_error_in_its_place() -> None:
     given = [{"a": np.array([1.0, 2.0])}, {"a": np.array([3.0, 300.0])}, {"a": np.array([5.0])}]
     with prefetch(given, dtype={"a": "uint8"}) as ahead:

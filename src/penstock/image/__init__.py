@@ -13,8 +13,7 @@ except ImportError as error:
     ) from error
 
 from penstock.errors import ImageError
-from penstock.image._dataset import Images
-from penstock.image._folder import ImageFolder
+from penstock.image._dataset import ImageFolder, Images
 from penstock.image._transform import Transform
 
 __all__ = ["ImageError", "ImageFolder", "Images", "Transform"]

@@ -18,6 +18,24 @@ class Box(NamedTuple):
     height: int
     width: int
 
+    def slices(self) -> tuple[slice, slice]:
+        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+
+    def shrinking(self, to: Size) -> int:
+        """By how much the decoder may shrink each axis so that there are still enough pixels: 1, 2, 4 or 8."""
+        for times in (8, 4, 2):
+            if self.height // times >= to[0] and self.width // times >= to[1]:
+                return times
+        return 1
+
+    def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
+        """The box in an image decoded `times` smaller: a box of whole pixels, and the size of this one in it."""
+        # This box begins at the upper left corner of that one; pixels beyond its size may be padding. A box that
+        # begins inside a decoded pixel is moved to the pixel's edge, which is as good: its position is random.
+        top, left, height, width = self
+        box = Box(top // times, left // times, -(-height // times), -(-width // times))
+        return box, (height / times, width / times)
+
 
 class Cut(NamedTuple):
     """The `window` of the image is resized `to` a size, and the sample is the box `inside` the result.
@@ -74,20 +92,3 @@ def random_box(
     tall = min(height, max(1, round(width / ratio[0])))
     wide = min(width, max(1, round(height * ratio[1])))
     return centre_box(image, (tall, wide))
-
-
-def shrinking(window: Box, to: Size) -> int:
-    """By how much the decoder may shrink each axis so that there are still enough pixels: 1, 2, 4 or 8."""
-    for times in (8, 4, 2):
-        if window.height // times >= to[0] and window.width // times >= to[1]:
-            return times
-    return 1
-
-
-def shrunk(window: Box, times: int) -> tuple[Box, tuple[float, float]]:
-    """The window in an image decoded `times` smaller: a box of whole pixels, and the size of the window in it."""
-    # The window begins at the upper left corner of the box; pixels beyond its size may be padding. A window that
-    # begins inside a decoded pixel is moved to the pixel's edge, which is as good: its position is random.
-    top, left, height, width = window
-    box = Box(top // times, left // times, -(-height // times), -(-width // times))
-    return box, (height / times, width / times)

@@ -10,7 +10,7 @@ import io
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -23,25 +23,9 @@ from penstock.errors import ImageError
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr", "gray"]
 Scratch = Callable[[int], Pixels]
-Size = tuple[int, int]  # height, width
 
 
-class Picture(Protocol):
-    """An image that is not decoded yet; `height` and `width` are those of the upright image."""
-
-    height: int
-    width: int
-
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
-        """At least the first `rows` rows, and the factor by which each axis is shrunk.
-
-        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
-        `scratch(n)` lends n bytes.
-        """
-        ...
-
-
-def open_image(data: Any, color: Color, name: str) -> Picture:
+def open_image(data: Any, color: Color, name: str) -> Jpeg | Decoded:
     """An image from the bytes of its file, or from its pixels: a uint8 array, RGB or gray."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
@@ -60,7 +44,7 @@ def decode(data: bytes, color: Color = "rgb", name: str = "the image") -> Pixels
 
 
 class Decoded:
-    """An image that is already decoded."""
+    """An image that is already decoded; for its methods see `Jpeg`."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -75,7 +59,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with one or three channels, for libjpeg-turbo."""
+    """A JPEG with one or three channels, for libjpeg-turbo; `height` and `width` are those of the upright image."""
 
     def __init__(self, data: bytes, color: Color, name: str) -> None:
         self._data, self._color, self._name = data, color, name
@@ -86,10 +70,14 @@ class Jpeg:
         most = Image.MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise ValueError("left to Pillow, whose error explains the limit")
-        self._size: Size = height, width
+        self._size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
+        """At least the first `rows` rows, and the factor by which each axis is shrunk; `scratch(n)` lends n bytes.
+
+        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
+        """
         data: bytes | bytearray = self._data
         height, width = self._size
         # Without the end marker the file was cut off. With it, damage is tolerated, as by Pillow and OpenCV.

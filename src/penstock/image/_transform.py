@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -14,22 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock._at_work import at_work, is_worker_process
 from penstock.errors import ImageError
-from penstock.image._cut import (
-    TRIES,
-    Box,
-    Cut,
-    Size,
-    centre_box,
-    covering,
-    crop_box,
-    fitting,
-    random_box,
-    shrinking,
-    shrunk,
-)
+from penstock.image._cut import TRIES, Box, Cut, Size, centre_box, covering, crop_box, fitting, random_box
 from penstock.image._decode import Color, Pixels, open_image
-from penstock.image._normalize import Normalizer, decoder_scratch, size_text
 from penstock.random import rng
+
+Array = NDArray[Any]
 
 _DTYPES = ("uint8", "float16", "float32", "float64")
 
@@ -74,30 +65,24 @@ class Transform:
     _normalizer: Normalizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _one_of("color", self.color, ("rgb", "bgr", "gray"))
-        _one_of("layout", self.layout, ("CHW", "HWC"))
-        _one_of("mirror", self.mirror, (True, False))
-        _one_of("train", self.train, (True, False))
-        crop, resize = _sizes("crop", self.crop), _sizes("resize", self.resize)
-        if crop and resize:
-            whole = not isinstance(self.resize, Integral)
-            if (crop[0] > resize[0] or crop[1] > resize[1]) if whole else min(crop) > resize[0]:
-                raise ValueError(
-                    f"crop={self.crop} is larger than resize={self.resize}, so it fits into no image."
-                )
+        _one_of("color", self.color, "rgb", "bgr", "gray")
+        _one_of("layout", self.layout, "CHW", "HWC")
+        _one_of("mirror", self.mirror, True, False)
+        _one_of("train", self.train, True, False)
+        crop, resize = _size_of("crop", self.crop), _size_of("resize", self.resize)
+        fixed = None if isinstance(self.resize, Integral) else resize
+        least = crop if fixed or not crop else (min(crop), min(crop))
+        if least and resize and (least[0] > resize[0] or least[1] > resize[1]):
+            raise ValueError(f"crop={self.crop} is larger than resize={self.resize}, and fits into no image.")
         if self.area is not None:
             if crop is None:
-                raise ValueError(
-                    "area= draws windows of many sizes, so it needs crop=, the size to resize them to."
-                )
+                raise ValueError("area= draws windows of many sizes: it needs crop=, the size they get.")
             _range("area", self.area, 1.0)
             _range("ratio", self.ratio, float("inf"))
         normalizer = _normalizer(self)
-        mean = normalizer.mean_image
-        if mean is not None:
-            _check_mean_size(self, normalizer.shape, mean.shape, crop, resize)
-        known = crop or (None if isinstance(self.resize, Integral) else resize)
-        shape = known and normalizer.shape(known)
+        if normalizer.mean_image is not None:
+            normalizer.check_mean([crop] if self.area else [fixed, crop] if fixed else [])
+        shape = (size := crop or fixed) and normalizer.shape(size)
         derived = {"_crop": crop, "_normalizer": normalizer, "dtype": normalizer.dtype, "shape": shape}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -115,29 +100,23 @@ class Transform:
                 f"but it is of type {type(image).__name__}. For a file pass its bytes; for a PIL image, "
                 'numpy.asarray(image.convert("RGB")).'
             )
-        if _limited_in != os.getpid():
-            _limit_threads()
-        picture = open_image(image, self.color, name)
-        size = picture.height, picture.width
-        cut, mirror = self._cut(size, name)
+        _limit_threads(os.getpid())
+        picture, normalizer = open_image(image, self.color, name), self._normalizer
+        cut, mirror = self._cut((picture.height, picture.width), name)
         window, to, inside = cut.window, cut.to, cut.inside
-        mean = (
-            None
-            if self._normalizer.mean_image is None
-            else self._normalizer.mean_of(cut.before, cut.crop, name)
-        )
-        pixels, times = picture.pixels(window.top + window.height, shrinking(window, to), decoder_scratch)
-        box, extent = shrunk(window, times)
-        pixels = _part(_resized(_part(pixels, box), extent, to), inside)
-        shape = self._normalizer.shape((inside.height, inside.width))
+        mean = None if normalizer.mean_image is None else normalizer.mean_of(cut.before, cut.crop, name)
+        pixels, times = picture.pixels(window.top + window.height, window.shrinking(to), decoder_scratch)
+        box, extent = window.shrunk(times)
+        pixels = _resized(pixels[box.slices()], extent, to)[inside.slices()]
+        shape, dtype = normalizer.shape((inside.height, inside.width)), normalizer.dtype
         if out is None:
-            out = np.empty(shape, self._normalizer.dtype)
-        elif out.shape != shape or out.dtype != self._normalizer.dtype or not out.flags.c_contiguous:
+            out = np.empty(shape, dtype)
+        elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
             raise ValueError(
-                f"out must be contiguous {self._normalizer.dtype} of shape {shape}, but it is {out.dtype} of shape "
-                f"{out.shape} with strides {out.strides}."
+                f"out must be contiguous {dtype} of shape {shape}, but it is {out.dtype} of shape {out.shape} with "
+                f"strides {out.strides}."
             )
-        self._normalizer.write(pixels, mirror, mean, out)
+        normalizer.write(pixels, mirror, mean, out)
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
@@ -156,10 +135,10 @@ class Transform:
         if crop is None:
             box = Box(0, 0, *to)
         elif crop[0] > to[0] or crop[1] > to[1]:
-            resized = f", {size_text(to)} after resize={self.resize}" if to != image else ""
+            resized = f", {_text_of(to)} after resize={self.resize}" if to != image else ""
             raise ImageError(
-                f"{name}: the image is {size_text(image)}{resized}, which is too small for the crop of "
-                f"{size_text(crop)}. Pass resize={max(crop)} or more."
+                f"{name}: the image is {_text_of(image)}{resized}, which is too small for the crop of "
+                f"{_text_of(crop)}. Pass resize={max(crop)} or more."
             )
         else:
             box = crop_box(to, crop, drawn[1], drawn[2]) if train else centre_box(to, crop)
@@ -177,16 +156,11 @@ class Transform:
                 return fitting(image, int(shorter))
 
 
-# The process in which `_limit_threads` was last called.
-_limited_in = -1
-
-
-def _limit_threads() -> None:
+@cache
+def _limit_threads(pid: int) -> None:
     """Makes OpenCV use one thread in a worker: the other cores are busy, and its threads do not survive a fork."""
-    global _limited_in
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
-    _limited_in = os.getpid()
 
 
 def _draw(count: int, name: str) -> list[float]:
@@ -198,10 +172,6 @@ def _draw(count: int, name: str) -> list[float]:
         )
     drawn: list[float] = rng().random(count).tolist()
     return drawn
-
-
-def _part(pixels: Pixels, box: Box) -> Pixels:
-    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
@@ -233,15 +203,13 @@ def _normalizer(transform: Transform) -> Normalizer:
         dtype = np.dtype(transform.dtype)
     except TypeError:
         dtype = np.dtype(object)
-    if dtype.name not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, but it is {transform.dtype!r}.")
+    _require(dtype.name in _DTYPES, "dtype", f"one of {', '.join(_DTYPES)}", transform.dtype)
     channels = 1 if transform.color == "gray" else 3
     planar = transform.layout == "CHW"
     mean = _numbers("mean", 0.0 if transform.mean is None else transform.mean, channels, ", or an image")
     std = _numbers("std", 1.0 if transform.std is None else transform.std, channels)
     scale = transform.scale
-    if not isinstance(scale, Real) or not np.isfinite(scale):
-        raise ValueError(f"scale must be a number, but it is {scale!r}.")
+    _require(isinstance(scale, Real) and bool(np.isfinite(scale)), "scale", "a number", scale)
     if transform.std is not None and (std < 1).any():
         raise ValueError(
             f"std is in pixel values, 0 to 255, but it is {transform.std}. If it is for pixels from 0 to 1, multiply "
@@ -275,39 +243,125 @@ def _numbers(name: str, given: Any, channels: int, images: str = "") -> NDArray[
     return value
 
 
-def _check_mean_size(
-    transform: Transform, shape: Any, mean: tuple[int, ...], crop: Size | None, resize: Size | None
-) -> None:
-    """Raises if the mean image cannot fit any image."""
-    whole = None if transform.resize is None or isinstance(transform.resize, Integral) else resize
-    sizes = [crop] if transform.area else [whole, crop] if whole else []
-    allowed = [shape(size) for size in sizes if size]
-    channels = mean[0] if transform.layout == "CHW" else mean[2]
-    if (allowed and mean not in allowed) or channels != shape((1, 1))[0 if transform.layout == "CHW" else 2]:
-        wanted = " or ".join(map(str, allowed)) or str(shape(("height", "width")))
-        raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
+def _require(good: bool, name: str, what: str, value: object) -> None:
+    if not good:
+        raise ValueError(f"{name} must be {what}, but it is {value!r}.")
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but it is {value!r}.")
+def _one_of(name: str, value: object, *allowed: object) -> None:
+    good = any(value is one or (isinstance(one, str) and value == one) for one in allowed)
+    _require(good, name, f"one of {', '.join(map(repr, allowed))}", value)
 
 
-def _sizes(name: str, value: Any) -> Size | None:
+def _size_of(name: str, value: Any) -> Size | None:
     """The size that is given as one number or as a pair."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value
     lengths = isinstance(pair, (tuple, list)) and all(isinstance(n, Integral) and int(n) > 0 for n in pair)
-    if not lengths or len(pair) != 2 or isinstance(value, bool):
-        raise ValueError(
-            f"{name} must be a positive int or a pair of them, (height, width), but it is {value!r}."
-        )
+    good = lengths and len(pair) == 2 and not isinstance(value, bool)
+    _require(good, name, "a positive int or a pair of them, (height, width)", value)
     return int(pair[0]), int(pair[1])
 
 
 def _range(name: str, value: Any, most: float) -> None:
     pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(n, Real) for n in value)
-    if not pair or not 0 < value[0] <= value[1] <= most or value[1] == float("inf"):
-        upto = f"up to {most:g}" if most < float("inf") else "above 0, and finite"
-        raise ValueError(f"{name} must be a pair (least, most) of numbers {upto}, but it is {value!r}.")
+    good = pair and 0 < value[0] <= value[1] <= most and value[1] < float("inf")
+    upto = f"up to {most:g}" if most < float("inf") else "above 0, and finite"
+    _require(good, name, f"a pair (least, most) of numbers {upto}", value)
+
+
+# ---- the last step: pixels are mirrored, normalized and written into the batch --------------------------
+#
+# Times are for 224x224x3 on one core of the bench machine: mirror 8 µs, planes 9 µs, float32 18 µs, or 54 µs with
+# mean and scale. Decoding takes 1,000 µs.
+
+_KEPT = 1 << 25  # bytes: larger memory is freed after use
+
+
+class _Scratch(threading.local):
+    """Memory that each thread reuses for every sample, which avoids page faults."""
+
+    memory: Pixels = np.empty(0, np.uint8)
+
+    def __call__(self, nbytes: int) -> Pixels:
+        memory = self.memory
+        if memory.nbytes < nbytes:
+            memory = np.empty(nbytes, np.uint8)
+            if nbytes <= _KEPT:
+                self.memory = memory
+        return memory[:nbytes]
+
+
+decoder_scratch, plane_scratch = _Scratch(), _Scratch()
+
+
+class Normalizer(NamedTuple):
+    """`(pixel - mean) * factor`, in a layout and a dtype.
+
+    `table` has the result for each channel and each value of a pixel; None if the result is the pixel itself, or if
+    the mean is an image.
+    """
+
+    dtype: np.dtype[Any]
+    planar: bool
+    channels: int
+    table: Array | None
+    mean_image: Array | None
+    factor: Array
+
+    def shape(self, size: tuple[Any, Any]) -> tuple[Any, ...]:
+        return (self.channels, *size) if self.planar else (*size, self.channels)
+
+    def write(self, pixels: Pixels, mirror: bool, mean: Array | None, out: Array) -> None:
+        """Writes the normalized pixels into `out`; `mean` is the part of the mean image for these pixels."""
+        if mirror:
+            pixels = cv2.flip(pixels, 1)  # type: ignore[assignment]
+            if mean is not None:
+                mean = mean[..., ::-1] if self.planar else mean[:, ::-1]
+        if self.channels == 1:
+            out = out.reshape(pixels.shape)
+            mean = None if mean is None else mean.reshape(pixels.shape)
+        elif self.planar:
+            planes = out if out.dtype == np.uint8 else plane_scratch(pixels.size).reshape(out.shape)
+            cv2.split(pixels, list(planes))
+            pixels = planes
+        if mean is not None:
+            np.subtract(pixels, mean, out=out, casting="same_kind")
+            np.multiply(out, self.factor, out=out, casting="same_kind")
+        elif self.table is None:
+            if pixels is not out:
+                np.copyto(out, pixels)
+        elif self.channels == 1:
+            cv2.LUT(pixels, self.table[0], dst=out)
+        elif self.planar:
+            for plane, of_channel, target in zip(pixels, self.table, out, strict=True):
+                cv2.LUT(plane, of_channel, dst=target)
+        else:
+            cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
+
+    def check_mean(self, sizes: list[Size | None]) -> None:
+        """Raises if the mean image cannot fit any image; `sizes` are those it may have, if they are known."""
+        assert self.mean_image is not None
+        mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
+        if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:
+            wanted = " or ".join(map(str, allowed)) or self.shape(("height", "width"))
+            raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
+
+    def mean_of(self, before: Size, crop: Box, name: str) -> Array:
+        """The part of the mean image for this crop of an image of the size `before`."""
+        mean = self.mean_image
+        assert mean is not None
+        size = mean.shape[1:] if self.planar else mean.shape[:2]
+        if size == (crop.height, crop.width):
+            return mean
+        if size != before:
+            raise ImageError(
+                f"{name}: the image is {_text_of(before)} before the crop, but the mean image is {_text_of(size)}. "
+                "It must have that size or the crop's: pass resize=(height, width), or a mean for each channel."
+            )
+        return mean[(..., *crop.slices())] if self.planar else mean[crop.slices()]
+
+
+def _text_of(size: Sequence[int]) -> str:
+    return f"{size[0]} x {size[1]} (height x width)"

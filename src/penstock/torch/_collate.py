@@ -27,6 +27,7 @@ from penstock._fill.cast import DTYPES, Empty, Into
 from penstock.torch._tensors import NATIVE, blank
 
 Rules = dict[Any, Callable[..., Any]]
+Kinds = dict[type, np.dtype[Any]]
 
 # Rows of fewer bytes are stacked in ordinary memory, and then copied into the slab: that is faster than checking each
 # row before all are written to given memory (64 rows of 512 bytes: 36 us against 41; of 4 KB: 70 against 60).
@@ -161,9 +162,7 @@ def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
-def _numbers(
-    kinds: dict[type, np.dtype[Any]], batch: Any, empty: Empty, rules: Rules, alone: bool
-) -> torch.Tensor | None:
+def _numbers(kinds: Kinds, batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
     kind, size = type(batch[0]), len(batch)
     dtype = kinds.get(kind)
     if dtype is None or list(map(type, batch)).count(kind) != size:
@@ -187,9 +186,9 @@ def _is_taken(kind: type[np.generic]) -> bool:
 _BATCHES = {list, tuple, np.ndarray}
 _ARRAYS = {np.ndarray, np.memmap}
 _DTYPES = set(NATIVE.values())
-_INTS: dict[type, np.dtype[Any]] = {int: np.dtype(np.int64), bool: np.dtype(np.bool_)}
-_FLOATS: dict[type, np.dtype[Any]] = {float: np.dtype(np.float64)}
-_SCALARS: dict[type, np.dtype[Any]] = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
+_INTS: Kinds = {int: np.dtype(np.int64), bool: np.dtype(np.bool_)}
+_FLOATS: Kinds = {float: np.dtype(np.float64)}
+_SCALARS: Kinds = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
 
 _STACK = theirs.collate_tensor_fn
 _OURS: dict[Any, Callable[[Any, Empty, Rules, bool], torch.Tensor | None]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils import data as theirs
@@ -38,11 +38,10 @@ class Stacked:
 
 
 def _fit(first: Any, other: Any) -> bool:
-    try:
+    with suppress(Exception):
         default_collate([first, other])
-    except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 _STACKED = Stacked()
@@ -100,26 +99,6 @@ class Core(DataLoader[Any]):
         if before is not None:
             self._epochs = before._epochs
 
-    def resize(self, num_workers: int) -> None:
-        """Changes the number of workers now, and in the settings."""
-        self.num_workers = num_workers
-        self.settings = {**self.settings, "num_workers": num_workers}
-
-    def close_idle(self) -> None:
-        """Stops idle workers, but not those that an iterator uses."""
-        if (engine := self._engines.take()) is not None:
-            engine.close()
-
-
-class Ours(NamedTuple):
-    """The arguments that torch's constructor does not have. A subclass may use their names for itself."""
-
-    seed: int | None = None
-    on_error: str = "raise"
-    max_errors: int | None = None
-    shard: tuple[int, int] | str | None = None
-    last_batch: str | None = None
-
 
 def core_of(loader: Any) -> Core:
     """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""
@@ -140,7 +119,7 @@ def _settings(loader: Any) -> dict[str, Any]:
     names = ["dataset", "collate_fn", "num_workers", "timeout", "worker_init_fn", "in_order"]
     if loader.num_workers:
         names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
-    settings = {**loader._ours._asdict(), "dtype": loader._cast, **_order(loader)}
+    settings = {**loader._ours, "dtype": loader._cast, **_order(loader)}
     settings |= {name: getattr(loader, name) for name in names}
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
@@ -152,16 +131,14 @@ def _settings(loader: Any) -> dict[str, Any]:
 
 def _order(loader: Any) -> dict[str, Any]:
     """The order as arguments of penstock's loader, which has orders of its own for torch's plain ones."""
-    batched = private.is_batched(loader)
-    if private.is_stream(loader):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
-    order: dict[str, Any] = {"batch_size": None}
-    if batched:
-        sampler = batch_sampler.sampler
-        order = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+    given = batch_sampler if batched else loader
+    order: dict[str, Any] = {"batch_size": given.batch_size, "drop_last": given.drop_last}
+    if private.is_stream(loader):
+        return order
+    sampler = given.sampler
     if type(sampler) is theirs.SequentialSampler and sampler.data_source is loader.dataset:
         return order
     plain = type(sampler) is RandomSampler and not sampler.replacement

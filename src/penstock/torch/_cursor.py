@@ -1,9 +1,7 @@
-"""The position of an iterator with torch's semantics: of the iterator itself, and of all objects it reads from.
+"""The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
 
-It is saved as plain data, which is checked before any of it is used. (A loader with a seed has the state of the
-penstock loader behind it: see `_core.py`.) Without a seed, order and randomness are torch's, so the state holds the
-random states that the epoch was drawn from. Nothing in it is evaluated or unpickled; a dataset or sampler of the
-user's may put other data into its own state.
+Order and randomness are torch's, so the state holds the random states that the epoch was drawn from. Nothing in it is
+evaluated or unpickled; a dataset or sampler of the user's may put other data into its own state.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from penstock._resume.reading import Mark, Reading, asked, has_state, known, ope
 from penstock._resume.state import State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
-from penstock.torch import _generators as generators
 from penstock.torch import _private as private
-from penstock.torch._sampling import Sampling
+from penstock.torch._sampling import Sampling, given_to, lent, parse_states, set_all, texts_of
 
 # The field that only states without a seed have.
 PART = "torch"
@@ -32,7 +29,7 @@ class Copy:
     """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
-        self._mark = mark
+        self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
@@ -40,27 +37,15 @@ class Copy:
         if mark is None:
             self.more += 1
         else:
-            self._mark, self.more = mark, 0
-
-    @property
-    def mark(self) -> Mark | None:
-        return opened(self._mark)
-
-    @property
-    def known(self) -> Mark | None:
-        """The mark; None if there is none or it could not be taken."""
-        return known(self._mark)
+            self.mark, self.more = mark, 0
 
     def next_epoch(self) -> Copy:
-        """The copy of a stream at the start of the next epoch."""
-        try:
-            mark = self.mark
-        except StateError:
-            return Copy(self._mark)  # the state for the next epoch is unknown too
-        return Copy(None if mark is None else mark.next_epoch())
+        """The copy of a stream at the start of the next epoch, unknown if the mark could not be taken."""
+        mark = known(self.mark)
+        return Copy(self.mark if mark is None else mark.next_epoch())
 
     def as_dict(self) -> dict[str, Any]:
-        mark = self.mark
+        mark = opened(self.mark)
         return {"more": self.more} | ({} if mark is None else {"states": mark.states, "kept": mark.kept})
 
     @classmethod
@@ -105,7 +90,7 @@ class Cursor:
         end = None if before is None or before.sampling is None else before.sampling.end
         begin = end if saved is None else saved.state.mark
         self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress, begin)
-        self.generators = generators.given_to(loader) if self.sampling is None else self.sampling.generators
+        self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [Copy() for _ in range(copies)]
@@ -117,26 +102,28 @@ class Cursor:
             self.base_seed = saved.base_seed
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
-            here = [] if self._workers else [copy.mark for copy in self._copies]
+            here = [] if self._workers else [opened(copy.mark) for copy in self._copies]
             self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
         elif before is not None and lives:
             self.base_seed = before.base_seed
-            self._copies = [old.next_epoch() if self.is_stream else Copy(old._mark) for old in before._copies]
+            self._copies = [old.next_epoch() if self.is_stream else Copy(old.mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
         self._reading = Reading(self.dataset)
         self._fetcher: Any = None
 
+    @classmethod
+    def of(cls, loader: Any) -> Cursor:
+        """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
+        cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
+        cursor.restore()
+        return cursor
+
     @property
     def seat(self) -> int:
         """The worker that gets the next step. In a stream, some workers may have ended."""
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
-
-    @property
-    def given(self) -> list[str]:
-        """The states of `generators`: before the sampler drew from them, or the present ones."""
-        return generators.texts_of(self.generators) if self.sampling is None else self.sampling.given
 
     @property
     def copies(self) -> list[Copy]:
@@ -151,65 +138,57 @@ class Cursor:
         self._reading.ended = self._fetcher.ended
         return Copy(self._reading.mark())
 
-    # Starting.
-
     def restore(self) -> None:
         """Restores the generators, the sampler, and the caller's own copy of the dataset."""
         if self._saved is not None:
-            generators.set_all(self.generators, self._saved.given)
+            set_all(self.generators, self._saved.given)
         if not self._restores:
             return
         if self.sampling is not None:
             self.sampling.restore()
-        mark = self._copies[0].mark if self._copies and not self._workers else None
+        mark = opened(self._copies[0].mark) if self._copies and not self._workers else None
         if mark is not None:
-            with generators.lent({}) if mark.kept else nullcontext():
+            with lent({}) if mark.kept else nullcontext():
                 self._reading.prepare(mark)
 
     @contextmanager
-    def beginning(self, *, seed: bool = True, sampler: bool = True) -> Iterator[None]:
-        """Surrounds the code of torch's that draws the base seed, calls `iter()` of the sampler, or both.
+    def beginning(self, iterator: Any = None, *, sampler: bool = True) -> Iterator[None]:
+        """Surrounds code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
 
-        Random numbers that were drawn before the state was taken are replayed without advancing the caller's
-        generators.
+        Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
-        saved = self._saved
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
-        if saved is None or (saved.base_seed if seed else saved.origin) is None:
+        saved = self._saved
+        if saved is not None and (saved.origin if iterator is None else saved.base_seed) is None:
+            saved = None
+        with nullcontext() if saved is None else lent(saved.states):
             yield
-            return
-        with generators.lent(saved.states):
-            yield
-        if not sampler or saved.origin is None:  # otherwise the sampler draws from them again
-            generators.set_all(self.generators, saved.given)
+        if saved is not None and (not sampler or saved.origin is None):
+            set_all(self.generators, saved.given)  # otherwise the sampler draws from them again
+        if iterator is not None:
+            self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed
+            iterator._base_seed = self.base_seed
 
-    def seeded(self, drawn: int) -> int:
-        """The base seed of the workers: that of the state, or else the one that torch has drawn."""
-        if self.base_seed is None:
-            self.base_seed = drawn
-        return self.base_seed
-
-    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The keys of each step that was not handed out. `begun` is torch's iterator over all of them."""
+    def keys(self, iterator: Any) -> Iterator[Any]:
+        """The keys of each step that was not handed out. torch's `iterator` has begun to iterate over all of them."""
+        begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
             return begun
         if saved is not None and saved.origin is not None:
-            return self.sampling.resumed(begun, saved.origin, saved.states, saved.given)
+            return self.sampling.resumed(begun, saved)
         return self.sampling.fresh(begun)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream continues from its position. `fetcher` is the object that reads it."""
         copy, reading = self._copies[0], self._reading
-        reading.begin(fetcher.dataset_iter, copy.known)
+        reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
         reading.pass_over(until, size, replayed=until)
         fetcher.ended = reading.ended
         if self.is_tracked and reading.has_state:
             self._fetcher = fetcher
-
-    # Handing out.
 
     def passed(self, task: Task, worker: int) -> None:
         """A worker's step was handed out, as a batch or as an error."""
@@ -262,7 +241,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         PART: {
             "base_seed": cursor.base_seed,
             "origin": None if origin is None else dict(origin),
-            "generators": cursor.given,
+            "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
             "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
         },
@@ -302,8 +281,7 @@ def loaded(loader: Any, value: Any) -> Saved:
     except StateError:
         raise
     except Exception as error:
-        why = f"its part {PART!r} cannot be read ({type(error).__name__}: {error})"
-        raise damaged(why) from error
+        raise damaged(f"its part {PART!r} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
@@ -311,12 +289,12 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     base_seed, origin = part["base_seed"], part["origin"]
     if state.steps and (base_seed is None or (sampling is not None and origin is None)):
         raise ValueError(f"it does not say what its {state.steps} steps came from")
-    states = {} if origin is None else generators.parse(origin)
+    states = {} if origin is None else parse_states(origin)
     numbers = {"base_seed": base_seed or 0, "seat": part["seat"], **(origin or {})}
     for name in numbers.keys() - states.keys():
         number(numbers, name)
     given = list(part["generators"])
-    generators.set_all([torch.Generator(each.device) for each in cursor.generators], given)
+    set_all([torch.Generator(each.device) for each in cursor.generators], given)
     mark = opened(state.mark)
     if mark is not None:
         mark.check_owner(None if sampling is None else sampling.sampler)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.data import default_collate
 from penstock._epoch.engine import Engine
 from penstock._feed.run import Run
 from penstock._fill.cast import Into
+from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend
@@ -40,17 +40,13 @@ def served() -> int:
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
 
-    _base_seed: int
-    _sampler_iter: Iterator[Any]
-
     def __init__(self, loader: Any) -> None:
-        cursor = self._cursor = _cursor(loader)
-        with cursor.beginning():
+        cursor = self._cursor = Cursor.of(loader)
+        with cursor.beginning(self):
             super().__init__(loader)
             if cursor.is_stream:
                 cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
-        self._base_seed = cursor.seeded(self._base_seed)
-        self._sampler_iter = cursor.keys(self._sampler_iter)
+        self._sampler_iter = cursor.keys(self)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
@@ -83,15 +79,12 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
-    _base_seed: int
-
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
-        cursor = self._cursor = _cursor(loader)
-        with cursor.beginning(sampler=False):
+        cursor = self._cursor = Cursor.of(loader)
+        with cursor.beginning(self, sampler=False):
             private.BaseIterator.__init__(self, loader)
-        self._base_seed = cursor.seeded(self._base_seed)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -111,11 +104,11 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         cursor = self._cursor
         if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, cursor)
-        with cursor.beginning(seed=False):
+        with cursor.beginning():
             private.BaseIterator._reset(self, loader, first_iter)
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
-        keys = cursor.keys(self._sampler_iter)
+        keys = cursor.keys(self)
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         run = self._run = Run(self._runs, 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
@@ -188,13 +181,16 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     def _workers(self) -> list[Any]:
         return [] if self._core is None else self._core.workers
 
-    def _shutdown_workers(self, close: Callable[[Core], None] = Core.close) -> None:
+    def _shutdown_workers(self) -> None:
         self._stream = None
         if self._core is not None and self._persistent_workers:
-            close(self._core)
+            self._core.close()
 
     def __del__(self) -> None:
-        self._shutdown_workers(Core.close_idle)
+        self._stream = None
+        core = self._core if self._persistent_workers else None
+        if core is not None and (engine := core._engines.take()) is not None:
+            engine.close()  # its workers are idle: no other iterator uses them
 
 
 def _raise_the_samplers_error(run: Run) -> None:
@@ -207,13 +203,6 @@ def _raise_the_samplers_error(run: Run) -> None:
             del error
 
 
-def _cursor(loader: Any) -> Cursor:
-    """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
-    cursor = Cursor(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
-    cursor.restore()
-    return cursor
-
-
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:
     global _served
     _served += 1
@@ -223,7 +212,7 @@ def _begun(loader: Any, cursor: Cursor | None = None) -> None:
 
 def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     workers = loader.num_workers
-    resumed = [(copy.known, copy.more) for copy in cursor.copies]
+    resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
     marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
     job = Job(
         dataset=loader.dataset,

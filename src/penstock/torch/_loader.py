@@ -17,7 +17,7 @@ from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
 from penstock.torch import _private as private
-from penstock.torch._core import Core, Ours, core_of
+from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
 
@@ -87,22 +87,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
         number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
         if seed is not None and not (number and 0 <= seed < 1 << 64):
-            raise ValueError(
-                f"seed must be an int from 0 to 2**64 - 1, or None for torch's semantics, got {seed!r}."
-            )
-        ours = Ours(None if seed is None else operator.index(seed), on_error, max_errors, shard, last_batch)
-        for name, value in ours._asdict().items() if seed is None else ():
-            if value != Ours._field_defaults[name]:
+            raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
+        ours = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "last_batch": last_batch}
+        for name, value in ours.items() if seed is None else ():
+            if value != ("raise" if name == "on_error" else None):
                 raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
         every = snapshot_every_n_steps
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(*args, **kwargs)
-        self._ours = ours
+        # The arguments that torch's constructor does not have. A subclass may use their names for itself.
+        self._ours: dict[str, Any] = {"seed": None if seed is None else operator.index(seed), **ours}
         self._cast = cast
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars`. A subclass may have attributes of these names.
-        for name, value in {**self._ours._asdict(), "dtype": dtype, "casting": casting}.items():
+        # Frameworks read the arguments from `vars`.
+        for name, value in {**self._ours, "dtype": dtype, "casting": casting}.items():
             if not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: Saved | None = None
@@ -120,7 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Changes the number of workers that run, if the batches do not depend on it."""
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.num_workers:
-            core.resize(num_workers)
+            core.num_workers = num_workers
+            core.settings = {**core.settings, "num_workers": num_workers}
         elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
                 f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
@@ -130,23 +130,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self._iterator = None  # of workers that have ended
 
-    # Resuming.
-
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
         JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
         called at any time, even inside a loop.
         """
-        return state_of(self) if self._ours.seed is None else core_of(self).state_dict()
+        return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
         If the state does not fit, a StateError names the difference and the loader stays unchanged.
         """
-        check_maker(state_dict, self._ours.seed)
-        if self._ours.seed is not None:
+        check_maker(state_dict, self._ours["seed"])
+        if self._ours["seed"] is not None:
             core_of(self).load_state_dict(state_dict)
             return
         # The state of a loader of DataPipes is empty, here and in torchdata.
@@ -161,12 +159,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state |= {"_penstock": copy.copy(state["_penstock"]), "_iterator": None}
         return state
 
-    # With `seed=` only.
-
     @_Shown
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample that has failed in this epoch."""
-        return [] if self._ours.seed is None else core_of(self).skipped
+        return [] if self._ours["seed"] is None else core_of(self).skipped
 
     def batches(self) -> Iterator[Batch[T_co]]:
         """With `seed=`: the batches of the next `iter()`, each with its index, epoch, step and padding.
@@ -180,13 +176,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         _seeded(self, "set_epoch").set_epoch(epoch)
 
     def __len__(self) -> int:
-        if self._ours.shard is None and self._ours.last_batch is None:
+        if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
         return len(core_of(self))
 
 
 def _seeded(loader: DataLoader[Any], what: str) -> Core:
-    if loader._ours.seed is None:
+    if loader._ours["seed"] is None:
         raise ValueError(f"{what} needs seed=: without it {_NEED_SEED[what]}")
     return core_of(loader)
 
@@ -201,7 +197,7 @@ def _iterate(loader: Any) -> Any:
     if loader.num_workers and isinstance(loader.dataset, private.PIPES):
         _warn_of_pipes()
         return _theirs(loader)
-    if isinstance(loader, DataLoader) and loader._ours.seed is not None:
+    if isinstance(loader, DataLoader) and loader._ours["seed"] is not None:
         return Seeded(loader)
     if not loader.num_workers:
         return Inline(loader)

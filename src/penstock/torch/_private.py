@@ -16,13 +16,12 @@ from torch.utils.data._utils import worker as _worker
 # The method that makes an iterator: called for each epoch, with persistent workers only for the first.
 ITERATOR_METHOD = "_get_iterator"
 
-PIPES = (IterDataPipe, MapDataPipe)
-"""The classes of datasets that torch's loader seeds and shards."""
-
+PIPES = (IterDataPipe, MapDataPipe)  # the datasets that torch's loader seeds and shards
 ExceptionWrapper: Any = _utils.ExceptionWrapper
-
 # (base seed, number of the worker) -> the seed of `numpy.random` in that worker.
 numpy_seed: Any = _worker._generate_state
+# (batch, device) -> the pinned batch, by torch's own rules: nested containers, objects with a `pin_memory` method.
+pin: Any = _pin_memory.pin_memory
 
 BaseIterator: Any = _dataloader._BaseDataLoaderIter
 InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter
@@ -45,8 +44,3 @@ def profiled_as(kind: Any) -> str:
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
     """From now on `torch.utils.data.get_worker_info()` returns this."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)
-
-
-def pin(batch: Any, device: str | None) -> Any:
-    """Pins a whole batch by torch's own rules: nested containers, and objects with a `pin_memory` method."""
-    return _pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
+from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
-from penstock.torch import _generators as generators
+
+if TYPE_CHECKING:
+    from penstock.torch._cursor import Saved
 
 # torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
 # from torch's global one.
@@ -26,8 +32,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 class Sampling:
     """One pass over the sampler: the keys of each step, from the first step that was not handed out.
 
-    `begin` is the mark that a sampler with a state starts from: that of a resume state, or of the end of the previous
-    epoch.
+    `begin` is the mark that a sampler with a state starts from: of a resume state, or of the previous epoch's end.
     """
 
     def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
@@ -36,7 +41,7 @@ class Sampling:
         self.sampler: Any = index.sampler if self._batched else index
         self._is_torchs = type(self.sampler) in _TORCHS
         self._progress = progress
-        self.generators = generators.given_to(loader, index, getattr(index, "sampler", None))
+        self.generators = given_to(loader, index, getattr(index, "sampler", None))
         self._before: dict[str, Any] = {}
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
@@ -44,12 +49,9 @@ class Sampling:
         self._begin = begin
         self._first = progress.steps
         self._reading = Reading(self.sampler)
-        self._renewed = False
-        self._marks: deque[tuple[int, bytes | None]] = deque()  # with the number of steps before each
+        self._marks: dict[int, bytes | None] = {}  # by the number of steps before each
         self._last = -1  # the number of steps, when the sampler has ended
         self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
-
-    # The parts of a resume state.
 
     @property
     def about(self) -> dict[str, Any]:
@@ -66,52 +68,43 @@ class Sampling:
         """The random states that the keys were drawn from; None until the sampler was asked for its first keys."""
         before, self._torch = self._torch, None
         if before is not None and self._origin is not None:
-            self._origin |= self._drawn_from(before)
+            if type(self.sampler) is RandomSampler:  # the seed that it drew from the global generator
+                again = torch.Generator()
+                again.set_state(before)
+                drawn = torch.empty((), dtype=torch.int64).random_(generator=again)
+                self._origin["seed"] = drawn.item()
+            else:
+                self._origin["torch"] = text_of(before)
         return self._origin
-
-    def _drawn_from(self, before: torch.Tensor) -> dict[str, Any]:
-        """The seed that torch's sampler drew from the global generator in this state, or else the state itself."""
-        if type(self.sampler) is not RandomSampler:
-            return {"torch": generators.text_of(before)}
-        again = torch.Generator()
-        again.set_state(before)
-        return {"seed": torch.empty((), dtype=torch.int64).random_(generator=again).item()}
 
     @property
     def given(self) -> list[str]:
         """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
         given = self._given
         if given is None or self._progress.steps == self._last:
-            return generators.texts_of(self.generators)
-        texts = [each if isinstance(each, str) else generators.text_of(each) for each in given]
+            return texts_of(self.generators)
+        texts = [each if isinstance(each, str) else text_of(each) for each in given]
         given[:] = texts  # encoding one takes 15 us
         return texts
 
     @property
     def mark(self) -> Mark | None:
-        """The position of a sampler with a state after the steps that were handed out.
-
-        Before the first step it is not asked for its state: some samplers start over only at their first key.
-        """
+        """The position of a sampler with a state after the steps that were handed out."""
+        # Before the first step it is not asked for its state: some samplers start over only at their first key.
         steps = self._progress.steps
-        if steps == self._first:
-            return opened(self._begin)
-        return opened(next((mark for step, mark in self._marks if step == steps), None))
-
-    # The keys.
+        return opened(self._begin if steps == self._first else self._marks.get(steps))
 
     def restore(self) -> None:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
         if mark is not None and not mark.at_end and mark.kept:
-            with generators.lent({}, self.generators):
+            with lent({}, self.generators):
                 self._reading.prepare(mark)
-            self._renewed = True
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
         if not self._batched and not self._is_torchs:
-            self._before = generators.take()
+            self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
@@ -130,8 +123,8 @@ class Sampling:
                 self._torch = torch.get_rng_state()
             yield from begun
             return
-        before = generators.take()
-        source = self._source(begun)
+        before = take_states()
+        source = iter(self.sampler) if self._batched else begun
         if self._has_state(source):
             self._note(before)
             yield from self._marked(source)
@@ -143,34 +136,33 @@ class Sampling:
 
     def _note(self, before: dict[str, Any]) -> None:
         """Notes which global generators the sampler drew from: those that are no longer in these states."""
-        after = generators.take() if before else {}
+        after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
 
-    def resumed(
-        self, begun: Iterator[Any], origin: dict[str, Any], states: dict[str, Any], given: list[str]
-    ) -> Iterator[Any]:
+    def resumed(self, begun: Iterator[Any], saved: Saved) -> Iterator[Any]:
         """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
-        self._origin, self._given = dict(origin), [*given]
-        mark = None if self._renewed else opened(self._begin)
+        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._begin)
+        if mark is not None and mark.kept and not mark.at_end:
+            mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
-            generators.set_all(self.generators, given)
-        return self._rest(begun, states, mark)
+            set_all(self.generators, saved.given)
+        return self._rest(begun, saved.states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
         if "epoch" in origin:
             self.sampler.set_epoch(origin["epoch"])
-        with generators.lent(states):
+        with lent(states):
             if mark is not None:
                 self._reading.open(mark)
                 rest = self._marked()
             elif self._is_torchs:
                 skip = steps * self._index.batch_size if self._batched else steps
                 rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
-            elif self._has_state(source := self._source(begun)) and not steps:
+            elif self._has_state(source := iter(self.sampler) if self._batched else begun) and not steps:
                 rest = self._marked(source)
             else:
                 rest = _passed(self._steps(by_next(source)), steps)
@@ -184,10 +176,6 @@ class Sampling:
         index = self._index
         return iter(BatchSampler(keys, index.batch_size, index.drop_last)) if self._batched else keys
 
-    def _source(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The sampler's own iterator."""
-        return iter(self.sampler) if self._batched else begun
-
     def _has_state(self, source: Iterator[Any]) -> bool:
         return has_state(self.sampler) or has_state(source)
 
@@ -199,9 +187,8 @@ class Sampling:
         size = self._index.batch_size if self._batched else 1
         while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
             step += 1
-            while self._marks and self._marks[0][0] < self._progress.steps:
-                self._marks.popleft()
-            self._marks.append((step, taken(self.sampler, reading.mark)))
+            self._marks = {at: mark for at, mark in self._marks.items() if at >= self._progress.steps}
+            self._marks[step] = taken(self.sampler, reading.mark)
             if reading.ended:
                 self._last = step
             yield keys if self._batched else keys[0]
@@ -232,3 +219,92 @@ def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     """The steps without the first `skip`. The first one is asked for now, so that the sampler draws now."""
     deque(islice(steps, skip), maxlen=0)
     return steps if skip else chain(list(islice(steps, 1)), steps)
+
+
+# ---- states of random generators as plain data, so that the same numbers can be drawn again ----
+
+
+def text_of(state: Any) -> str:
+    """The state of a generator (of torch's: 5 KB), a tensor or an array, as text."""
+    return b64encode(np.asarray(state).tobytes()).decode()
+
+
+def tensor_of(text: str) -> torch.Tensor:
+    """The state in a text from `text_of`; any exception if it is damaged."""
+    return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
+
+
+def _plain_numpy(state: Any) -> Any:
+    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
+        return None
+    words, position = state["state"].values()
+    return [text_of(words), position, state["has_gauss"], state["gauss"]]
+
+
+class _Global(NamedTuple):
+    """A generator that the whole process shares. `parse` reverses `plain`."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], object]
+    plain: Callable[[Any], Any]
+    parse: Callable[[Any], Any]
+
+
+_GLOBALS = {
+    "torch": _Global(torch.get_rng_state, torch.set_rng_state, text_of, tensor_of),
+    "numpy": _Global(
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        _plain_numpy,
+        lambda plain: ("MT19937", tensor_of(plain[0]).numpy().view(np.uint32), *plain[1:]),
+    ),
+    "random": _Global(
+        random.getstate,
+        random.setstate,
+        lambda state: [text_of(np.array(state[1], np.uint32)), state[2]],
+        lambda plain: (3, tuple(tensor_of(plain[0]).numpy().view(np.uint32).tolist()), *plain[1:]),
+    ),
+}
+
+
+def take_states() -> dict[str, Any]:
+    """The states of the global generators, as plain data."""
+    return {name: kind.plain(kind.take()) for name, kind in _GLOBALS.items()}
+
+
+def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The states among the results of `take_states`, ready for `lent`; any exception if one is damaged."""
+    states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
+    with lent(states):  # raises if one is damaged
+        return states
+
+
+@contextmanager
+def lent(states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Sets global generators to these states for the block, and then puts back all of them, and those in `given`."""
+    before = {name: kind.take() for name, kind in _GLOBALS.items()}
+    theirs = [(each, each.get_state()) for each in given]
+    try:
+        for name, state in states.items():
+            _GLOBALS[name].put(state)
+        yield
+    finally:
+        for name, state in before.items():
+            _GLOBALS[name].put(state)
+        for each, state in theirs:
+            each.set_state(state)
+
+
+def given_to(*holders: object) -> list[torch.Generator]:
+    """The generators that these objects were given, each once."""
+    found = (getattr(holder, "generator", None) for holder in holders)
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def texts_of(generators: Iterable[torch.Generator]) -> list[str]:
+    return [text_of(each.get_state()) for each in generators]
+
+
+def set_all(generators: Iterable[torch.Generator], texts: Iterable[str]) -> None:
+    for generator, text in zip(generators, texts, strict=True):
+        generator.set_state(tensor_of(text))

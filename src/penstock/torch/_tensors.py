@@ -139,20 +139,20 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if can else tensor.clone()
 
 
-class _StorageReducer:
+def _storage_reducer() -> Reduce:
     """Pickles the memory of tensors out of band, once for all tensors that share it. For one pickle."""
+    of_memory: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self._first: dict[int, Any] = {}
-
-    def __call__(self, storage: Any) -> Any:
+    def reduce_storage(storage: Any) -> Any:
         memory = storage._untyped_storage  # the public `untyped()` warns that typed storages are deprecated
         if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
             return NotImplemented
-        first = self._first.setdefault(memory.data_ptr(), storage)
+        first = of_memory.setdefault(memory.data_ptr(), storage)
         if first is storage:
             first = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
         return rebuild_storage, (first, storage.dtype)
+
+    return reduce_storage
 
 
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
@@ -174,17 +174,10 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | None:
     """How a tensor is opened (a Make with its shape and dtype), and its bytes as a tensor that numpy can read."""
-    if (
-        tensor.layout is not torch.strided
-        or not tensor.is_cpu
-        or tensor.requires_grad
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.is_nested
-    ):
+    plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
+    if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None
-    shape = tuple(tensor.shape)
-    dtype = tensor.dtype
+    shape, dtype = tuple(tensor.shape), tensor.dtype
     make: Make = native
     how: Any = NATIVE.get(dtype)
     if how is None:
@@ -213,7 +206,7 @@ class _Torch:
         return self._derived if issubclass(kind, torch.Tensor) else None
 
     def shipping(self) -> Mapping[type, Reduce]:
-        return {torch.TypedStorage: _StorageReducer()}
+        return {torch.TypedStorage: _storage_reducer()}
 
     def is_parameters(self, state_dict: Any) -> bool:
         return getattr(state_dict, "__module__", None) == torch.nn.Module.__module__

@@ -24,28 +24,26 @@ from penstock.torch import _private as private
 from penstock.torch._collate import collate
 from penstock.worker_info import WorkerInfo
 
+Resumed = tuple[Mark | None, int]
+"""The position of a worker's copy of the dataset in the state that was loaded: its mark, and the batches since."""
+
 
 class Replica:
     """Runs tasks like torch's workers. Replaces `Runner`.
 
     If the dataset has a state, its mark travels with the result of a task: that of a stream with every `marks`-th
-    batch, none if `marks` is 0. `resumed` has the position of each worker's copy of the dataset in the state that was
-    loaded: its mark, and the number of batches since.
+    batch, none if `marks` is 0.
     """
 
-    def __init__(
-        self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[tuple[Mark | None, int]]
-    ) -> None:
-        self._job = job
-        self._who = who
+    def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
+        self._job, self._who = job, who
         self._seat = -1
         self._init_error: Exception | None = None
         self._is_stream = stream
-        self._stream = Reading(())
-        self._stream_run = -1
+        self._stream, self._stream_run = Reading(()), -1
         self._marks = marks
         self._asks = marks > 0 and has_state(job.dataset)
-        self._resumed: tuple[Mark | None, int] | None = None
+        self._resumed: Resumed | None = None
         self._all_resumed = resumed
         self._at: Any = None
         self._field = None if job.cast is None else job.cast.root()
@@ -102,9 +100,8 @@ class Replica:
             where = f"sample {self._at!r} of {where}"
         elif not self._is_stream:
             where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
-        wrapped = private.ExceptionWrapper(
-            (type(error), error, error.__traceback__), where=f"in DataLoader worker process {self._seat}"
-        )
+        thrown = type(error), error, error.__traceback__
+        wrapped = private.ExceptionWrapper(thrown, where=f"in DataLoader worker process {self._seat}")
         with suppress(Exception):  # an exception that cannot be pickled
             return dumps(TorchFailure(wrapped, f"In {where}"))
         text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
@@ -161,12 +158,9 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text.
+    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text."""
 
-    `wrapped` is the text alone if the exception cannot be pickled.
-    """
-
-    wrapped: Any
+    wrapped: Any  # the text alone if the exception cannot be pickled
     note: str
 
     def exception(self) -> BaseException:
