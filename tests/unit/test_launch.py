@@ -496,7 +496,7 @@ def test_a_template_that_died_is_replaced_and_its_workers_live_on(crew_of: Any) 
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._lifeline.template
+    template = crew.launcher.template
     os.kill(template.pid, signal.SIGKILL)
     template.join()
     new = crew.start()
@@ -511,7 +511,7 @@ def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> Non
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._lifeline.template
+    template = crew.launcher.template
     link = template._link
     for fd in spare:
         os.close(fd)

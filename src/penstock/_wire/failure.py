@@ -4,9 +4,9 @@
 the same type, args, attributes and notes, one more note that says where it happened, and the remote traceback as its
 cause. Neither fails, whatever the exception's own methods do.
 
-Types without an importable name travel by tag (see `tags.py`), so that `except MyError` works in the parent. Refused:
-cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over the
-parent's class.
+Types without an importable name travel by tag (see `pickling.py`), so that `except MyError` works in the parent.
+Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over
+the parent's class.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock._wire.pickling import by_tag, dumps, loads
-from penstock._wire.tags import tag_if_known
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
 _dict_of = vars(BaseException)["__dict__"].__get__  # works also for types that define their own
 _SHOWN = 200  # characters of a repr that a note may hold
 
-_by_tag = by_tag(tag_if_known)
+_by_tag = by_tag()
 
 
 @dataclass(frozen=True, slots=True)

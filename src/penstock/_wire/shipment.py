@@ -24,8 +24,7 @@ import numpy as np
 
 from penstock._descriptors import close, open_memfd
 from penstock._memory.guests import Shipping
-from penstock._wire.pickling import dump, dumps, loads
-from penstock._wire.tags import adopt, tag
+from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<Q")  # start of the table

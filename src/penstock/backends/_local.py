@@ -20,18 +20,38 @@ from penstock._interrupts import interrupts_deferred
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Task
+from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Left, Outcome
+from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
 from penstock.errors import InternalError
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
 _GRACE = 0.05
+
+
+def run_task(
+    runner: Any,
+    worker: int,
+    task: Task,
+    writer: Writer,
+    raised: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> Filled | Failed | Ended:
+    """Runs a task of one step in this process. `raised` are not the task's errors, but the caller's own."""
+    try:
+        tree = runner.run(task, writer)
+    except StreamEnded:
+        return Ended(task.seq, worker, runner.mark)
+    except raised:
+        raise
+    except BaseException as error:
+        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+    used, root = writer.used, writer.root
+    return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
 
 
 class _LocalBackend:
@@ -95,22 +115,12 @@ class InlineBackend(_LocalBackend):
             return []
         task, slab = self._posted.popleft()
         runner, writer = self._runner, Writer(self._slabs.root(slab))
-        try:
-            # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
-            with runner.borrowed(task):
-                tree = runner.run(task, writer)
-        except StreamEnded:
-            return [Ended(task.seq, self._worker, runner.mark)]
-        except KeyboardInterrupt:
-            raise  # not the sample's, but the caller's own: workers do not see it
-        except BaseException as error:
-            return [Failed(task.seq, self._worker, annotate(error, runner.where(task)), runner.mark)]
-        self._slabs.learn(writer.used)
-        worker = self._worker
-        filled = Filled(
-            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
-        )
-        return [filled]
+        # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
+        with runner.borrowed(task):
+            outcome = run_task(runner, self._worker, task, writer)
+        if type(outcome) is Filled:
+            self._slabs.learn(writer.used)
+        return [outcome]
 
     def doing(self, seq: int | None) -> list[Doing]:
         return []  # nobody waits for the caller
@@ -212,7 +222,7 @@ class ThreadBackend(_LocalBackend):
             except IndexError:
                 continue  # it was rescinded
             self._doing[worker] = who, ident, task
-            outcome = self._run(runner, worker, task, Writer(root))
+            outcome = run_task(runner, worker, task, Writer(root), raised=())
             self._doing[worker] = who, ident, None
             del root
             self._outcomes.put(outcome)
@@ -229,14 +239,3 @@ class ThreadBackend(_LocalBackend):
         self._permits.put(True)
         self._outcomes.put(Left(worker))
         return True
-
-    def _run(self, runner: Runner, worker: int, task: Task, writer: Writer) -> Outcome:
-        try:
-            tree = runner.run(task, writer)
-        except StreamEnded:
-            return Ended(task.seq, worker, runner.mark)
-        except BaseException as error:
-            return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
-        return Filled(
-            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
-        )

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._memory.slabs import Slabs
+from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
-from penstock._wire.tags import tags_of_main
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job

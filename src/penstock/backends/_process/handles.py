@@ -1,14 +1,7 @@
-"""Handles of processes that the parent started, or the template for it, and the lifeline that ties them to it.
-
-A process is known by its pidfd. The lifeline is a pipe whose write end only the parent holds: when the parent dies or
-closes it, the kernel kills every process that has armed the read end (see `child.py`). With the pipe go the template,
-and a file for the last words of workers that could not start. All of it ends when the launcher and the last handle of
-its workers are closed.
-"""
+"""Handles of processes that the parent started, or the template for it. A process is known by its pidfd."""
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import select
@@ -17,11 +10,12 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from penstock._descriptors import close, close_in_child, no_fork, open_memfd
+from penstock._descriptors import close, close_in_child, no_fork
 from penstock._wire.failure import Failure, restore
 from penstock.backends._process.child import seat_of
 
 if TYPE_CHECKING:
+    from penstock.backends._process.launcher import Launcher
     from penstock.backends._process.template import Template
 
 UNKNOWN = 256  # stands for an exit code that could not be read; no exit code is so large
@@ -93,69 +87,14 @@ class Handle:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-class Lifeline:
-    """In the parent. The launcher is its first holder, and each handle of a worker is one more."""
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._holders = 1
-        self.template: Template | None = None
-        self.words = open_memfd("penstock-last-words")
-        try:
-            with no_fork():
-                self.end, self._parents_end = os.pipe()
-                close_in_child(self.end, self._parents_end)
-        except BaseException:
-            close(self.words)
-            raise
-        fcntl.fcntl(self.words, fcntl.F_SETFL, os.O_APPEND)
-
-    def is_mine(self) -> bool:
-        """False in a process that was forked from the one that made it."""
-        return self._owner == os.getpid()
-
-    def hold(self) -> None:
-        with self._lock:
-            self._holders += 1
-
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if self._holders:
-                return
-        if self.template is not None:
-            self.template.close()
-        close(self.end, self._parents_end, self.words)
-
-    def last_words(self, pid: int) -> BaseException | None:
-        """Why the worker with this pid could not start, if it said so."""
-        said = os.pread(self.words, os.fstat(self.words).st_size, 0)
-        start = 0
-        while start < len(said):
-            author, length = _LAST_WORDS.unpack_from(said, start)
-            start += _LAST_WORDS.size + length
-            if author == pid:
-                return restore(said[start - length : start])
-        return None
-
-
-def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """In a worker that cannot start: tells the parent why, in one atomic append."""
-    data = Failure.capture(exc, where=where)
-    os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
-
-
 class WorkerProcess(Handle):
     """The handle of a worker process. `worker` is its seat."""
 
-    def __init__(
-        self, number: int, pid: int, pidfd: int, lifeline: Lifeline, template: Template | None = None
-    ) -> None:
-        super().__init__(pid, pidfd, template)
+    def __init__(self, number: int, pid: int, pidfd: int, launcher: Launcher) -> None:
+        super().__init__(pid, pidfd, launcher.template)
         self.worker = seat_of(number)
-        self._lifeline = lifeline
-        lifeline.hold()
+        self._launcher = launcher
+        launcher.hold()
 
     def __repr__(self) -> str:
         return f"<WorkerProcess {self.worker} pid={self.pid} exitcode={self.exitcode}>"
@@ -163,13 +102,27 @@ class WorkerProcess(Handle):
     @property
     def failure(self) -> BaseException | None:
         """The error that ended a spawned worker before `main` ran: its payload could not be unpickled there."""
-        return self._lifeline.last_words(self.pid) if self._usable() and self.exitcode == 1 else None
+        if not self._usable() or self.exitcode != 1:
+            return None
+        said, start = self._launcher.words(), 0
+        while start < len(said):
+            author, length = _LAST_WORDS.unpack_from(said, start)
+            start += _LAST_WORDS.size + length
+            if author == self.pid:
+                return restore(said[start - length : start])
+        return None
 
     def close(self) -> None:
         """Releases the handle, and kills the process if it still runs. The exit code stays readable."""
         if self._usable():
             super().close()
-            self._lifeline.release()
+            self._launcher.release()
+
+
+def leave_last_words(words: int, exc: BaseException, where: str) -> None:
+    """In a worker that cannot start: tells the parent why, in one atomic append."""
+    data = Failure.capture(exc, where=where)
+    os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
 
 def pidfd_of_child(pid: int) -> int:

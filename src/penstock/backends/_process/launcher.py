@@ -4,12 +4,16 @@ The order of ending: the caller closes the pipe of tokens, and workers end by th
 those that linger, and closes their handles and the launcher, in any order. The last of these closes gives up the
 lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
 
+The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
+processes that have armed the read end (see `child.py`).
+
 Linux only: pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import threading
@@ -18,11 +22,11 @@ from collections.abc import Mapping
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import interrupts_deferred
 from penstock._memory.lease import own_fork
+from penstock._wire.pickling import tag_exceptions
 from penstock._wire.shipment import pack
-from penstock._wire.tags import tag_exceptions
 from penstock.backends._process import methods
 from penstock.backends._process.child import Main, fork, live, seat_of
-from penstock.backends._process.handles import Lifeline, WorkerProcess, pidfd_of_child
+from penstock.backends._process.handles import WorkerProcess, pidfd_of_child
 from penstock.backends._process.template import Template, start_python, write_boot
 from penstock.errors import InternalError, WorkerLost
 
@@ -44,15 +48,24 @@ class Launcher:
         self._payload = payload
         self._fds = dict(fds)
         self._explicit = explicit
+        self._owner = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()
-        self._shipment = -1
-        self._boot = -1
-        self._lifeline = Lifeline()
+        self._holders = 1  # the launcher itself, and each open handle of a worker
+        self._starting, self._holding = threading.Lock(), threading.Lock()
+        self.template: Template | None = None
+        self._parents_end = -1
+        self._own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
         try:
+            self._own["words"] = open_memfd("penstock-last-words")
+            fcntl.fcntl(self._own["words"], fcntl.F_SETFL, os.O_APPEND)
+            with no_fork():
+                self._own["lifeline"], self._parents_end = os.pipe()
+                close_in_child(self._own["lifeline"], self._parents_end)
             if self.method != "fork":
-                self._ship()
+                self._own["shipment"] = pack((main, payload))
                 self._payload = None  # it is in the shipment
+                self._own["boot"] = open_memfd("penstock-boot")
+                write_boot(self._fds, self._own)
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:
@@ -61,13 +74,13 @@ class Launcher:
 
     def start(self, number: int) -> WorkerProcess:
         """Starts a worker. With forkserver it waits for the template, and raises what failed there."""
-        if self._closed or not self._lifeline.is_mine():
+        if self._closed or self._owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
         process: WorkerProcess | None = None
-        with self._lock:
-            if self.method == "forkserver":
+        with self._starting:
+            if self.template is not None:
                 self._await_template()
             try:
                 with interrupts_deferred():
@@ -80,22 +93,38 @@ class Launcher:
 
     def close(self) -> None:
         """Frees the shipped memory at once, and ends the template with the last worker."""
-        if self._closed or not self._lifeline.is_mine():
+        if self._closed or self._owner != os.getpid():
             return
         self._closed = True
-        close(*(fd for fd in (self._shipment, self._boot) if fd >= 0))
-        self._lifeline.release()
+        close(*(self._own.pop(name) for name in ("shipment", "boot") if name in self._own))
+        self.release()
+
+    def hold(self) -> None:
+        with self._holding:
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._holding:
+            self._holders -= 1
+            if self._holders:
+                return
+        if self.template is not None:
+            self.template.close()
+        close(*(fd for fd in (self._parents_end, *self._own.values()) if fd >= 0))
+
+    def words(self) -> bytes:
+        """The last words of all workers that could not start."""
+        return os.pread(self._own["words"], os.fstat(self._own["words"]).st_size, 0)
 
     def _start(self, number: int) -> WorkerProcess:
-        template = self._lifeline.template
-        if template is not None:
-            return WorkerProcess(number, *template.fork(number), self._lifeline, template)
+        if self.template is not None:
+            return WorkerProcess(number, *self.template.fork(number), self)
         pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
-        return WorkerProcess(number, pid, pidfd_of_child(pid), self._lifeline)
+        return WorkerProcess(number, pid, pidfd_of_child(pid), self)
 
     def _fork(self, number: int) -> int:
         tag_exceptions()
-        lifeline = self._lifeline.end
+        lifeline = self._own["lifeline"]
         own_fork.now = True
         try:
             with kept_by_child((*self._fds.values(), lifeline)):
@@ -107,14 +136,8 @@ class Launcher:
         return pid
 
     def _spawn(self, role: str, number: int, *further: int) -> int:
-        own = (self._boot, self._lifeline.words, self._lifeline.end, self._shipment)
-        return start_python(self._boot, role, number, (*self._fds.values(), *own, *further))
-
-    def _ship(self) -> None:
-        self._shipment = pack((self._main, self._payload))
-        self._boot = open_memfd("penstock-boot")
-        lifeline, shipment = self._lifeline, self._shipment
-        write_boot(self._boot, self._fds, lifeline=lifeline.end, shipment=shipment, words=lifeline.words)
+        fds = (*self._fds.values(), *self._own.values(), *further)
+        return start_python(self._own["boot"], role, number, fds)
 
     def _start_template(self) -> None:
         with no_fork():
@@ -123,7 +146,7 @@ class Launcher:
         try:
             with interrupts_deferred():  # else no code would know the template, and reap it
                 pid = self._spawn("template", theirs.fileno(), theirs.fileno())
-                self._lifeline.template = Template(pid, pidfd_of_child(pid), ours)
+                self.template = Template(pid, pidfd_of_child(pid), ours)
                 ours.detach()
         finally:
             if ours.fileno() >= 0:
@@ -133,7 +156,7 @@ class Launcher:
     def _await_template(self) -> None:
         """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
         for tries_left in (1, 0):
-            template = self._lifeline.template
+            template = self.template
             assert template is not None
             if template.ready():
                 return

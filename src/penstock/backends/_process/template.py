@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from penstock._descriptors import close, close_in_child, no_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import unpack
-from penstock.backends._process.child import fork, live, seat_of, settle
+from penstock.backends._process.child import Main, fork, live, seat_of, settle
 from penstock.backends._process.handles import LINGER, UNKNOWN, Handle, fate, leave_last_words, readable
 from penstock.errors import WorkerLost
 
@@ -148,18 +148,10 @@ class Template(Handle):
         return number, pidfds
 
 
-def write_boot(fd: int, fds: dict[str, int], *, lifeline: int, shipment: int, words: int) -> None:
-    """Writes what a fresh interpreter must know before it can import penstock."""
-    boot = {
-        "path": [entry for entry in sys.path if isinstance(entry, str)],
-        "argv": [str(word) for word in sys.argv],
-        "fds": fds,
-        "boot": fd,
-        "lifeline": lifeline,
-        "shipment": shipment,
-        "words": words,
-    }
-    os.write(fd, marshal.dumps(boot))
+def write_boot(fds: dict[str, int], own: dict[str, int]) -> None:
+    """Writes what a fresh interpreter must know before it can import penstock into the file `own["boot"]`."""
+    path, argv = [entry for entry in sys.path if isinstance(entry, str)], [str(word) for word in sys.argv]
+    os.write(own["boot"], marshal.dumps({"path": path, "argv": argv, "fds": fds, **own}))
 
 
 def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int:
@@ -190,30 +182,32 @@ def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
     """Becomes the worker with this number, or the template on the socket with this number."""
     sys.argv[:] = boot["argv"]
     settle(boot["lifeline"])
+    requests = None
     if role == "template":
-        serve(boot, number)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, no exit status can be read
+        requests = socket.socket(fileno=number)
     try:
         main, payload = unpack(boot["shipment"])
     except BaseException as exc:  # unpickling runs the user's code
-        where = f"while worker {seat_of(number)} (pid {os.getpid()}) unpacked its dataset"
-        leave_last_words(boot["words"], exc, where)
-        os._exit(1)
-    for name in ("lifeline", "shipment", "words", "boot"):
-        os.close(boot[name])
-    live(number, main, payload, boot["fds"])
-
-
-def serve(boot: dict[str, Any], link: int) -> NoReturn:
-    """Is the template: `boot` as `Launcher` wrote it, requests on the socket `link`."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, no exit status can be read
-    requests = socket.socket(fileno=link)
-    try:
-        main, payload = unpack(boot["shipment"])
-    except BaseException as exc:  # unpickling runs the user's code
-        _fail(requests, exc, f"while the template of the workers (pid {os.getpid()}) unpacked the dataset")
+        pid = os.getpid()
+        if requests is not None:
+            _fail(requests, exc, f"while the template of the workers (pid {pid}) unpacked the dataset")
+        else:
+            where = f"while worker {seat_of(number)} (pid {pid}) unpacked its dataset"
+            leave_last_words(boot["words"], exc, where)
         os._exit(1)
     for name in ("shipment", "words", "boot"):
         os.close(boot[name])
+    if requests is not None:
+        _serve(requests, main, payload, boot["fds"], boot["lifeline"])
+    os.close(boot["lifeline"])
+    live(number, main, payload, boot["fds"])
+
+
+def _serve(
+    requests: socket.socket, main: Main, payload: object, fds: dict[str, int], lifeline: int
+) -> NoReturn:
+    """Is the template."""
     gc.freeze()  # the payload too: a collection in a worker copies none of its pages
     requests.sendall(_ANSWER.pack(_READY, os.getpid(), 0))
     while True:
@@ -232,7 +226,7 @@ def serve(boot: dict[str, Any], link: int) -> NoReturn:
             continue
         if pid == 0:
             requests.close()
-            live(about, main, payload, boot["fds"], boot["lifeline"])
+            live(about, main, payload, fds, lifeline)
         _announce(requests, pid)
 
 
