@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 Main = Callable[[int, object, Mapping[str, int]], None]
 """What a worker runs: `main(number, payload, fds)`."""
@@ -37,8 +37,7 @@ def fork(*, quiet: bool) -> int:
 
     A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
     """
-    for stream in (sys.stdout, sys.stderr):  # else both processes print what is still buffered
-        _flush(stream)
+    _flush()  # else both processes print what is still buffered
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
@@ -68,12 +67,16 @@ def live(
         main(number, payload, fds)
         code = 0
     except SystemExit as leaving:
-        code = _exit_code(leaving)
+        if leaving.code is None or isinstance(leaving.code, int):
+            code = (leaving.code or 0) & 0xFF
+        else:
+            print(leaving.code, file=sys.stderr)
     except BaseException:  # nothing may unwind into the parent's code
-        _report(f"penstock worker {seat_of(number)} (pid {os.getpid()}) ended with an exception:\n")
+        with suppress(BaseException):  # no standard error, or an exception that cannot be shown
+            heading = f"penstock worker {seat_of(number)} (pid {os.getpid()}) ended with an exception:\n"
+            sys.stderr.write(heading + traceback.format_exc())
     finally:
-        _flush(sys.stdout)
-        _flush(sys.stderr)
+        _flush()
         os._exit(code)
 
 
@@ -125,20 +128,7 @@ def _take_no_input() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _exit_code(leaving: SystemExit) -> int:
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
-    print(leaving.code, file=sys.stderr)
-    return 1
-
-
-def _report(heading: str) -> None:
-    with suppress(BaseException):  # no standard error, or an exception that cannot be shown
-        sys.stderr.write(heading + traceback.format_exc())
-
-
-def _flush(stream: Any) -> None:
-    with suppress(Exception):  # None, closed, or a pipe that no process reads
-        stream.flush()
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # None, closed, or a pipe that no process reads
+            stream.flush()

@@ -8,6 +8,7 @@ import select
 import signal
 import struct
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock._descriptors import close, close_in_child, no_fork
@@ -62,10 +63,8 @@ class Handle:
     def kill(self) -> None:
         """Sends SIGKILL, unless the process is dead already."""
         if self._usable() and self._exitcode is None:
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def close(self) -> None:
         """Releases the handle, and kills the process if it still runs. The exit code stays readable."""
@@ -144,10 +143,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
         return f"exited with code {exitcode}", ""
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = "unknown"
+    name = {known.value: known.name for known in signal.Signals}.get(-exitcode, "unknown")
     return f"was killed by signal {-exitcode} ({name})", name
 
 

@@ -62,10 +62,11 @@ class _Desk:
     """Does the tasks that a worker has claimed, and replies."""
 
     def __init__(self, job: Job, seat: int, board: Board, replier: Replier, fds: Mapping[str, int]) -> None:
-        self._runner = (job.make_runner or Runner)(job, f"worker {seat} (pid {os.getpid()})")
+        self._who = f"worker {seat} (pid {os.getpid()})"
+        self._runner = (job.make_runner or Runner)(job, self._who)
         self._runner.begin(seat, alone=True)
         self._board, self._replier = board, replier
-        self._arena = Arena(fds["arena"])
+        self._arena = Arena(fds["slabs"])
         self._log, self._updates = job.log, fds["updates"]
 
     def do(self, slot: int, notice: Notice) -> None:
@@ -74,7 +75,7 @@ class _Desk:
         try:
             task = notice.task(root)
         except Exception as error:  # raised while keys of a user's class were unpickled
-            where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._runner.who}."
+            where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
             failure = Failure.capture(error, where=f"In the keys of {where}")
             replier.send(replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
             return
