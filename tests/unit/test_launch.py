@@ -25,9 +25,9 @@ import pytest
 
 from penstock._descriptors import close_in_child, forget
 from penstock.backends._process import launcher
-from penstock.backends._process.handles import UNKNOWN, WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
+from penstock.backends._process.process import UNKNOWN, WorkerProcess, fate
 from penstock.errors import InternalError, WorkerLost
 
 # By value: else each fresh interpreter imports this module, and pytest with it.

@@ -144,14 +144,15 @@ class ThreadBackend(_LocalBackend):
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
         self._leaves: deque[None] = deque()  # one for each thread that shall leave
         self._threads: dict[int, threading.Thread] = {}  # by worker
+        self._doing: dict[int, Task] = {}  # by worker
 
     def hire(self, worker: int, seat: int) -> None:
         runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
-        args, name = (runner, worker, seat), f"penstock-{seat}"
-        thread = self._threads[worker] = threading.Thread(target=self._work, args=args, name=name, daemon=True)
+        thread = threading.Thread(target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}")
+        thread.daemon = True
+        self._threads[worker] = thread
         # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
         with interrupts_deferred():
             thread.start()
@@ -188,10 +189,12 @@ class ThreadBackend(_LocalBackend):
         return found
 
     def doing(self, seq: int | None) -> list[Doing]:
-        at_work = [
-            Doing(who, stack.of_thread(ident), *((task.seq, task.epoch, task.step) if task else ()))
-            for who, ident, task in tuple(self._doing.values())
-        ]
+        at_work = []
+        for worker, thread in tuple(self._threads.items()):
+            runner, task = self._runners.get(worker), self._doing.get(worker)
+            if runner is not None:  # else the thread has left meanwhile
+                held = (task.seq, task.epoch, task.step) if task else ()
+                at_work.append(Doing(runner.who, stack.of_thread(thread.ident), *held))
         mine = [one for one in at_work if one.seq == seq is not None]
         return mine or [one for one in at_work if one.stack or one.seq is not None]
 
@@ -211,8 +214,6 @@ class ThreadBackend(_LocalBackend):
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
-        who, ident = runner.who, threading.get_ident()
-        self._doing[worker] = who, ident, None
         runner.begin(seat, alone=False)
         while self._permits.get():
             if self._leaves and self._takes_leave(worker):
@@ -221,10 +222,9 @@ class ThreadBackend(_LocalBackend):
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[worker] = who, ident, task
+            self._doing[worker] = task
             outcome = run_task(runner, worker, task, Writer(root), raised=())
-            self._doing[worker] = who, ident, None
-            del root
+            del self._doing[worker], root
             self._outcomes.put(outcome)
             del outcome, task
 
@@ -234,7 +234,7 @@ class ThreadBackend(_LocalBackend):
             self._leaves.pop()
         except IndexError:
             return False
-        for table in (self._doing, self._runners, self._threads):
+        for table in (self._runners, self._threads):
             table.pop(worker, None)
         self._permits.put(True)
         self._outcomes.put(Left(worker))

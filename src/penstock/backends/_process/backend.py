@@ -22,10 +22,9 @@ from penstock._work.job import Job
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
-from penstock.backends._process.child import SEATS
-from penstock.backends._process.handles import WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
+from penstock.backends._process.process import SEATS, WorkerProcess, fate
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
 
@@ -57,7 +56,7 @@ class ProcessBackend:
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
         self._strays = Strays(-1)
-        self._launchers: list[Launcher] = []  # the last one starts workers; those of the others may still live
+        self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
         try:
             self._start(job, method, explicit)
         except BaseException:

@@ -70,7 +70,7 @@ class Board:
         elif self._used < SLOTS:
             slot, self._used = self._used, self._used + 1
         else:
-            raise InternalError(f"{SLOTS - 1} tasks are posted at once, and the board has no room for another.")
+            raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
         base = slot * _STRIDE
         NOTICE.pack_into(self._memory, base + _NOTICE, *notice)
         self._memory[base + _VOID] = 0

@@ -20,7 +20,7 @@ from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends._process.board import TOKEN, Board
-from penstock.backends._process.child import SEATS
+from penstock.backends._process.process import SEATS
 from penstock.backends._stack import tell_when_asked
 
 
