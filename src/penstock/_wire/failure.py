@@ -159,9 +159,7 @@ def _slots(exc: BaseException) -> dict[str, Any]:
     return found
 
 
-def _rebuild(
-    cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
-) -> BaseException:
+def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], slots: dict[str, Any]) -> Any:
     exc = _bare(cls, args)
     _dict_of(exc).update(attributes)
     for name, value in slots.items():

@@ -60,10 +60,10 @@ def unpack(fd: int) -> Any:
 
 def _write(file: Any, payload: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
-    tags = _Tags()
+    tags: dict[bytes, type] = {}
     file.seek(_HEAD.size)
     try:
-        _dump((payload, tags), file, buffers, tags)
+        _dump((payload, tags), file, buffers, tags)  # tags last, when all of them are known
     except MemoryError:
         raise
     except Exception as exc:
@@ -82,17 +82,8 @@ def _write(file: Any, payload: object) -> None:
     file.write(_HEAD.pack(end))
 
 
-class _Tags:
-    """The classes that went by value, each with its tag. Pickled last, when all of them are known."""
-
-    def __init__(self) -> None:
-        self.classes: dict[bytes, type] = {}
-
-    def __reduce__(self) -> Any:
-        return dict, (list(self.classes.items()),)
-
-
-def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
+def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
+    """Pickles `obj`. Classes that go by value are added to `tags`."""
     files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
@@ -110,7 +101,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tag
             return reduce(part)
         reduced = otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
-            tags.classes[tag(part)] = part
+            tags[tag(part)] = part
         return reduced
 
     dump(obj, file, override=override, aside=set_aside, by_value=True)
@@ -186,15 +177,7 @@ def _is_mapped_at(filename: str, address: int) -> bool:
     return False
 
 
-def _view(
-    file: np.memmap[Any, Any],
-    offset: int,
-    kind: type,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    writeable: bool,
-) -> np.ndarray[Any, Any]:
+def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, file, offset, strides)
     if issubclass(kind, np.memmap):
         array = array.view(np.memmap)
@@ -244,14 +227,9 @@ def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Except
     return None
 
 
-class _Void:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _refusal(obj: object) -> Exception | None:
     try:
-        _dump(obj, _Void(), [], _Tags())
+        _dump(obj, types.SimpleNamespace(write=len), [], {})
     except Exception as exc:  # pickling runs the user's code
         return exc
     return None

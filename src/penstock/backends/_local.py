@@ -174,18 +174,15 @@ class ThreadBackend(_LocalBackend):
         return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        outcomes: list[Outcome | None] = []
-        try:
-            longest = None if timeout is None else min(timeout, LONGEST_WAIT)
-            outcomes.append(self._outcomes.get(timeout=longest))
+        found: list[Outcome] = []
+        with suppress(Empty):
+            outcome = self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT))
             while True:
-                outcomes.append(self._outcomes.get_nowait())
-        except Empty:
-            pass
-        found = [outcome for outcome in outcomes if outcome is not None]
-        for outcome in found:
-            if isinstance(outcome, Filled):
-                self._slabs.learn(outcome.nbytes)
+                if type(outcome) is Filled:
+                    self._slabs.learn(outcome.nbytes)
+                if outcome is not None:
+                    found.append(outcome)
+                outcome = self._outcomes.get_nowait()
         return found
 
     def doing(self, seq: int | None) -> list[Doing]:

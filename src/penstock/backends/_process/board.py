@@ -61,15 +61,12 @@ class Board:
         self._memory = memoryview(mapped(fd, size)).cast("B")
         self._words = self._memory.cast("q")
         self._free: list[int] = []
-        self._used = 1  # slots from here on were never used
+        self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
         """Puts up a task, given the fields of `Notice`. Returns its slot."""
-        if self._free:
-            slot = self._free.pop()
-        elif self._used < SLOTS:
-            slot, self._used = self._used, self._used + 1
-        else:
+        slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
+        if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
         base = slot * _STRIDE
         NOTICE.pack_into(self._memory, base + _NOTICE, *notice)

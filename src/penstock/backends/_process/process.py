@@ -175,9 +175,6 @@ def readable(fd: int, timeout: float | None) -> bool:
 
 # From here on: in the child.
 
-# This process's own descriptor of the lifeline, once it has one.
-_armed = -1
-
 
 def fork(*, quiet: bool) -> int:
     """Calls os.fork. In the child every signal is blocked until it has settled.
@@ -236,7 +233,12 @@ def settle(lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _take_no_input()
+    if sys.__stdin__ is not None:  # else it is closed, and descriptor 0 may be any file by now
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(null, 0)
+        os.close(null)
+        # A new stream: the old one may hold input that the parent has read ahead.
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     _arm(lifeline)
 
 
@@ -247,13 +249,10 @@ def _arm(lifeline: int) -> None:
     of its own, because the owner and the signal belong to the description.
     Refused: PR_SET_PDEATHSIG, which fires when the thread that forked ends, not the process.
     """
-    global _armed
-    if _armed >= 0:  # inherited: it kills the process we were forked from, not us
-        os.close(_armed)
-        _armed = -1
     try:
-        own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        _armed = own
+        with no_fork():
+            own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            close_in_child(own)  # there it would kill this process, and not the child
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
@@ -263,16 +262,6 @@ def _arm(lifeline: int) -> None:
     watch.register(own, 0)  # POLLHUP is always reported
     if watch.poll(0):  # the parent was dead before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _take_no_input() -> None:
-    if sys.__stdin__ is None:  # closed: descriptor 0 may be any file by now
-        return
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.close(null)
-    # A new stream: the old one may hold input that the parent has read ahead.
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _flush() -> None:
