@@ -50,7 +50,7 @@ class Failure:
         notes: list[str] = []
         with suppress(BaseException):  # it has none, or `__notes__` is not a list
             notes = [_shown(note) for note in exc.__notes__]
-        return dumps(cls(_type_name(exc), _shown(exc), where, _text(exc), (*notes, *dropped), body))
+        return dumps(cls(type_name(exc), _shown(exc), where, _text(exc), (*notes, *dropped), body))
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
@@ -184,12 +184,12 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     raise TypeError(f"no built-in exception can make a {cls}")
 
 
-def _type_name(exc: BaseException) -> str:
-    cls = type(exc)
+def type_name(obj: object) -> str:
+    cls = type(obj)
     try:
         return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     except BaseException:
-        return "an exception"
+        return "an object"
 
 
 def _shown(obj: object, show: Callable[[object], str] = str) -> str:
@@ -204,4 +204,4 @@ def _text(exc: BaseException) -> str:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property
         frames = "".join(traceback.format_tb(exc.__traceback__))
-        return f"Traceback (most recent call last):\n{frames}{_type_name(exc)}: {_shown(exc)}\n"
+        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {_shown(exc)}\n"

@@ -25,6 +25,7 @@ import numpy as np
 
 from penstock._descriptors import close, open_memfd
 from penstock._memory.guests import Shipping
+from penstock._wire.failure import type_name
 from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset
 
@@ -67,10 +68,10 @@ def _write(file: Any, payload: object) -> None:
     except MemoryError:
         raise
     except Exception as exc:
-        culprit = _culprit(payload)
-        if culprit is None:  # it fails only as a whole, or only the first time
+        error = _unshippable(payload)
+        if error is None:
             raise
-        raise _unshippable(*culprit) from exc
+        raise error from exc
     table: list[tuple[int, int]] = []
     for buffer in buffers:
         start = file.seek(-(-file.tell() // _ALIGN) * _ALIGN)
@@ -190,29 +191,24 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
 # What cannot be sent: looked for only after the failure, by trying the parts one by one
 
 
-def _unshippable(path: str, culprit: object, reason: Exception) -> UnshippableDataset:
-    kind = type(culprit)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def _unshippable(payload: object) -> UnshippableDataset | None:
+    """Names the innermost part that cannot be pickled. None if it is pickled now, or fails only as a whole."""
+    path, culprit, reason, above = "", None, None, set()
+    parts: list[tuple[str, object]] = [("", payload)]
+    while (refused := _first_refused(parts)) is not None:
+        step, culprit, reason = refused
+        path += step
+        above.add(id(culprit))
+        parts = [(step, inner) for step, inner in _parts(culprit, path == "") if id(inner) not in above]
+    if reason is None:
+        return None
     return UnshippableDataset(
-        f"{path.lstrip('.') or 'the payload'} is a {name}, which cannot be sent to a worker process "
+        f"{path.lstrip('.') or 'the payload'} is a {type_name(culprit)}, which cannot be sent to a worker process "
         f"({type(reason).__name__}: {reason}).\n"
         "  Workers started by spawn or forkserver get the dataset pickled, once, before any of them starts.\n"
         "  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__;\n"
         '  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".'
     )
-
-
-def _culprit(payload: object) -> tuple[str, object, Exception] | None:
-    """The innermost part that cannot be pickled: its path, itself, and why."""
-    path, found, above = "", None, set()
-    parts: list[tuple[str, object]] = [("", payload)]
-    while (refused := _first_refused(parts)) is not None:
-        step, part, reason = refused
-        path += step
-        found = path, part, reason
-        above.add(id(part))
-        parts = [(step, inner) for step, inner in _parts(part, path == "") if id(inner) not in above]
-    return found
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:

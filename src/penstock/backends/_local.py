@@ -35,20 +35,16 @@ _GRACE = 0.05
 
 
 def run_task(
-    runner: Any,
-    worker: int,
-    task: Task,
-    writer: Writer,
-    raised: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    runner: Any, worker: int, task: Task, writer: Writer, *, interruptible: bool = True
 ) -> Filled | Failed | Ended:
-    """Runs a task of one step in this process. `raised` are not the task's errors, but the caller's own."""
+    """Runs a task of one step in this process."""
     try:
         tree = runner.run(task, writer)
     except StreamEnded:
         return Ended(task.seq, worker, runner.mark)
-    except raised:
-        raise
     except BaseException as error:
+        if interruptible and isinstance(error, KeyboardInterrupt):
+            raise  # not the sample's, but the caller's own: workers do not see it
         return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
     used, root = writer.used, writer.root
     return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
@@ -220,7 +216,7 @@ class ThreadBackend(_LocalBackend):
             except IndexError:
                 continue  # it was rescinded
             self._doing[worker] = task
-            outcome = run_task(runner, worker, task, Writer(root), raised=())
+            outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
             del self._doing[worker], root
             self._outcomes.put(outcome)
             del outcome, task

@@ -32,6 +32,7 @@ import struct
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
@@ -78,26 +79,26 @@ class Launcher:
         self._payload = payload
         self._fds = dict(fds)
         self._explicit = explicit
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._closed = False
         self._holders = 1  # the launcher itself, and each open handle of a worker
         self._starting, self._holding = threading.Lock(), threading.Lock()
         self.template: Template | None = None
         self._parents_end = -1
-        self._own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
+        self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
         try:
-            self._own["words"] = open_memfd("penstock-last-words")
-            fcntl.fcntl(self._own["words"], fcntl.F_SETFL, os.O_APPEND)
+            self.own["words"] = open_memfd("penstock-last-words")
+            fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
             with no_fork():
-                self._own["lifeline"], self._parents_end = os.pipe()
-                close_in_child(self._own["lifeline"], self._parents_end)
+                self.own["lifeline"], self._parents_end = os.pipe()
+                close_in_child(self.own["lifeline"], self._parents_end)
             if self.method != "fork":
-                self._own["shipment"] = pack((main, payload))
+                self.own["shipment"] = pack((main, payload))
                 self._payload = None  # it is in the shipment
-                self._own["boot"] = open_memfd("penstock-boot")
+                self.own["boot"] = open_memfd("penstock-boot")
                 path = [entry for entry in sys.path if isinstance(entry, str)]
-                boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self._own}
-                os.write(self._own["boot"], marshal.dumps(boot))
+                boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
+                os.write(self.own["boot"], marshal.dumps(boot))
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:
@@ -106,7 +107,7 @@ class Launcher:
 
     def start(self, number: int) -> WorkerProcess:
         """Starts a worker. With forkserver it waits for the template, and raises what failed there."""
-        if self._closed or self._owner != os.getpid():
+        if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
@@ -125,10 +126,10 @@ class Launcher:
 
     def close(self) -> None:
         """Frees the shipped memory at once, and ends the template with the last worker."""
-        if self._closed or self._owner != os.getpid():
+        if self._closed or self.owner != os.getpid():
             return
         self._closed = True
-        close(*(self._own.pop(name) for name in ("shipment", "boot") if name in self._own))
+        close(*(self.own.pop(name) for name in ("shipment", "boot") if name in self.own))
         self.release()
 
     def hold(self) -> None:
@@ -142,11 +143,7 @@ class Launcher:
                 return
         if self.template is not None:
             self.template.close()
-        close(*(fd for fd in (self._parents_end, *self._own.values()) if fd >= 0))
-
-    def words(self) -> bytes:
-        """The last words of all workers that could not start."""
-        return os.pread(self._own["words"], os.fstat(self._own["words"]).st_size, 0)
+        close(*(fd for fd in (self._parents_end, *self.own.values()) if fd >= 0))
 
     def _start(self, number: int) -> WorkerProcess:
         if self.template is not None:
@@ -156,7 +153,7 @@ class Launcher:
 
     def _fork(self, number: int) -> int:
         tag_exceptions()
-        lifeline = self._own["lifeline"]
+        lifeline = self.own["lifeline"]
         own_fork.now = True
         try:
             with kept_by_child((*self._fds.values(), lifeline)):
@@ -168,8 +165,8 @@ class Launcher:
         return pid
 
     def _spawn(self, role: str, number: int, *further: int) -> int:
-        fds = (*self._fds.values(), *self._own.values(), *further)
-        return start_python(self._own["boot"], role, number, fds)
+        fds = (*self._fds.values(), *self.own.values(), *further)
+        return start_python(self.own["boot"], role, number, fds)
 
     def _start_template(self) -> None:
         with no_fork():
@@ -187,15 +184,12 @@ class Launcher:
 
     def _await_template(self) -> None:
         """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
-        for tries_left in (1, 0):
-            template = self.template
-            assert template is not None
-            if template.ready():
-                return
-            if not tries_left:
-                raise WorkerLost(template.obituary())
-            template.close()
+        assert self.template is not None
+        if not self.template.ready():
+            self.template.close()
             self._start_template()
+            if not self.template.ready():
+                raise WorkerLost(self.template.obituary())
 
 
 def _require_linux() -> None:
@@ -211,10 +205,6 @@ def _require_linux() -> None:
         ) from exc
 
 
-class _TemplateGone(Exception):
-    """The template did not answer: it is dead."""
-
-
 class Template(Handle):
     """In the parent: the handle of the template, and its requests."""
 
@@ -228,32 +218,27 @@ class Template(Handle):
     def ready(self) -> bool:
         """Waits until the template has unpacked the payload; False if it is dead."""
         if not self._is_ready and self.is_alive():
-            try:
-                self._ask()
-            except _TemplateGone:
-                return False
-            self._is_ready = True
-        return self.is_alive()
+            self._is_ready = self._ask() is not None
+        return self._is_ready and self.is_alive()
 
     def fork(self, number: int) -> tuple[int, int]:
         """Has a worker forked. Returns its pid and a pidfd."""
-        try:
-            pid, pidfds = self._ask(_START, number)
-        except _TemplateGone:
-            raise WorkerLost(self.obituary()) from None
+        answer = self._ask(_START, number)
+        if answer is None:
+            raise WorkerLost(self.obituary())
+        pid, pidfds = answer
         if not pidfds:  # this process has no free descriptor for it
             os.kill(pid, signal.SIGKILL)
             self.reap(pid)
-            seat = seat_of(number)
-            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no pidfd for worker {seat}")
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no pidfd for worker {seat_of(number)}")
         return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
         """The exit code of a worker that is dead."""
-        try:
-            return self._ask(_REAP, pid)[0]
-        except (_TemplateGone, OSError):
-            return UNKNOWN
+        answer = None
+        with suppress(OSError):
+            answer = self._ask(_REAP, pid)
+        return UNKNOWN if answer is None else answer[0]
 
     def close(self) -> None:
         # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
@@ -270,12 +255,15 @@ class Template(Handle):
             '  multiprocessing_context="fork" and backend="thread" need no template.'
         )
 
-    def _ask(self, *request: int) -> tuple[int, list[int]]:
-        """Sends the request, if one is given, and receives an answer: a pid or an exit code, and pidfds."""
+    def _ask(self, *request: int) -> tuple[int, list[int]] | None:
+        """Sends the request, if one is given, and receives an answer: a pid or an exit code, and pidfds.
+
+        None if the template is dead.
+        """
         with self._talk:
             # Replaced while workers of it live: the number of its link may be another file's.
             if not self._usable():
-                raise _TemplateGone
+                return None
             link = socket.socket(fileno=self._link)
             try:
                 if request:
@@ -288,11 +276,11 @@ class Template(Handle):
                     pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
                     close_in_child(*pidfds)
                 if len(answer) < _ANSWER.size:
-                    raise _TemplateGone
+                    return None
                 what, number, length = _ANSWER.unpack(answer)
                 failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
             except (BrokenPipeError, ConnectionResetError):
-                raise _TemplateGone from None
+                return None
             finally:
                 link.detach()
         if failure:

@@ -122,7 +122,8 @@ class WorkerProcess(Handle):
         """The error that ended a spawned worker before `main` ran: its payload could not be unpickled there."""
         if not self._usable() or self.exitcode != 1:
             return None
-        said, start = self._launcher.words(), 0
+        words, start = self._launcher.own["words"], 0  # the last words of all workers that could not start
+        said = os.pread(words, os.fstat(words).st_size, 0)
         while start < len(said):
             author, length = _LAST_WORDS.unpack_from(said, start)
             start += _LAST_WORDS.size + length

@@ -98,10 +98,7 @@ class _Desk:
         replier.send(replier.bundle(seq, replies, table, Writer(root, used), began))
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Does one step, with the changes of the log up to `updates`, and returns the reply.
-
-        The writer's piece of the slab begins at `base`.
-        """
+        """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
         head, used, runner = (task.seq, base, perf_counter_ns()), writer.used, self._runner
         try:
             if self._log.end < updates:
