@@ -132,7 +132,6 @@ class WorkerProcess(Handle):
         return None
 
     def close(self) -> None:
-        """Releases the handle, and kills the process if it still runs. The exit code stays readable."""
         if self._usable():
             super().close()
             self._launcher.release()
