@@ -52,24 +52,25 @@ class Failure:
             notes = [_shown(note) for note in exc.__notes__]
         return dumps(cls(type_name(exc), _shown(exc), where, _text(exc), (*notes, *dropped), body))
 
+    def exception(self) -> BaseException:
+        """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
+        try:
+            exc: BaseException = loads(self.body)
+            if not isinstance(exc, BaseException):
+                raise TypeError(f"{self.name} came back as {type(exc)}")
+        except Exception:  # a type that this process cannot build
+            exc = RuntimeError(f"{self.name}: {self.message}")
+        for note in (*self.notes, self.where):
+            annotate(exc, note)
+        # Not by the type's own __setattr__, which may refuse.
+        BaseException.__setattr__(exc, "__cause__", RemoteTraceback(self.traceback))
+        return exc
+
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """The exception that `Failure.capture` got, ready to be raised.
-
-    A RuntimeError with its name and message if it cannot be rebuilt here.
-    """
+    """The exception that `Failure.capture` got, or another runner's `capture`, ready to be raised."""
     failure: Failure = loads(data)
-    try:
-        exc: BaseException = loads(failure.body)
-        if not isinstance(exc, BaseException):
-            raise TypeError(f"{failure.name} came back as {type(exc)}")
-    except Exception:  # a type that this process cannot build
-        exc = RuntimeError(f"{failure.name}: {failure.message}")
-    for note in (*failure.notes, failure.where):
-        annotate(exc, note)
-    # Not by the type's own __setattr__, which may refuse.
-    BaseException.__setattr__(exc, "__cause__", RemoteTraceback(failure.traceback))
-    return exc
+    return failure.exception()
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
