@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock._fill.cast import Cast
-from penstock.backends import _registry as backends
+from penstock.backends import _base as backends
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
 

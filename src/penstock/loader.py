@@ -24,7 +24,7 @@ from penstock._options import Options, is_int
 from penstock._resume.progress import Epochs, Progress, content
 from penstock._resume.reading import Mark, asked, has_state, known, taken
 from penstock._resume.state import ANEW, State
-from penstock._wire.updates import Restoring, Setting
+from penstock._wire.updates import Setting
 from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
@@ -195,10 +195,11 @@ class DataLoader(Generic[_T_co]):
                 )
             before = asked(self._dataset, self._dataset.state_dict)
             try:
-                self.update(Restoring(parsed.dataset))  # first: the dataset may have another length then
+                # First: the dataset may have another length then.
+                self.update(operator.methodcaller("load_state_dict", parsed.dataset))
                 resume = self._fitting(parsed)
             except BaseException:
-                self.update(Restoring(before))
+                self.update(operator.methodcaller("load_state_dict", before))
                 raise
         if resume.seed != self._seed:
             self._engines.close()  # workers have the seed from the beginning

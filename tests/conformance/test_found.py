@@ -291,13 +291,13 @@ def test_a_close_that_was_interrupted_can_be_done_again(make_processes: Any) -> 
     iterator = iter(loader)
     next(iterator)
     backend = iterator._engine.backend
-    real = backend._launcher.close
+    real = backend._launchers[0].close
 
     def interrupted() -> None:
-        backend._launcher.close = real
+        backend._launchers[0].close = real
         raise KeyboardInterrupt
 
-    backend._launcher.close = interrupted
+    backend._launchers[0].close = interrupted
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     loader.close()

@@ -36,7 +36,7 @@ launcher = Launcher(method, main, None, {"out": w})
 workers = [launcher.start(i) for i in range(2)]
 pids = [worker.pid for worker in workers]
 if method == "forkserver":
-    pids.append(launcher._lifeline.template.pid)
+    pids.append(launcher.template.pid)
 for _ in workers:
     os.read(r, 1)
 """

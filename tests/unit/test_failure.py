@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._wire import tags
+from penstock._wire import pickling
 from penstock._wire.failure import Failure, annotate, restore
 from penstock.backends._process.launcher import Launcher
 from penstock.errors import RemoteTraceback
@@ -267,8 +267,8 @@ def test_a_local_class_is_not_kept_alive_by_its_tag() -> None:
     class Local(Exception):
         pass
 
-    tags.tag_exceptions()
-    assert Local in tags._tag_of
+    pickling.tag_exceptions()
+    assert Local in pickling._tag_of
     gone = weakref.ref(Local)
     del Local
     gc.collect()

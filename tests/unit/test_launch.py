@@ -25,9 +25,9 @@ import pytest
 
 from penstock._descriptors import close_in_child, forget
 from penstock.backends._process import launcher
-from penstock.backends._process.handles import UNKNOWN, WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
+from penstock.backends._process.process import UNKNOWN, WorkerProcess, fate
 from penstock.errors import InternalError, WorkerLost
 
 # By value: else each fresh interpreter imports this module, and pytest with it.
@@ -496,7 +496,7 @@ def test_a_template_that_died_is_replaced_and_its_workers_live_on(crew_of: Any) 
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._lifeline.template
+    template = crew.launcher.template
     os.kill(template.pid, signal.SIGKILL)
     template.join()
     new = crew.start()
@@ -511,7 +511,7 @@ def test_a_template_that_was_replaced_is_not_asked_any_more(crew_of: Any) -> Non
     crew = crew_of("forkserver", idle)
     old = crew.start()
     crew.heard()
-    template = crew.launcher._lifeline.template
+    template = crew.launcher.template
     link = template._link
     for fd in spare:
         os.close(fd)

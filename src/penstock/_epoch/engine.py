@@ -30,7 +30,7 @@ from penstock._schedule.states import method_for
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.job import Job
-from penstock.backends._base import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
+from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.

@@ -4,29 +4,28 @@
 the same type, args, attributes and notes, one more note that says where it happened, and the remote traceback as its
 cause. Neither fails, whatever the exception's own methods do.
 
-Types without an importable name travel by tag (see `tags.py`), so that `except MyError` works in the parent. Refused:
-cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over the
-parent's class.
+Types without an importable name travel by tag (see `pickling.py`), so that `except MyError` works in the parent.
+Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over
+the parent's class.
 """
 
 from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from penstock._wire.pickling import by_tag, dumps, loads
-from penstock._wire.tags import tag_if_known
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
 _dict_of = vars(BaseException)["__dict__"].__get__  # works also for types that define their own
 _SHOWN = 200  # characters of a repr that a note may hold
 
-_by_tag = by_tag(tag_if_known)
+_by_tag = by_tag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,10 @@ class Failure:
             body = _body(exc, dropped)
         except BaseException:  # its __reduce__ may do anything; SIGINT is ignored in a worker
             body = b""
-        notes = (*_notes(exc), *dropped)
-        return dumps(cls(_type_name(exc), _str(exc), where, _text(exc), notes, body))
+        notes: list[str] = []
+        with suppress(BaseException):  # it has none, or `__notes__` is not a list
+            notes = [_shown(note) for note in exc.__notes__]
+        return dumps(cls(type_name(exc), _shown(exc), where, _text(exc), (*notes, *dropped), body))
 
     def exception(self) -> BaseException:
         """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
@@ -67,7 +68,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """The exception that `Failure.capture` got, ready to be raised."""
+    """The exception that `Failure.capture` got, or another runner's `capture`, ready to be raised."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -94,23 +95,24 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
     """`exc` pickled in its own way if the copy equals it, else taken apart."""
-    plain = _round_trip(exc)
-    if plain is not None and _alike(exc, plain[1]):
-        return plain[0]
+    data, copy = _round_trip(exc)
+    # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
+    if type(copy) is type(exc) and all(_shown(copy, show) == _shown(exc, show) for show in (str, _args)):
+        return data
     return dumps(_Parts(exc, dropped), override=_by_tag)
 
 
-def _round_trip(obj: object) -> tuple[bytes, object] | None:
+def _args(exc: Any) -> str:
+    return repr(exc.args)
+
+
+def _round_trip(obj: object) -> tuple[bytes, Any]:
+    """The object as bytes, and its copy; no bytes if it cannot be sent."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
     except BaseException:
-        return None
-
-
-def _alike(exc: BaseException, other: object) -> bool:
-    # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
-    return type(other) is type(exc) and _str(other) == _str(exc) and _repr(other) == _repr(exc)
+        return b"", None
 
 
 class _Parts:
@@ -126,22 +128,22 @@ class _Parts:
 
 
 def _sendable(value: Any, dropped: list[str]) -> Any:
-    if _round_trip(value) is not None:
+    if _round_trip(value)[0]:
         return value
     if isinstance(value, BaseException):  # a member of an exception group
         return _Parts(value, dropped)
     if type(value) in (list, tuple):
         return type(value)(_sendable(item, dropped) for item in value)
-    return _repr(value)
+    return _shown(value, repr)
 
 
 def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
     kept = {}
     for name, value in values.items():
-        if _round_trip(value) is not None:
+        if _round_trip(value)[0]:
             kept[name] = value
         else:
-            dropped.append(f"its attribute {name!r} could not be sent: {_repr(value)[:_SHOWN]}")
+            dropped.append(f"its attribute {name!r} could not be sent: {_shown(value, repr)[:_SHOWN]}")
     return kept
 
 
@@ -158,9 +160,7 @@ def _slots(exc: BaseException) -> dict[str, Any]:
     return found
 
 
-def _rebuild(
-    cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
-) -> BaseException:
+def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], slots: dict[str, Any]) -> Any:
     exc = _bare(cls, args)
     _dict_of(exc).update(attributes)
     for name, value in slots.items():
@@ -185,38 +185,24 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     raise TypeError(f"no built-in exception can make a {cls}")
 
 
-def _type_name(exc: BaseException) -> str:
-    cls = type(exc)
+def type_name(obj: object) -> str:
+    cls = type(obj)
     try:
         return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     except BaseException:
-        return "an exception"
+        return "an object"
 
 
-def _notes(exc: BaseException) -> list[str]:
+def _shown(obj: object, show: Callable[[object], str] = str) -> str:
     try:
-        return [_str(note) for note in exc.__notes__]
-    except BaseException:  # none, or `__notes__` is not a list
-        return []
-
-
-def _str(obj: object) -> str:
-    try:
-        return "".join((str(obj),))  # joined: __str__ may return a subclass of str
+        return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:
-        return f"<its __str__ raised {type(exc).__name__}>"
-
-
-def _repr(obj: object) -> str:
-    try:
-        return f"{obj.args!r}" if isinstance(obj, BaseException) else repr(obj)
-    except BaseException as exc:
-        return f"<{type(obj).__name__} whose __repr__ raised {type(exc).__name__}>"
+        return f"<{type(obj).__name__} whose {show.__name__}() raised {type(exc).__name__}>"
 
 
 def _text(exc: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property
-        frames = traceback.format_tb(exc.__traceback__)
-        return "Traceback (most recent call last):\n" + "".join(frames) + f"{_type_name(exc)}: {_str(exc)}\n"
+        frames = "".join(traceback.format_tb(exc.__traceback__))
+        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {_shown(exc)}\n"

@@ -10,21 +10,29 @@ those that cannot be imported, and all of `__main__`, by value; importing it tak
     failure   plain, else cloudpickle  inside the pickle                    by tag where tagged, else by value
     update    cloudpickle              inside the pickle                    by tag where known, else by value
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
+
+Tags are names that this process and its workers share for classes of `__main__` and classes made inside a function.
+Sent by value, such a class arrives as another class: `is`, `isinstance` and `except MyError` would fail. A tag is
+eight random bytes that both processes map to their own copy of the class. A forked worker inherits the tags, any
+other gets them with its shipment.
 """
 
 from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
+import sys
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
-from penstock._wire.tags import tagged
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
 """`override(part, otherwise)` says how one object is pickled, as `reducer_override` does.
@@ -33,6 +41,9 @@ Override = Callable[[Any, Callable[[Any], Any]], Any]
 """
 
 loads = pickle.loads
+
+# Not by assignment: cloudpickle's class has an attribute of this name, which is read only when the pickler is made.
+_set_dispatch_table = vars(pickle.Pickler)["dispatch_table"].__set__
 
 
 def dumps(
@@ -46,24 +57,19 @@ def dumps(
 
     The bytes of arrays are appended to `buffers`, if it is given, instead of being part of the pickle.
     """
-    if not by_value:
-        try:
-            if buffers is None and override is None:
-                return pickle.dumps(value, 5)
-            return _dumps(value, buffers, override, by_value=False)
-        except Exception:  # a refusal has many types: PicklingError, AttributeError, TypeError
-            if buffers is not None:
-                buffers.clear()
-    return _dumps(value, buffers, override, by_value=True)
-
-
-def _dumps(
-    value: object, buffers: list[pickle.PickleBuffer] | None, override: Override | None, *, by_value: bool
-) -> bytes:
-    file = io.BytesIO()
-    aside = None if buffers is None else buffers.append
-    dump(value, file, override=override, aside=aside, guests=buffers is not None, by_value=by_value)
-    return file.getvalue()
+    try:
+        if buffers is None and override is None and not by_value:
+            return pickle.dumps(value, 5)
+        file = io.BytesIO()
+        aside = None if buffers is None else buffers.append
+        dump(value, file, override=override, aside=aside, guests=buffers is not None, by_value=by_value)
+        return file.getvalue()
+    except Exception:  # a refusal has many types: PicklingError, AttributeError, TypeError
+        if by_value:
+            raise
+        if buffers is not None:
+            buffers.clear()
+    return dumps(value, buffers, override=override, by_value=True)
 
 
 def dump(
@@ -76,9 +82,16 @@ def dump(
     by_value: bool,
 ) -> None:
     """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers."""
-    pickler = (
-        _cloud_pickler(file, aside, guests) if by_value else _plain_pickler(file, aside, guests, override)
-    )
+    make: Any = pickle.Pickler if override is None else _Overridable
+    common: Mapping[type, Any] = copyreg.dispatch_table
+    if by_value:
+        import cloudpickle
+
+        make, common = cloudpickle.Pickler, cloudpickle.Pickler.dispatch_table
+    pickler = make(file, 5, buffer_callback=aside)
+    if guests:  # a new table, because programs may add to the common one at any time
+        table = {**common, **REDUCERS}
+        _set_dispatch_table(pickler, table if all_met() else _Meeting(table))
     if override is None:
         pickler.dump(value)
         return
@@ -93,28 +106,6 @@ def dump(
 class _Overridable(pickle.Pickler):
     def reducer_override(self, part: Any) -> Any:
         return NotImplemented
-
-
-def _plain_pickler(file: Any, aside: Any, guests: bool, override: object) -> Any:
-    make = pickle.Pickler if override is None else _Overridable
-    pickler = make(file, 5, buffer_callback=aside)
-    if guests:
-        pickler.dispatch_table = _table(copyreg.dispatch_table)
-    return pickler
-
-
-def _cloud_pickler(file: Any, aside: Any, guests: bool) -> Any:
-    import cloudpickle
-
-    make: Any = cloudpickle.Pickler
-    if guests:  # its table is an attribute of the class, read when the pickler is made
-        make = type("Pickler", (make,), {"dispatch_table": _table(make.dispatch_table)})
-    return make(file, 5, buffer_callback=aside)
-
-
-def _table(common: Mapping[type, Any]) -> dict[type, Any]:
-    """Reducers by exact class. It replaces the common table, which programs may add to at any time."""
-    return {**common, **REDUCERS} if all_met() else _Meeting({**common, **REDUCERS})
 
 
 class _Meeting(dict[type, Reduce]):
@@ -137,11 +128,77 @@ def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
 REDUCERS[np.ndarray] = _reduce_array
 
 
-def by_tag(find: Callable[[type], bytes | None]) -> Override:
-    """An `override` that sends the classes for which `find` returns a tag by this tag."""
+# Tags. Weak on both sides: a class made inside a function dies with the last object that uses it.
+_tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+_class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
+
+
+def by_tag(only: frozenset[bytes] | None = None) -> Override:
+    """An `override` that sends classes with a tag, or with a tag that is in `only`, by their tag."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
-        known = find(part) if issubclass(type(part), type) else None
-        return otherwise(part) if known is None else (tagged, (known,))
+        known = None
+        if issubclass(type(part), type):
+            with suppress(TypeError):  # a metaclass may make its classes unhashable
+                known = _tag_of.get(part)
+        if known is None or (only is not None and known not in only):
+            return otherwise(part)
+        return _tagged, (known,)
 
     return override
+
+
+def _tagged(known: bytes) -> type:
+    return _class_of[known]
+
+
+def tag(cls: type) -> bytes:
+    """The tag under which this process and its workers know `cls`."""
+    known = _tag_of.get(cls)
+    if known is None:
+        known = os.urandom(8)  # random, not counted: tags made in two processes never collide
+        adopt({known: cls})
+    return known
+
+
+def adopt(tags: Mapping[bytes, type]) -> None:
+    """Learns the tags that came with a shipment."""
+    for known, cls in tags.items():
+        _tag_of[cls] = known
+        _class_of[known] = cls
+
+
+def tag_exceptions() -> None:
+    """Tags every exception type that has no importable name. Called just before a fork."""
+    seen: dict[int, type] = {}
+    todo: list[type] = [BaseException]
+    while todo:
+        cls = todo.pop()
+        if id(cls) not in seen:
+            seen[id(cls)] = cls
+            todo += type.__subclasses__(cls)
+            if cls.__module__ == "__main__" or not _importable(cls):
+                with suppress(TypeError):  # a metaclass may make its classes unhashable
+                    tag(cls)
+
+
+def tags_of_main() -> frozenset[bytes]:
+    """Tags the classes of the program. Workers that are forked from now on know them by tag."""
+    found: set[bytes] = set()
+    todo: list[object] = [sys.modules["__main__"]]
+    while todo:
+        for value in tuple(vars(todo.pop()).values()):
+            ours = issubclass(type(value), type) and vars(value).get("__module__") == "__main__"
+            with suppress(TypeError):  # a metaclass may make its classes unhashable
+                if ours and tag(value) not in found:
+                    found.add(tag(value))
+                    todo.append(value)
+    return frozenset(found)
+
+
+def _importable(cls: type) -> bool:
+    found: object = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        # Not getattr: a module's own __getattr__ may import half a library.
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is cls

@@ -52,7 +52,6 @@ _UNPICKLABLE = (
     'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
 
-
 Head = tuple[int, int, int]
 """How a reply begins: the seq, where the batch's piece of the slab begins, and the nanosecond when the work began."""
 

@@ -18,14 +18,15 @@ import pickle
 import struct
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from penstock._descriptors import close, open_memfd
 from penstock._memory.guests import Shipping
-from penstock._wire.pickling import dump, dumps, loads
-from penstock._wire.tags import adopt, tag
+from penstock._wire.failure import type_name
+from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<Q")  # start of the table
@@ -60,17 +61,17 @@ def unpack(fd: int) -> Any:
 
 def _write(file: Any, payload: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
-    tags = _Tags()
+    tags: dict[bytes, type] = {}
     file.seek(_HEAD.size)
     try:
-        _dump((payload, tags), file, buffers, tags)
+        _dump((payload, tags), file, buffers, tags)  # tags last, when all of them are known
     except MemoryError:
         raise
     except Exception as exc:
-        culprit = _culprit(payload)
-        if culprit is None:  # it fails only as a whole, or only the first time
+        error = _unshippable(payload)
+        if error is None:
             raise
-        raise _unshippable(*culprit) from exc
+        raise error from exc
     table: list[tuple[int, int]] = []
     for buffer in buffers:
         start = file.seek(-(-file.tell() // _ALIGN) * _ALIGN)
@@ -82,18 +83,9 @@ def _write(file: Any, payload: object) -> None:
     file.write(_HEAD.pack(end))
 
 
-class _Tags:
-    """The classes that went by value, each with its tag. Pickled last, when all of them are known."""
-
-    def __init__(self) -> None:
-        self.classes: dict[bytes, type] = {}
-
-    def __reduce__(self) -> Any:
-        return dict, (list(self.classes.items()),)
-
-
-def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tags) -> None:
-    arrays = _ArrayReducer()
+def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
+    """Pickles `obj`. Classes that go by value are added to `tags`."""
+    files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
     def set_aside(buffer: pickle.PickleBuffer) -> bool:
@@ -104,13 +96,13 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tag
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if isinstance(part, np.ndarray):
-            return arrays(part)
+            return _reduce_array(part, files)
         reduce = shipping[type(part)]
         if reduce is not None:
             return reduce(part)
         reduced = otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
-            tags.classes[tag(part)] = part
+            tags[tag(part)] = part
         return reduced
 
     dump(obj, file, override=override, aside=set_aside, by_value=True)
@@ -119,61 +111,44 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: _Tag
 # Arrays
 
 
-class _ArrayReducer:
+def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) -> Any:
     """How an array is pickled: a memory map by the name of its file, all others out of band."""
-
-    def __init__(self) -> None:
-        self._files: dict[int, _MappedFile | None] = {}
-
-    def __call__(self, array: np.ndarray[Any, Any]) -> Any:
-        root = _memmap_below(array)
-        if root is not None and array.size:
-            key = id(root._mmap)
-            if key not in self._files:
-                self._files[key] = _MappedFile.of(root)
-            file = self._files[key]
-            if file is not None:
-                shape = (type(array), array.dtype, array.shape, array.strides)
-                return _view, (file, file.offset_of(array), *shape, array.flags.writeable)
-        if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject or not array.dtype.itemsize:
-            return NotImplemented
-        if type(array) is np.ndarray and array.flags.forc and array.dtype.kind not in "mM":
-            return NotImplemented  # numpy's own reduction sends these out of band
-        axes = np.argsort([-step for step in array.strides], kind="stable")
-        if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
-            return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
-        # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
-        flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        flat.flags.writeable = array.flags.writeable
-        return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat))
+    root = _memmap_below(array)
+    if root is not None and array.size:
+        key = id(root._mmap)
+        file = files[key] = files.get(key) or _MappedFile(root)
+        if file.is_named:
+            offset = array.__array_interface__["data"][0] - file.address
+            shape = (type(array), array.dtype, array.shape, array.strides)
+            return _view, (file, offset, *shape, array.flags.writeable)
+    if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject or not array.dtype.itemsize:
+        return NotImplemented
+    if type(array) is np.ndarray and array.flags.forc and array.dtype.kind not in "mM":
+        return NotImplemented  # numpy's own reduction sends these out of band
+    axes = np.argsort([-step for step in array.strides], kind="stable")
+    if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
+        return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
+    # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    flat.flags.writeable = array.flags.writeable
+    return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat))
 
 
 class _MappedFile:
     """A file that the parent has mapped; what is unpickled from it is the same range as a uint8 memmap.
 
-    All views of one map travel with one of these: a map holds a file descriptor, and a list of 10,000
-    rows must not need 10,000 of them.
+    All views of one map travel with one of these: a map holds a file descriptor, and a list of 10,000 rows must not
+    need 10,000 of them. Unless `is_named`, the file may not hold what the array shows: then the data travels.
     """
 
-    def __init__(self, filename: Any, mode: str, offset: int, length: int, address: int) -> None:
-        self._where = (filename, np.uint8, mode, offset, (length,))
-        self._address = address
-
-    @classmethod
-    def of(cls, root: Any) -> _MappedFile | None:
-        """None where the file may not hold what the array shows: then the data travels."""
-        if root.filename is None or root.mode not in ("r", "r+", "w+"):
-            return None
+    def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
-        address = whole.__array_interface__["data"][0]
-        if not _is_mapped_at(os.fspath(root.filename), address):
-            return None
+        self.address = whole.__array_interface__["data"][0]
+        is_file = root.filename is not None and root.mode in ("r", "r+", "w+")
+        self.is_named = is_file and _is_mapped_at(os.fspath(root.filename), self.address)
         start = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
         mode = "r" if root.mode == "r" else "r+"  # never "w+": that would empty the file
-        return cls(root.filename, mode, start, whole.nbytes, address)
-
-    def offset_of(self, array: np.ndarray[Any, Any]) -> int:
-        return int(array.__array_interface__["data"][0]) - self._address
+        self._where = (root.filename, np.uint8, mode, start, (whole.nbytes,))
 
     def __reduce__(self) -> Any:
         return np.memmap, self._where
@@ -191,30 +166,19 @@ def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
 
 def _is_mapped_at(filename: str, address: int) -> bool:
     """Whether the file of that name is, still, the one that is mapped at `address`."""
-    try:
+    with suppress(OSError), open("/proc/self/maps", "rb") as maps:
         named = os.stat(filename)
-        with open("/proc/self/maps", "rb") as maps:
-            for line in maps:
-                bounds, _, _, _, inode, *path = line.split(maxsplit=5)
-                low, high = (int(bound, 16) for bound in bounds.split(b"-"))
-                if low <= address < high:
-                    # The path decides where a file system shows another inode number here (overlayfs).
-                    mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
-                    return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
-    except OSError:
-        pass
+        for line in maps:
+            bounds, _, _, _, inode, *path = line.split(maxsplit=5)
+            low, high = (int(bound, 16) for bound in bounds.split(b"-"))
+            if low <= address < high:
+                # The path decides where a file system shows another inode number here (overlayfs).
+                mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
+                return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
     return False
 
 
-def _view(
-    file: np.memmap[Any, Any],
-    offset: int,
-    kind: type,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    writeable: bool,
-) -> np.ndarray[Any, Any]:
+def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, file, offset, strides)
     if issubclass(kind, np.memmap):
         array = array.view(np.memmap)
@@ -227,29 +191,24 @@ def _view(
 # What cannot be sent: looked for only after the failure, by trying the parts one by one
 
 
-def _unshippable(path: str, culprit: object, reason: Exception) -> UnshippableDataset:
-    kind = type(culprit)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def _unshippable(payload: object) -> UnshippableDataset | None:
+    """Names the innermost part that cannot be pickled. None if it is pickled now, or fails only as a whole."""
+    path, culprit, reason, above = "", None, None, set()
+    parts: list[tuple[str, object]] = [("", payload)]
+    while (refused := _first_refused(parts)) is not None:
+        step, culprit, reason = refused
+        path += step
+        above.add(id(culprit))
+        parts = [(step, inner) for step, inner in _parts(culprit, path == "") if id(inner) not in above]
+    if reason is None:
+        return None
     return UnshippableDataset(
-        f"{path.lstrip('.') or 'the payload'} is a {name}, which cannot be sent to a worker process "
+        f"{path.lstrip('.') or 'the payload'} is a {type_name(culprit)}, which cannot be sent to a worker process "
         f"({type(reason).__name__}: {reason}).\n"
         "  Workers started by spawn or forkserver get the dataset pickled, once, before any of them starts.\n"
         "  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__;\n"
         '  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".'
     )
-
-
-def _culprit(payload: object) -> tuple[str, object, Exception] | None:
-    """The innermost part that cannot be pickled: its path, itself, and why."""
-    path, found, above = "", None, set()
-    parts: list[tuple[str, object]] = [("", payload)]
-    while (refused := _first_refused(parts)) is not None:
-        step, part, reason = refused
-        path += step
-        found = path, part, reason
-        above.add(id(part))
-        parts = [(step, inner) for step, inner in _parts(part, path == "") if id(inner) not in above]
-    return found
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
@@ -264,14 +223,9 @@ def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Except
     return None
 
 
-class _Void:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _refusal(obj: object) -> Exception | None:
     try:
-        _dump(obj, _Void(), [], _Tags())
+        _dump(obj, types.SimpleNamespace(write=len), [], {})
     except Exception as exc:  # pickling runs the user's code
         return exc
     return None
@@ -288,27 +242,23 @@ def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
         for place, item in enumerate(obj):
             yield "" if at_root else f"[{place}]", item
     elif isinstance(obj, types.MethodType):
-        yield ".__self__", obj.__self__
-        yield ".__func__", obj.__func__
+        yield from _attributes({"__self__": obj.__self__, "__func__": obj.__func__})
     elif isinstance(obj, types.FunctionType):
         yield from _variables(obj)
     elif isinstance(obj, functools.partial):
-        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
+        yield from _attributes({"func": obj.func, "args": obj.args, "keywords": obj.keywords})
     elif isinstance(obj, type):
         yield from _attributes(dict(vars(obj)))
-    elif dataclasses.is_dataclass(obj):
-        yield from _attributes({f.name: getattr(obj, f.name, None) for f in dataclasses.fields(obj)})
-        yield from _reduced_parts(obj)
     else:
+        if dataclasses.is_dataclass(obj):
+            yield from _attributes({f.name: getattr(obj, f.name, None) for f in dataclasses.fields(obj)})
         yield from _reduced_parts(obj)
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # a variable that is not set yet
             yield f"'s variable {name!r}", cell.cell_contents
-        except ValueError:  # a variable that is not set yet
-            pass
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield f"'s global {name!r}", function.__globals__[name]

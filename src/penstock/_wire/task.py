@@ -176,13 +176,12 @@ class Ended(NamedTuple):
     mark: bytes | None = None
 
 
-def encode_mark(mark: Any) -> bytes:
-    """A mark, the position of a sampler or stream after a step, as bytes.
+encode_mark = dumps
+"""A mark, the position of a sampler or stream after a step, as bytes.
 
-    A mark that cannot be taken travels as the StateError that says why, and does not fail the step, since the caller
-    may never ask for a state.
-    """
-    return dumps(mark)
+A mark that cannot be taken travels as the StateError that says why, and does not fail the step, since the caller may
+never ask for a state.
+"""
 
 
 def decode_mark(data: bytes) -> Any:

@@ -8,36 +8,22 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock._wire.pickling import by_tag, dumps, loads
-from penstock._wire.tags import tag_if_known
 
 _LENGTH = struct.Struct("<q")
 
 Change = Callable[[Any], object]
 
 
-class Setting:
+class Setting(dict[str, Any]):
     """A change that sets attributes of the dataset."""
 
-    def __init__(self, attributes: Mapping[str, Any]) -> None:
-        self._attributes = dict(attributes)
-
     def __call__(self, dataset: Any) -> None:
-        for name, value in self._attributes.items():
+        for name, value in self.items():
             setattr(dataset, name, value)
-
-
-class Restoring:
-    """A change that loads a state into the dataset."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def __call__(self, dataset: Any) -> None:
-        dataset.load_state_dict(self._state)
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset()) -> bytes:
@@ -45,12 +31,7 @@ def encode(change: Change, known: frozenset[bytes] = frozenset()) -> bytes:
 
     All other classes without an importable name go by value, and arrive as other classes.
     """
-
-    def find(cls: type) -> bytes | None:
-        tag = tag_if_known(cls)
-        return tag if tag in known else None
-
-    return dumps(change, override=by_tag(find), by_value=True)
+    return dumps(change, override=by_tag(known), by_value=True)
 
 
 class Log:

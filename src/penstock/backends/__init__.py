@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from penstock.backends._base import Backend, Bundle, Doing, Ended, Failed, Filled, Left, Lost, Outcome
-from penstock.backends._registry import known, make, register, unregister
+from penstock._wire.task import Bundle, Ended, Failed, Filled
+from penstock.backends._base import Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
 
 __all__ = [
     "Backend",

@@ -1,15 +1,13 @@
-"""What a backend is to the engine."""
+"""What a backend is to the engine, and the one table of backends, by name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from penstock._wire.task import Bundle as Bundle
-from penstock._wire.task import Ended as Ended
-from penstock._wire.task import Failed as Failed
-from penstock._wire.task import Filled as Filled
-from penstock._wire.task import Task
+from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
+from penstock._work.job import Job
 
 
 class Lost(NamedTuple):
@@ -118,3 +116,63 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends the workers without waiting for what they do. Where it was interrupted, it goes on."""
+
+
+Make = Callable[[Job, Any], Backend]
+"""Makes a backend for a job; the second argument is `multiprocessing_context=` as the user gave it."""
+
+
+# Each imports what it needs when it is first used: processes take some 10 ms.
+
+
+def _inline(job: Job, context: Any) -> Backend:
+    from penstock.backends._local import InlineBackend
+
+    return InlineBackend(job)
+
+
+def _thread(job: Job, context: Any) -> Backend:
+    from penstock.backends._local import ThreadBackend
+
+    return ThreadBackend(job)
+
+
+def _process(job: Job, context: Any) -> Backend:
+    from penstock.backends._process.backend import ProcessBackend
+    from penstock.backends._process.methods import choose_method
+
+    return ProcessBackend(job, choose_method(context), explicit=context is not None)
+
+
+DEFAULT = "process"
+
+_TABLE: dict[str, Make] = {"inline": _inline, DEFAULT: _process, "thread": _thread}
+
+
+def register(name: str, make: Make) -> None:
+    """From now on `DataLoader(..., backend=name)` runs its workers on what `make(job, context)` returns.
+
+    A name that is registered already is replaced.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"The name of a backend must be an identifier, got {name!r}.")
+    _TABLE[name] = make
+
+
+def unregister(name: str) -> None:
+    """`backend=name` is not known any more. Loaders that were made keep their workers."""
+    del _TABLE[name]
+
+
+def known() -> list[str]:
+    """The names that `backend=` takes."""
+    return [name for name in _TABLE if name != "inline"]
+
+
+def has_processes(name: str) -> bool:
+    """True if the workers are processes, started by a method of multiprocessing."""
+    return _TABLE[name] is _process
+
+
+def make(name: str, job: Job, context: Any = None) -> Backend:
+    return _TABLE[name](job, context)

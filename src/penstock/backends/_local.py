@@ -20,18 +20,34 @@ from penstock._interrupts import interrupts_deferred
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
-from penstock._wire.task import Task
+from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Ended, Failed, Filled, Left, Outcome
+from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
 from penstock.errors import InternalError
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
 # finish what they are at in the background.
 _GRACE = 0.05
+
+
+def run_task(
+    runner: Any, worker: int, task: Task, writer: Writer, *, interruptible: bool = True
+) -> Filled | Failed | Ended:
+    """Runs a task of one step in this process."""
+    try:
+        tree = runner.run(task, writer)
+    except StreamEnded:
+        return Ended(task.seq, worker, runner.mark)
+    except BaseException as error:
+        if interruptible and isinstance(error, KeyboardInterrupt):
+            raise  # not the sample's, but the caller's own: workers do not see it
+        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+    used, root = writer.used, writer.root
+    return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
 
 
 class _LocalBackend:
@@ -95,22 +111,12 @@ class InlineBackend(_LocalBackend):
             return []
         task, slab = self._posted.popleft()
         runner, writer = self._runner, Writer(self._slabs.root(slab))
-        try:
-            # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
-            with runner.borrowed(task):
-                tree = runner.run(task, writer)
-        except StreamEnded:
-            return [Ended(task.seq, self._worker, runner.mark)]
-        except KeyboardInterrupt:
-            raise  # not the sample's, but the caller's own: workers do not see it
-        except BaseException as error:
-            return [Failed(task.seq, self._worker, annotate(error, runner.where(task)), runner.mark)]
-        self._slabs.learn(writer.used)
-        worker = self._worker
-        filled = Filled(
-            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
-        )
-        return [filled]
+        # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
+        with runner.borrowed(task):
+            outcome = run_task(runner, self._worker, task, writer)
+        if type(outcome) is Filled:
+            self._slabs.learn(writer.used)
+        return [outcome]
 
     def doing(self, seq: int | None) -> list[Doing]:
         return []  # nobody waits for the caller
@@ -134,14 +140,15 @@ class ThreadBackend(_LocalBackend):
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._doing: dict[int, tuple[str, int, Task | None]] = {}  # by worker
         self._leaves: deque[None] = deque()  # one for each thread that shall leave
         self._threads: dict[int, threading.Thread] = {}  # by worker
+        self._doing: dict[int, Task] = {}  # by worker
 
     def hire(self, worker: int, seat: int) -> None:
         runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
-        args, name = (runner, worker, seat), f"penstock-{seat}"
-        thread = self._threads[worker] = threading.Thread(target=self._work, args=args, name=name, daemon=True)
+        thread = threading.Thread(target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}")
+        thread.daemon = True
+        self._threads[worker] = thread
         # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
         with interrupts_deferred():
             thread.start()
@@ -163,25 +170,24 @@ class ThreadBackend(_LocalBackend):
         return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        outcomes: list[Outcome | None] = []
-        try:
-            longest = None if timeout is None else min(timeout, LONGEST_WAIT)
-            outcomes.append(self._outcomes.get(timeout=longest))
+        found: list[Outcome] = []
+        with suppress(Empty):
+            outcome = self._outcomes.get(timeout=None if timeout is None else min(timeout, LONGEST_WAIT))
             while True:
-                outcomes.append(self._outcomes.get_nowait())
-        except Empty:
-            pass
-        found = [outcome for outcome in outcomes if outcome is not None]
-        for outcome in found:
-            if isinstance(outcome, Filled):
-                self._slabs.learn(outcome.nbytes)
+                if type(outcome) is Filled:
+                    self._slabs.learn(outcome.nbytes)
+                if outcome is not None:
+                    found.append(outcome)
+                outcome = self._outcomes.get_nowait()
         return found
 
     def doing(self, seq: int | None) -> list[Doing]:
-        at_work = [
-            Doing(who, stack.of_thread(ident), *((task.seq, task.epoch, task.step) if task else ()))
-            for who, ident, task in tuple(self._doing.values())
-        ]
+        at_work = []
+        for worker, thread in tuple(self._threads.items()):
+            runner, task = self._runners.get(worker), self._doing.get(worker)
+            if runner is not None:  # else the thread has left meanwhile
+                held = (task.seq, task.epoch, task.step) if task else ()
+                at_work.append(Doing(runner.who, stack.of_thread(thread.ident), *held))
         mine = [one for one in at_work if one.seq == seq is not None]
         return mine or [one for one in at_work if one.stack or one.seq is not None]
 
@@ -201,8 +207,6 @@ class ThreadBackend(_LocalBackend):
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
-        who, ident = runner.who, threading.get_ident()
-        self._doing[worker] = who, ident, None
         runner.begin(seat, alone=False)
         while self._permits.get():
             if self._leaves and self._takes_leave(worker):
@@ -211,10 +215,9 @@ class ThreadBackend(_LocalBackend):
                 task, root = self._posted.popleft()
             except IndexError:
                 continue  # it was rescinded
-            self._doing[worker] = who, ident, task
-            outcome = self._run(runner, worker, task, Writer(root))
-            self._doing[worker] = who, ident, None
-            del root
+            self._doing[worker] = task
+            outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
+            del self._doing[worker], root
             self._outcomes.put(outcome)
             del outcome, task
 
@@ -224,19 +227,8 @@ class ThreadBackend(_LocalBackend):
             self._leaves.pop()
         except IndexError:
             return False
-        for table in (self._doing, self._runners, self._threads):
+        for table in (self._runners, self._threads):
             table.pop(worker, None)
         self._permits.put(True)
         self._outcomes.put(Left(worker))
         return True
-
-    def _run(self, runner: Runner, worker: int, task: Task, writer: Writer) -> Outcome:
-        try:
-            tree = runner.run(task, writer)
-        except StreamEnded:
-            return Ended(task.seq, worker, runner.mark)
-        except BaseException as error:
-            return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
-        return Filled(
-            task.seq, worker, runner.rows, writer.used, 0.0, writer.root, tree, runner.mended, runner.mark
-        )

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from penstock._at_work import get_worker_info, set_worker_info
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
-from penstock._wire.failure import annotate
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job
 from penstock._work.runner import Runner
-from penstock._work.samples import StreamEnded
 from penstock._work.seeding import borrowed_generators
-from penstock.backends import Bundle, Doing, Ended, Failed, Filled, Left, Lost, Outcome
+from penstock.backends import Bundle, Doing, Filled, Left, Lost, Outcome
+from penstock.backends._local import run_task
 
 if TYPE_CHECKING:
     from penstock.testing.simulate import Simulation
@@ -326,7 +325,7 @@ class SimulatedBackend:
                 with runner.borrowed(task):
                     runner.change(loads(change) for change in changes)
             with runner.borrowed(task):
-                outcome = _run(runner, worker.id, task, writer)
+                outcome: Outcome = run_task(runner, worker.id, task, writer)
         if isinstance(outcome, Filled):
             outcome = outcome._replace(seconds=worker.took)
         posted.done.append(outcome)
@@ -359,16 +358,3 @@ class SimulatedBackend:
         told = at if self._simulation.names_step else None
         lost = Lost(worker.id, seq, told, worker.who, "was killed by the simulation", "SIGKILL", worker.cause)
         self._outbox.append(lost)
-
-
-def _run(runner: Runner, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
-    try:
-        tree = runner.run(task, writer)
-    except StreamEnded:
-        return Ended(task.seq, worker, runner.mark)
-    except KeyboardInterrupt:
-        raise  # the developer's
-    except BaseException as error:
-        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
-    rows, mended, mark = runner.rows, runner.mended, runner.mark
-    return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, tree, mended, mark)

@@ -14,18 +14,17 @@ from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._memory.slabs import Slabs
+from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
-from penstock._wire.tags import tags_of_main
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
-from penstock.backends._process.child import SEATS
-from penstock.backends._process.handles import WorkerProcess, fate
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
+from penstock.backends._process.process import SEATS, WorkerProcess, fate
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
 
@@ -57,8 +56,7 @@ class ProcessBackend:
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
         self._strays = Strays(-1)
-        self._launcher: Launcher | None = None
-        self._former: Launcher | None = None
+        self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
         try:
             self._start(job, method, explicit)
         except BaseException:
@@ -68,30 +66,22 @@ class ProcessBackend:
     def _start(self, job: Job, method: str, explicit: bool) -> None:
         with no_fork():
             take_standard_streams()
-            names = ("slabs", "board", "updates", "stacks")
-            arena, board, self._updates, self._stacks = (
-                self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0] for name in names
-            )
-            pipes = [self._opened(*os.pipe()) for _ in range(job.num_workers if job.assigned else 1)]
-            self._tokens_out, self._tokens = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
-            self._replies, self._replies_in = self._opened(*os.pipe())
+            self._theirs = theirs = {
+                name: self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0]
+                for name in ("slabs", "board", "updates", "stacks")
+            }
+            for pipe in range(job.num_workers if job.assigned else 1):
+                theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
+                self._tokens.append(tokens)
+            self._replies, theirs["replies"] = self._opened(*os.pipe())
             # Bare numbers, and no socket objects: a forked child has nothing to finalize.
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            strays, strays_in = self._opened(*(end.detach() for end in ends))
+            strays, theirs["strays"] = self._opened(*(end.detach() for end in ends))
         # Only the parent's end of each pipe is non-blocking: workers wait.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
-        self._theirs = {
-            "arena": arena,
-            "board": board,
-            "updates": self._updates,
-            "stacks": self._stacks,
-            **{f"tokens {i}": fd for i, fd in enumerate(self._tokens_out)},
-            "replies": self._replies_in,
-            "strays": strays_in,
-        }
-        self._slabs = Slabs(arena)
-        self._board = Board(board)
+        self._slabs = Slabs(theirs["slabs"])
+        self._board = Board(theirs["board"])
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
         self._main_is_there = method == "fork"  # in the workers
@@ -100,17 +90,15 @@ class ProcessBackend:
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
-        self._launcher = Launcher(method, main, payload, self._theirs, explicit=explicit)
+        self._launchers.append(Launcher(method, main, payload, theirs, explicit=explicit))
         self._fork_is_our_choice = method == "fork" and not explicit
-        self._seat_of: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._poller = select.poll()
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
-
         self._strays = Strays(strays)
         self._receiver = Receiver(self._strays, self._names)
-        self._unsent = [b""] * len(pipes)
+        self._unsent = [b""] * len(self._tokens)
         self._latest = -1  # the highest seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by seq: slot, and the slab's memory
 
@@ -122,12 +110,10 @@ class ProcessBackend:
     def hire(self, worker: int, seat: int) -> None:
         process = self._launch(worker * SEATS + seat)
         self._workers[worker] = process
-        self._seat_of[worker] = seat
         self._names[worker] = f"worker {seat} (pid {process.pid})"
         self._poller.register(process.fileno(), select.POLLIN)
 
     def _launch(self, number: int) -> WorkerProcess:
-        assert self._launcher is not None
         if self._fork_is_our_choice and (method := choose_method(None)) != "fork":
             try:
                 return self._launch_by(method, number)
@@ -135,17 +121,15 @@ class ProcessBackend:
                 text = f"{_FORKED_ANYWAY} {type(error).__name__}: {error}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 self._fork_is_our_choice = False
-        return self._launcher.start(number)
+        return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
         """Starts this worker and all later ones with another method, and the dataset and the log as they are now."""
-        self._former = self._launcher
-        self._launcher = Launcher(method, main, self._job(), self._theirs)
+        self._launchers.append(Launcher(method, main, self._job(), self._theirs))
         try:
-            process = self._launcher.start(number)
+            process = self._launchers[-1].start(number)
         except Exception:
-            self._launcher.close()
-            self._launcher = self._former
+            self._launchers.pop().close()
             raise
         self._main_is_there = self._fork_is_our_choice = False
         self._known = frozenset()  # the new workers do not have our tags
@@ -181,7 +165,7 @@ class ProcessBackend:
         return encode(change, self._known)
 
     def update(self, change: bytes) -> None:
-        self._log.write(self._updates, change)
+        self._log.write(self._theirs["updates"], change)
 
     def flush(self) -> None:
         # All tokens in one write: it wakes one worker, and each that reads wakes the next while there are more.
@@ -194,15 +178,15 @@ class ProcessBackend:
                 self._unsent[pipe] = unsent = unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
-        entry = self._posted.get(seq)
         # Without an entry, the reply was read already, and its outcome is on its way to the scheduler.
-        if entry is None:
+        if seq not in self._posted:
             return False
-        if not self._board.rescind(entry[0]):
-            self._board.void(entry[0])
-            return False
-        self._forget(seq)
-        return True
+        slot, _ = self._posted[seq]
+        if self._board.rescind(slot):
+            self._forget(seq)
+            return True
+        self._board.void(slot)
+        return False
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         replies = self._read()
@@ -230,22 +214,21 @@ class ProcessBackend:
         at_work = []
         for worker in [worker for worker in held if held[worker][0] == seq] or self._workers:
             process = self._workers[worker]
-            told = stack.ask(process.pid, process.fileno(), self._stacks)
+            told = stack.ask(process.pid, process.fileno(), self._theirs["stacks"])
             if told or worker in held:
                 at_work.append(Doing(self._names[worker], told, *held.get(worker, ())))
         return at_work
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """Handles of the living workers, by seat."""
-        return [self._workers[worker] for worker in sorted(self._workers, key=self._seat_of.__getitem__)]
+        return sorted(self._workers.values(), key=lambda process: process.worker)
 
     def wake(self) -> None:
         if os.getpid() != self._pid:
             return
         with no_fork():  # no other thread closes it meanwhile
-            if self._replies_in in self._fds:
-                os.write(self._replies_in, WAKE)
+            if self._theirs["replies"] in self._fds:
+                os.write(self._theirs["replies"], WAKE)
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
@@ -260,9 +243,8 @@ class ProcessBackend:
             process.join()
             process.close()
             del self._workers[worker]
-        for launcher in (self._launcher, self._former):
-            if launcher is not None:
-                launcher.close()
+        for launcher in self._launchers:
+            launcher.close()
         self._strays.close()
         self._close_fds(*self._fds)
 
@@ -277,7 +259,7 @@ class ProcessBackend:
 
     def _send_tokens_again(self) -> None:
         """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
-        (tokens,) = self._tokens_out
+        tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left that reads them. Start over, so that the only reader of a stream finds them in order.
             os.read(tokens, 1 << 20)
@@ -320,18 +302,17 @@ class ProcessBackend:
         cause = process.failure
         process.close()
         # After close(): an interrupt leaves the rest to `close`.
-        del self._workers[worker], self._seat_of[worker]
+        del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
         # The board decides, not the exit code: a worker that took a leave has no step in hand, however it ends.
         if self._board.took_leave(worker):
             return Left(worker)
-        lost = next(
-            (seq for seq, (slot, _) in self._posted.items() if self._board.claimant(slot) == worker), None
-        )
-        at = 0
+        lost, at = None, 0
+        for seq, (slot, _) in self._posted.items():
+            if self._board.claimant(slot) == worker:
+                lost, at = seq, self._board.at(slot)
         if lost is not None:
-            at = self._board.at(self._posted[lost][0])
             self._forget(lost)
         if not self._assigned:
             self._send_tokens_again()

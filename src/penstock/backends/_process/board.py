@@ -31,22 +31,20 @@ from penstock.errors import InternalError
 
 SLOTS = 1 << 16
 
-_FREE, _OPEN, _CLAIMED = 0, 1, 2
+_FREE, _OPEN, _CLAIMED = range(3)
 
-_WORKER = struct.Struct("<q")
+# A slot: bytes, the claimant as a word, and the notice.
 _STRIDE = 128  # two cache lines: neighbours share none
-_STATE = 0
-_AT = 1
-_VOID = 2
-_CLAIMANT = 8
-_FIELDS = 16
+_STATE, _AT, _VOID = range(3)
+_CLAIMANT = 1  # in words of 8 bytes
+_NOTICE = 16
+_WORDS = _STRIDE // 8
 
-# Slot 0 holds no task, so that a token may name none. It has the numbers of leaves that were wanted and taken.
+# Slot 0 holds no task, so that a token may name none. It has the numbers of leaves that were wanted and taken, and
+# after all slots are the workers that took them, in order. All of these are words.
 _NO_SLOT = 0
-_LEAVES = slice(64, 80)
-_WANTED, _TAKEN = 0, 1
-# After the slots: the workers that took leaves, in order, 8 bytes each.
-_TAKERS = slice(SLOTS * _STRIDE, SLOTS * _STRIDE + SLOTS * 8)
+_WANTED, _TAKEN = 8, 9
+_TAKERS = SLOTS * _WORDS
 
 TOKEN = struct.Struct("<2q")  # slot, seq
 NO_TASK = TOKEN.pack(_NO_SLOT, -1)
@@ -57,31 +55,24 @@ class Board:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        size = _TAKERS.stop
+        size = (_TAKERS + SLOTS) * 8
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
         self._memory = memoryview(mapped(fd, size)).cast("B")
-        self._leaves = self._memory[_LEAVES].cast("q")
-        self._takers = self._memory[_TAKERS].cast("q")
+        self._words = self._memory.cast("q")
         self._free: list[int] = []
-        self._used = 1  # slots from here on were never used
+        self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
         """Puts up a task, given the fields of `Notice`. Returns its slot."""
-        slot = self._free.pop() if self._free else self._more()
+        slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
+        if slot == _NO_SLOT:
+            raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
         base = slot * _STRIDE
-        NOTICE.pack_into(self._memory, base + _FIELDS, *notice)
+        NOTICE.pack_into(self._memory, base + _NOTICE, *notice)
         self._memory[base + _VOID] = 0
         self._memory[base + _STATE] = _OPEN
         return slot
-
-    def _more(self) -> int:
-        if self._used == SLOTS:
-            raise InternalError(
-                f"{SLOTS - 1} tasks are posted at once, and the board has no room for another."
-            )
-        self._used += 1
-        return self._used - 1
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
         """Gives the task `seq` to this worker; None if the task is not open."""
@@ -90,15 +81,15 @@ class Board:
             base = slot * _STRIDE
             if self._memory[base + _STATE] != _OPEN:
                 return None
-            notice = Notice._make(NOTICE.unpack_from(self._memory, base + _FIELDS))
+            notice = Notice._make(NOTICE.unpack_from(self._memory, base + _NOTICE))
             if notice.seq != seq:
                 return None
             self._memory[base + _AT] = 0
-            _WORKER.pack_into(self._memory, base + _CLAIMANT, worker)
+            self._words[slot * _WORDS + _CLAIMANT] = worker
             self._memory[base + _STATE] = _CLAIMED
             return notice
         finally:
-            self._unlock(slot)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
         """Closes an open task. False if a worker has claimed it, or is about to. It never waits."""
@@ -107,12 +98,12 @@ class Board:
         except OSError:
             return False
         try:
-            if self._memory[slot * _STRIDE + _STATE] != _OPEN:
-                return False
-            self._memory[slot * _STRIDE + _STATE] = _FREE
-            return True
+            is_open = self.is_open(slot)
+            if is_open:
+                self._memory[slot * _STRIDE + _STATE] = _FREE
+            return is_open
         finally:
-            self._unlock(slot)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
         """Lets the worker stop before the last step of the slot's task: its batches are not wanted any more."""
@@ -123,13 +114,13 @@ class Board:
         self._memory[slot * _STRIDE + _STATE] = _FREE
         self._free.append(slot)
 
+    def is_open(self, slot: int) -> bool:
+        return self._memory[slot * _STRIDE + _STATE] == _OPEN
+
     def claimant(self, slot: int) -> int | None:
         """The worker that has claimed the slot's task."""
-        base = slot * _STRIDE
-        if self._memory[base + _STATE] != _CLAIMED:
-            return None
-        (worker,) = _WORKER.unpack_from(self._memory, base + _CLAIMANT)
-        return int(worker)
+        is_claimed = self._memory[slot * _STRIDE + _STATE] == _CLAIMED
+        return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
         """The claimant begins step `at` of the task, counted from 0. False if the rest is not wanted any more."""
@@ -142,40 +133,34 @@ class Board:
 
     def doing(self, slot: int) -> tuple[int, int, int]:
         """The seq of the slot's task, and the epoch and the step that the claimant began last."""
-        notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _FIELDS))
+        notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _NOTICE))
         return notice.seq, notice.epoch, notice.step + self.at(slot)
-
-    def is_open(self, slot: int) -> bool:
-        return self._memory[slot * _STRIDE + _STATE] == _OPEN
 
     def want_leave(self) -> None:
         """Asks for one more worker to leave. The parent sends NO_TASK afterwards."""
-        self._leaves[_WANTED] += 1
+        self._words[_WANTED] += 1
 
     @property
     def wanted_leaves(self) -> int:
         """The number of leaves that no worker has taken yet."""
-        return self._leaves[_WANTED] - self._leaves[_TAKEN]
+        return self._words[_WANTED] - self._words[_TAKEN]
 
     def take_leave(self, worker: int) -> bool:
         """True if this worker shall leave."""
-        leaves = self._leaves
-        if leaves[_WANTED] == leaves[_TAKEN]:
+        words = self._words
+        if words[_WANTED] == words[_TAKEN]:
             return False
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, _NO_SLOT)
         try:
-            taken = leaves[_TAKEN]
-            if leaves[_WANTED] <= taken:
+            taken = words[_TAKEN]
+            if words[_WANTED] <= taken:
                 return False
-            self._takers[taken % SLOTS] = worker
-            leaves[_TAKEN] = taken + 1
+            words[_TAKERS + taken % SLOTS] = worker
+            words[_TAKEN] = taken + 1
             return True
         finally:
-            self._unlock(_NO_SLOT)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def took_leave(self, worker: int) -> bool:
         """True if this worker took a leave."""
-        return worker in self._takers[: self._leaves[_TAKEN]]
-
-    def _unlock(self, slot: int) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
+        return worker in self._words[_TAKERS:][: self._words[_TAKEN]]

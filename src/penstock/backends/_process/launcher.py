@@ -4,27 +4,62 @@ The order of ending: the caller closes the pipe of tokens, and workers end by th
 those that linger, and closes their handles and the launcher, in any order. The last of these closes gives up the
 lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
 
+The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
+processes that have armed the read end (see `process.py`).
+
+A fresh interpreter becomes a spawned worker, or the template, which forks a worker at each request. `__main__` is not
+imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload once, and all its
+workers share this copy. Parent and template talk over a socket, one answer to each request:
+
+    request  START number | REAP pid
+    answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
+
+The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
+
 Linux only: pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import gc
+import marshal
 import os
+import signal
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import interrupts_deferred
 from penstock._memory.lease import own_fork
-from penstock._wire.shipment import pack
-from penstock._wire.tags import tag_exceptions
+from penstock._wire.failure import Failure, restore
+from penstock._wire.pickling import tag_exceptions
+from penstock._wire.shipment import pack, unpack
 from penstock.backends._process import methods
-from penstock.backends._process.child import Main, fork, live, seat_of
-from penstock.backends._process.handles import Lifeline, WorkerProcess, pidfd_of_child
-from penstock.backends._process.template import Template, start_python, write_boot
+from penstock.backends._process import process as processes
+from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProcess, fork, live, seat_of
 from penstock.errors import InternalError, WorkerLost
+
+_REQUEST = struct.Struct("=Bq")  # what, number or pid
+_ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
+_START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
+
+_PIDFD = struct.Struct("i")  # as it travels beside an answer
+
+_ENTER = """\
+import marshal, os, sys
+boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
+role, number = sys.argv[2], int(sys.argv[3])
+sys.path[:] = boot["path"]
+from penstock.backends._process.launcher import enter
+enter(boot, role, number)
+"""
 
 
 class Launcher:
@@ -44,15 +79,26 @@ class Launcher:
         self._payload = payload
         self._fds = dict(fds)
         self._explicit = explicit
+        self.owner = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()
-        self._shipment = -1
-        self._boot = -1
-        self._lifeline = Lifeline()
+        self._holders = 1  # the launcher itself, and each open handle of a worker
+        self._starting, self._holding = threading.Lock(), threading.Lock()
+        self.template: Template | None = None
+        self._parents_end = -1
+        self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
         try:
+            self.own["words"] = open_memfd("penstock-last-words")
+            fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
+            with no_fork():
+                self.own["lifeline"], self._parents_end = os.pipe()
+                close_in_child(self.own["lifeline"], self._parents_end)
             if self.method != "fork":
-                self._ship()
+                self.own["shipment"] = pack((main, payload))
                 self._payload = None  # it is in the shipment
+                self.own["boot"] = open_memfd("penstock-boot")
+                path = [entry for entry in sys.path if isinstance(entry, str)]
+                boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
+                os.write(self.own["boot"], marshal.dumps(boot))
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:
@@ -61,13 +107,13 @@ class Launcher:
 
     def start(self, number: int) -> WorkerProcess:
         """Starts a worker. With forkserver it waits for the template, and raises what failed there."""
-        if self._closed or not self._lifeline.is_mine():
+        if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
         process: WorkerProcess | None = None
-        with self._lock:
-            if self.method == "forkserver":
+        with self._starting:
+            if self.template is not None:
                 self._await_template()
             try:
                 with interrupts_deferred():
@@ -80,22 +126,34 @@ class Launcher:
 
     def close(self) -> None:
         """Frees the shipped memory at once, and ends the template with the last worker."""
-        if self._closed or not self._lifeline.is_mine():
+        if self._closed or self.owner != os.getpid():
             return
         self._closed = True
-        close(*(fd for fd in (self._shipment, self._boot) if fd >= 0))
-        self._lifeline.release()
+        close(*(self.own.pop(name) for name in ("shipment", "boot") if name in self.own))
+        self.release()
+
+    def hold(self) -> None:
+        with self._holding:
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._holding:
+            self._holders -= 1
+            if self._holders:
+                return
+        if self.template is not None:
+            self.template.close()
+        close(*(fd for fd in (self._parents_end, *self.own.values()) if fd >= 0))
 
     def _start(self, number: int) -> WorkerProcess:
-        template = self._lifeline.template
-        if template is not None:
-            return WorkerProcess(number, *template.fork(number), self._lifeline, template)
+        if self.template is not None:
+            return WorkerProcess(number, *self.template.fork(number), self)
         pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
-        return WorkerProcess(number, pid, pidfd_of_child(pid), self._lifeline)
+        return WorkerProcess(number, pid, processes.pidfd_of_child(pid), self)
 
     def _fork(self, number: int) -> int:
         tag_exceptions()
-        lifeline = self._lifeline.end
+        lifeline = self.own["lifeline"]
         own_fork.now = True
         try:
             with kept_by_child((*self._fds.values(), lifeline)):
@@ -107,14 +165,8 @@ class Launcher:
         return pid
 
     def _spawn(self, role: str, number: int, *further: int) -> int:
-        own = (self._boot, self._lifeline.words, self._lifeline.end, self._shipment)
-        return start_python(self._boot, role, number, (*self._fds.values(), *own, *further))
-
-    def _ship(self) -> None:
-        self._shipment = pack((self._main, self._payload))
-        self._boot = open_memfd("penstock-boot")
-        lifeline, shipment = self._lifeline, self._shipment
-        write_boot(self._boot, self._fds, lifeline=lifeline.end, shipment=shipment, words=lifeline.words)
+        fds = (*self._fds.values(), *self.own.values(), *further)
+        return start_python(self.own["boot"], role, number, fds)
 
     def _start_template(self) -> None:
         with no_fork():
@@ -123,7 +175,7 @@ class Launcher:
         try:
             with interrupts_deferred():  # else no code would know the template, and reap it
                 pid = self._spawn("template", theirs.fileno(), theirs.fileno())
-                self._lifeline.template = Template(pid, pidfd_of_child(pid), ours)
+                self.template = Template(pid, processes.pidfd_of_child(pid), ours)
                 ours.detach()
         finally:
             if ours.fileno() >= 0:
@@ -132,15 +184,12 @@ class Launcher:
 
     def _await_template(self) -> None:
         """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
-        for tries_left in (1, 0):
-            template = self._lifeline.template
-            assert template is not None
-            if template.ready():
-                return
-            if not tries_left:
-                raise WorkerLost(template.obituary())
-            template.close()
+        assert self.template is not None
+        if not self.template.ready():
+            self.template.close()
             self._start_template()
+            if not self.template.ready():
+                raise WorkerLost(self.template.obituary())
 
 
 def _require_linux() -> None:
@@ -154,3 +203,175 @@ def _require_linux() -> None:
             "worker processes need Linux 5.4 or later, with pidfd_open and memfd_create "
             f'({type(exc).__name__}: {exc}); pass backend="thread" instead'
         ) from exc
+
+
+class Template(Handle):
+    """In the parent: the handle of the template, and its requests."""
+
+    def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
+        super().__init__(pid, pidfd)
+        # A bare number: a socket object would close it once more in a forked child, where it may be another file.
+        self._link = link.fileno()
+        self._talk = threading.Lock()
+        self._is_ready = False
+
+    def ready(self) -> bool:
+        """Waits until the template has unpacked the payload; False if it is dead."""
+        if not self._is_ready and self.is_alive():
+            self._is_ready = self._ask() is not None
+        return self._is_ready and self.is_alive()
+
+    def fork(self, number: int) -> tuple[int, int]:
+        """Has a worker forked. Returns its pid and a pidfd."""
+        answer = self._ask(_START, number)
+        if answer is None:
+            raise WorkerLost(self.obituary())
+        pid, pidfds = answer
+        if not pidfds:  # this process has no free descriptor for it
+            os.kill(pid, signal.SIGKILL)
+            self.reap(pid)
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no pidfd for worker {seat_of(number)}")
+        return pid, pidfds[0]
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a worker that is dead."""
+        answer = None
+        with suppress(OSError):
+            answer = self._ask(_REAP, pid)
+        return UNKNOWN if answer is None else answer[0]
+
+    def close(self) -> None:
+        # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
+        if self._usable():
+            super().close()
+            close(self._link)
+
+    def obituary(self) -> str:
+        self.join(processes.LINGER)
+        return (
+            f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
+            "  The template only imports and unpickles what the dataset needs: most often a library crashes at\n"
+            "  import, or the machine is out of memory. Its own messages are on standard error.\n"
+            '  multiprocessing_context="fork" and backend="thread" need no template.'
+        )
+
+    def _ask(self, *request: int) -> tuple[int, list[int]] | None:
+        """Sends the request, if one is given, and receives an answer: a pid or an exit code, and pidfds.
+
+        None if the template is dead.
+        """
+        with self._talk:
+            # Replaced while workers of it live: the number of its link may be another file's.
+            if not self._usable():
+                return None
+            link = socket.socket(fileno=self._link)
+            try:
+                if request:
+                    link.send(_REQUEST.pack(*request), socket.MSG_NOSIGNAL)
+                processes.readable(self._link, None)
+                with no_fork():
+                    # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                    room, flags = socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
+                    answer, control, _, _ = link.recvmsg(_ANSWER.size, room, flags)
+                    pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
+                    close_in_child(*pidfds)
+                if len(answer) < _ANSWER.size:
+                    return None
+                what, number, length = _ANSWER.unpack(answer)
+                failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+            except (BrokenPipeError, ConnectionResetError):
+                return None
+            finally:
+                link.detach()
+        if failure:
+            raise restore(failure)
+        return number, pidfds
+
+
+def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int:
+    """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
+    import subprocess  # late: fork needs none of it
+
+    if not sys.executable:
+        raise RuntimeError(
+            "this Python does not know its own executable (sys.executable is empty), and can start no other;"
+            ' pass multiprocessing_context="fork" or backend="thread"'
+        )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number)]
+    # The mask survives exec: a Ctrl-C is held back until the child ignores it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn
+    return process.pid
+
+
+# From here on: the code that runs in the fresh interpreter itself.
+
+
+def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
+    """Becomes the worker with this number, or the template on the socket with this number."""
+    sys.argv[:] = boot["argv"]
+    processes.settle(boot["lifeline"])
+    requests = None
+    if role == "template":
+        # Where the parent ignores it, no exit status can be read.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        requests = socket.socket(fileno=number)
+    try:
+        main, payload = unpack(boot["shipment"])
+    except BaseException as exc:  # unpickling runs the user's code
+        pid = os.getpid()
+        if requests is not None:
+            _fail(requests, exc, f"while the template of the workers (pid {pid}) unpacked the dataset")
+        else:
+            where = f"while worker {seat_of(number)} (pid {pid}) unpacked its dataset"
+            processes.leave_last_words(boot["words"], exc, where)
+        os._exit(1)
+    for name in ("shipment", "words", "boot"):
+        os.close(boot[name])
+    if requests is not None:
+        _serve(requests, main, payload, boot)
+    os.close(boot["lifeline"])
+    live(number, main, payload, boot["fds"])
+
+
+def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
+    """Is the template."""
+    gc.freeze()  # the payload too: a collection in a worker copies none of its pages
+    requests.sendall(_ANSWER.pack(_READY, os.getpid(), 0))
+    while True:
+        request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)
+        if len(request) < _REQUEST.size:
+            os._exit(0)
+        what, about = _REQUEST.unpack(request)
+        if what == _REAP:
+            requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
+            continue
+        try:
+            pid = fork(quiet=True)  # quiet: no threads run in this process
+            pidfd = processes.pidfd_of_child(pid) if pid else -1
+        except OSError as exc:
+            seat = seat_of(about)
+            _fail(requests, exc, f"while worker {seat} was forked from the template (pid {os.getpid()})")
+            continue
+        if pid == 0:
+            requests.close()
+            live(about, main, payload, boot["fds"], boot["lifeline"])
+        socket.send_fds(requests, [_ANSWER.pack(_STARTED, pid, 0)], [pidfd])
+        close(pidfd)
+
+
+def _reap(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return UNKNOWN
+
+
+def _fail(requests: socket.socket, exc: BaseException, where: str) -> None:
+    data = Failure.capture(exc, where=where)
+    requests.sendall(_ANSWER.pack(_FAILED, 0, len(data)) + data)

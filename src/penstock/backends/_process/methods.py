@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 METHODS = ("fork", "spawn", "forkserver")
+_MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def _threads() -> int:
@@ -48,15 +49,12 @@ def choose_method(asked: str | BaseContext | None) -> str:
             asked = None
     elif asked is not None and not isinstance(asked, str):
         if multiprocessing is None or not isinstance(asked, multiprocessing.context.BaseContext):
-            raise TypeError(
-                "multiprocessing_context must be one of "
-                f"{', '.join(METHODS)}, or a multiprocessing context, not {type(asked).__name__}"
-            )
+            raise TypeError(f"{_MUST_BE}, or a multiprocessing context, not {type(asked).__name__}")
         asked = asked.get_start_method(allow_none=True)
     if asked is None:
         return "fork" if survives_fork() else "forkserver"
     if asked not in METHODS:
-        raise ValueError(f"multiprocessing_context must be one of {', '.join(METHODS)}, not {asked!r}")
+        raise ValueError(f"{_MUST_BE}, not {asked!r}")
     return asked
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from time import perf_counter_ns
 
 import penstock._work.seeding  # noqa: F401 - every worker needs it: imported before the fork, and not in each
@@ -21,7 +20,7 @@ from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends._process.board import TOKEN, Board
-from penstock.backends._process.child import SEATS
+from penstock.backends._process.process import SEATS
 from penstock.backends._stack import tell_when_asked
 
 
@@ -38,22 +37,14 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     at_work.source = None  # a forked worker may have been started from inside a dataset
     tell_when_asked(fds["stacks"])
     board = Board(fds["board"])
-    who = f"worker {seat} (pid {os.getpid()})"
-    runner = (job.make_runner or Runner)(job, who)
-    runner.begin(seat, alone=True)
     with socket.socket(fileno=fds["strays"]) as strays:
-
-        def catch_up(end: int) -> None:
-            if job.log.end < end:
-                runner.change(job.log.read(fds["updates"], end))
-
-        desk = _Desk(who, Arena(fds["arena"]), runner, Replier(worker, fds["replies"], strays), catch_up)
+        desk = _Desk(job, seat, board, Replier(worker, fds["replies"], strays), fds)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
         while not board.take_leave(worker) and (token := os.read(tokens, TOKEN.size)):
             slot, seq = TOKEN.unpack(token)
             notice = board.claim(slot, seq, worker)
             if notice is not None:
-                desk.do(notice, partial(board.begin, slot))
+                desk.do(slot, notice)
 
 
 def _give_way() -> None:
@@ -70,51 +61,48 @@ def _give_way() -> None:
 class _Desk:
     """Does the tasks that a worker has claimed, and replies."""
 
-    def __init__(
-        self, who: str, arena: Arena, runner: Runner, replier: Replier, catch_up: Callable[[int], None]
-    ) -> None:
-        self._who = who
-        self._catch_up = catch_up
-        self._arena = arena
-        self._runner = runner
-        self._replier = replier
+    def __init__(self, job: Job, seat: int, board: Board, replier: Replier, fds: Mapping[str, int]) -> None:
+        self._who = f"worker {seat} (pid {os.getpid()})"
+        self._runner = (job.make_runner or Runner)(job, self._who)
+        self._runner.begin(seat, alone=True)
+        self._board, self._replier = board, replier
+        self._arena = Arena(fds["slabs"])
+        self._log, self._updates = job.log, fds["updates"]
 
-    def do(self, notice: Notice, begin: Callable[[int], bool]) -> None:
-        seq, count, updates = notice.seq, notice.steps, notice.updates
+    def do(self, slot: int, notice: Notice) -> None:
+        seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         root = self._arena.root(Region._make(notice[7:]))
         try:
             task = notice.task(root)
         except Exception as error:  # raised while keys of a user's class were unpickled
             where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
             failure = Failure.capture(error, where=f"In the keys of {where}")
-            self._replier.send(self._replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
+            replier.send(replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
             return
         # Keys that are an array stay where they are: they are read while batches are written.
         used = max(0, notice.keys)
         if count == 1:
-            self._replier.send(self._do_step(task, updates, Writer(root, used)))
+            replier.send(self._do_step(task, updates, Writer(root, used)))
             return
         began = perf_counter_ns()
         table, used = used, used + count * REPLY.size
         replies: list[bytes] = []
         for at, single in enumerate(task.single()):
-            if not begin(at) and replies:
+            if not self._board.begin(slot, at) and replies:
                 break
             # Each in its own piece of the slab, so that batches that look alike have the same layout.
             base = -(-used // ALIGN) * ALIGN
             writer = Writer(root[base:])
             replies.append(self._do_step(single, updates, writer, base))
             used = base + writer.used
-        self._replier.send(self._replier.bundle(seq, replies, table, Writer(root, used), began))
+        replier.send(replier.bundle(seq, replies, table, Writer(root, used), began))
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Does one step, with the changes of the log up to `updates`, and returns the reply.
-
-        The writer's piece of the slab begins at `base`.
-        """
+        """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
         head, used, runner = (task.seq, base, perf_counter_ns()), writer.used, self._runner
         try:
-            self._catch_up(updates)
+            if self._log.end < updates:
+                runner.change(self._log.read(self._updates, updates))
             runner.prepare(task)
             tree = runner.run(task, writer)
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
