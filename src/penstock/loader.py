@@ -21,11 +21,10 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options, is_int
-from penstock._resume.progress import Epochs, Progress, content
 from penstock._resume.reading import asked, has_state, known
-from penstock._resume.state import ANEW, State
+from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._wire.updates import Restoring, Setting
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._feed.base import Begin, Feed, Now, Plan, as_index
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
@@ -149,14 +148,13 @@ class ByKey(Feed):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         if isinstance(plan, OrderPlan):
-            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, step=at.steps, skip=at.beyond)
+            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
         # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
-        steps = plan.draw(epoch, at.steps, reading)
-        return Run(numbers, epoch, steps, plan, step=at.steps, skip=at.beyond, read_from=reading)
+        return Run(numbers, epoch, plan.draw(epoch, at.steps, reading), plan, at, read_from=reading)
 
     def replacements(self, plan: Plan | None) -> Order | None:
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None

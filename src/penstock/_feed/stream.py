@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, NoReturn
 
-from penstock._feed.base import Begin, Feed, Plan
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
@@ -66,8 +65,7 @@ class ByItem(Stream):
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = self._items(reading, at.mark, first, seed, epoch)
         steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
-        what = "the stream"
-        return Run(numbers, epoch, steps, step=at.steps, skip=at.beyond, read_from=reading, what=what)
+        return Run(numbers, epoch, steps, at=at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
         """The light items from the mark on, in lists of one batch each, read alike on every rank."""
@@ -201,6 +199,6 @@ class ByStream(Stream):
         after = -1 if at.resumed else self._last_run
         first = [Opening(size, at.mark, replayed, after)] if at.steps or at.mark is not None else []
         keys = itertools.chain(first, itertools.repeat(size))
-        run = Run(numbers, epoch, keys, step=at.steps, repeated=at.beyond, what="the stream")
+        run = Run(numbers, epoch, keys, at=at, repeats=True, what="the stream")
         self._last_run = run.number
         return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.backends._base import Backend
 
 Make = Callable[[Job, Any], Backend]

@@ -15,7 +15,7 @@ from unittest import SkipTest
 
 from penstock import DataLoader
 from penstock._feed.keys import KeyFetch
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.backends import Backend, Outcome, make
 from penstock.testing._same import difference
 

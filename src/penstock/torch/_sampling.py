@@ -13,8 +13,8 @@ import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
+from penstock._resume.state import Progress
 from penstock.torch import _generators as generators
 
 # torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
