@@ -49,9 +49,9 @@ _WHOLE = Begin()
 class Run:
     """The steps of one epoch, in order. Once a step cannot be drawn there are no more.
 
-    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and skipped
-    by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys come
-    from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs.
+    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and
+    skipped by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys
+    come from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs.
     """
 
     def __init__(

@@ -139,11 +139,6 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)
 
 
-def _named(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    columns = list(zip(*values, strict=True))
-    return close_named(kind, None, _fields(columns, kind._fields, ".{}", empty, depth))
-
-
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
     """Collates only the fields: other attributes, set in `__post_init__`, belong to one sample."""
     missing = object()
@@ -176,6 +171,7 @@ _NUMBERS: dict[type, np.dtype[Any]] = {
 }
 # Different dtypes are promoted to a common one only within a family.
 _FAMILY = dict.fromkeys("biufc", "number")
+_NO_INT = "Use floats or strings, or pass collate_fn="
 # Scalars whose class does not determine their dtype (units, widths, fields), and text.
 _NOT_BY_CLASS = frozenset({np.datetime64, np.timedelta64, np.void, np.str_, np.bytes_, np.object_})
 
@@ -213,21 +209,13 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
     try:
         array = np.fromiter(values, np.int64, len(values))
     except OverflowError:
-        array = _large(values)
+        least, most = min(values), max(values)
+        if least < 0 or most >= 2**64:
+            rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
+            large = f"(too large for int64: {in_rows(rows)}). {_NO_INT}"
+            raise Misfit(f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows) from None
+        array = np.array(values, np.uint64)
     return _copied(array, empty)
-
-
-def _large(values: Sequence[int]) -> Array:
-    """Python ints as uint64, because some do not fit into int64."""
-    least, most = min(values), max(values)
-    if least < 0 or most >= 2**64:
-        rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
-        raise Misfit(
-            f"integers from {least} to {most} fit neither int64 nor uint64 (too large for int64: "
-            f"{in_rows(rows)}). Make them floats or strings, or pass collate_fn=",
-            rows,
-        )
-    return np.array(values, np.uint64)
 
 
 def _arrays(values: Sequence[Array], empty: Empty) -> Array:
@@ -236,7 +224,9 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     shape, size = first.shape, len(values)
     dtype = _common_dtype(values)
     if not shape:
-        return _scalars(values, dtype, empty)
+        if any(value.ndim for value in values):
+            raise wrong_shapes(values)
+        return _listed_numbers([value[()] for value in values], dtype, empty)
     # Lengths are compared here, and all other axes by concatenate: so all shapes are equal.
     try:
         ragged = len(set(map(len, values))) != 1
@@ -253,18 +243,6 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
         if len({value.shape for value in values}) == 1:
             raise  # the error is not about shapes
         raise wrong_shapes(values) from None
-    return out
-
-
-def _scalars(values: Sequence[Array], dtype: np.dtype[Any], empty: Empty) -> Array:
-    """Stacks 0-d arrays."""
-    if any(value.ndim for value in values):
-        raise wrong_shapes(values)
-    if type(empty) is Into:
-        return empty.put(np.array([value[()] for value in values], dtype))
-    out = empty((len(values),), dtype)
-    for row, value in enumerate(values):
-        out[row] = value
     return out
 
 
@@ -328,12 +306,12 @@ def _as_array(value: Any) -> Array:
         )
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
-    if isinstance(value, bool):
-        return np.array(value, np.bool_)
-    if isinstance(value, int):
-        return _int_array(int(value))
-    if isinstance(value, (float, complex)):
-        return np.array(value, np.float64 if isinstance(value, float) else np.complex128)
+    for kind in _NUMBERS:
+        if isinstance(value, kind):
+            array: Array = np.array(kind(value))  # an int: int64, or else uint64, or else objects
+            if array.dtype.hasobject:
+                raise Misfit(f"the integer {value} fits neither int64 nor uint64. {_NO_INT}")
+            return array
     try:
         return np.asarray(value)
     except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
@@ -342,16 +320,6 @@ def _as_array(value: Any) -> Array:
             f"a {name_of(type(value))} cannot be made an array: {said}. Convert it in the dataset, or pass "
             "collate_fn="
         ) from error
-
-
-def _int_array(value: int) -> Array:
-    if -(2**63) <= value < 2**63:
-        return np.array(value, np.int64)
-    if 0 <= value < 2**64:
-        return np.array(value, np.uint64)
-    raise Misfit(
-        f"the integer {value} fits neither int64 nor uint64. Make it a float or a string, or pass collate_fn="
-    )
 
 
 # ---- the rest -------------------------------------------------------------------------------------
@@ -365,9 +333,10 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
     if all(map(is_arraylike, kinds)):
         return _arrays(_as_arrays(values, kinds), empty)
     if len(kinds) == 1:
-        (kind,) = kinds
+        kind: Any = next(iter(kinds))
         if is_namedtuple(kind):
-            return _named(values, kind, empty, depth)
+            columns = list(zip(*values, strict=True))
+            return close_named(kind, None, _fields(columns, kind._fields, ".{}", empty, depth))
         if issubclass(kind, (list, tuple)):
             batch = _sequences(values, empty, depth)
             made = remake(kind, batch)

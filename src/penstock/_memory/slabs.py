@@ -73,7 +73,7 @@ class Region(NamedTuple):
 
 
 class Arena:
-    """Maps regions of one file, or of private memory where `fd` is None. Each process that uses it has its own."""
+    """Maps regions of one file, or of private memory if `fd` is None. Each process that uses it has its own."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
@@ -113,9 +113,9 @@ class Slabs:
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
-        if region is not None and region.capacity >= wanted:
-            return region
         if region is not None:
+            if region.capacity >= wanted:
+                return region
             self.arena.discard(region)
         room = max(wanted, min(self.largest * most, BUNDLE) + _BESIDE * most)
         capacity = room + room // 4 if self.largest else max(EXTENT, wanted)
