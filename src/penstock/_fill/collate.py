@@ -226,7 +226,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     if not shape:
         if any(value.ndim for value in values):
             raise wrong_shapes(values)
-        return _listed_numbers([value[()] for value in values], dtype, empty)
+        return _listed_numbers(list(values), dtype, empty)  # a tuple could be one record
     # Lengths are compared here, and all other axes by concatenate: so all shapes are equal.
     try:
         ragged = len(set(map(len, values))) != 1
