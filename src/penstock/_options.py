@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
@@ -98,7 +99,7 @@ class Options:
         return Cast.of(self.dtype, self.casting)
 
 
-def is_int(value: object, least: int = 0) -> bool:
+def is_int(value: object, least: float = -math.inf) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
@@ -124,7 +125,7 @@ def _check_values(given: dict[str, Any]) -> None:
         if not is_int(given[name], least) and not (or_none and given[name] is None):
             raise ValueError(f"{name} must be an integer of at least {least}{meaning}, got {given[name]!r}.")
     seed, timeout = given["seed"], given["timeout"]
-    if seed is not None and not (is_int(seed) and seed < 1 << 64):
+    if seed is not None and not (is_int(seed, 0) and seed < 1 << 64):
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
     number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
     if not number or not timeout >= 0:
@@ -207,10 +208,9 @@ def _shard(given: Any) -> Shard:
         return from_environment(os.environ)
     try:
         rank, world = given
-        sound = is_int(rank, rank) and is_int(world, 1)
     except (TypeError, ValueError):
-        sound = False
-    if not sound:
+        rank = world = None
+    if not is_int(rank) or not is_int(world, 1):
         raise ValueError(
             'shard must be None, "auto" or (rank, world), a rank from 0 on and the number of ranks, '
             f"got {given!r}."
