@@ -219,12 +219,6 @@ def _check_stateful(part: object) -> None:
 # A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as a
 # StateError, which is raised when a state is asked for.
 
-# For errors about a stream whose position is lost.
-NOT_LOST = (
-    "A stream with state_dict() and load_state_dict() continues in another worker. A stream that hands out light "
-    "items and defines load(item) is read in the calling process, and loses nothing if a worker crashes."
-)
-
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
     """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
@@ -259,12 +253,15 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """The reason why the mark could not be taken, for a message."""
+    """For the message about a stream whose position is lost: why its mark could not be taken, or how to have one."""
     try:
         opened(mark)
     except StateError as error:
         return str(error)
-    return NOT_LOST
+    return (
+        "A stream with state_dict() and load_state_dict() continues in another worker. A stream that hands out light "
+        "items and defines load(item) is read in the calling process, and loses nothing if a worker crashes."
+    )
 
 
 def _refusal(owner: object, error: Exception) -> StateError:

@@ -54,17 +54,12 @@ class State(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         mark = opened(self.mark)
-        return {
-            "penstock": VERSION,
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "beyond": _as_ranges(self.beyond) if self.beyond else [],
-            "seed": self.seed,
+        plain = {
+            "beyond": _as_ranges(self.beyond),
             "about": dict(self.about),
-            "consumed": self.consumed,
             "mark": None if mark is None else mark._asdict(),
-            "dataset": self.dataset,
         }
+        return {"penstock": VERSION, **self._asdict(), **plain}
 
     @classmethod
     def parse(cls, value: object) -> State:
@@ -75,7 +70,16 @@ class State(NamedTuple):
                 "saved as JSON, pass json.loads(text); to start without a state, load nothing."
             )
         if "penstock" not in value:
-            raise StateError(_foreign(value))
+            if "_snapshot" in value or "_num_yielded" in value:
+                raise StateError(
+                    "This is a state of torchdata's StatefulDataLoader, whose order penstock does not have. Finish "
+                    "the epoch with torchdata, or restart it without the state."
+                )
+            names = ", ".join(sorted(map(repr, value))[:8]) or "no other"
+            raise StateError(
+                f"This is not a resume state of penstock's: it lacks the field 'penstock', and has {names}. Of "
+                "a checkpoint, pass the part that state_dict() returned; to start without a state, load nothing."
+            )
         if _differ(value["penstock"], VERSION):
             raise StateError(
                 f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
@@ -93,16 +97,11 @@ class State(NamedTuple):
         mark = _mark(value["mark"])
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is of batch {mark.read}, and 'steps' is only {steps}")
-        return cls(
-            number(value, "epoch", 1 << 62),
-            steps,
-            _from_ranges(value["beyond"], steps),
-            None if value["seed"] is None else number(value, "seed"),
-            dict(about),
-            None if value["consumed"] is None else number(value, "consumed"),
-            mark,
-            value["dataset"],
+        epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
+        seed, consumed = (
+            None if value[name] is None else number(value, name) for name in ("seed", "consumed")
         )
+        return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises a StateError that names what differs if the state does not fit a loader with this description.
@@ -179,7 +178,7 @@ class Progress:
         self.epoch = begin.epoch
         self.is_over = False
         self._plan = plan
-        self._begin = begin
+        self.begin = begin
         self._about = begin.about
         # The number of steps without a gap, the steps beyond with their marks, and the last mark: one value that is
         # replaced and never changed, so that another thread may take a state at any moment.
@@ -212,15 +211,9 @@ class Progress:
         return self._at[0]
 
     @property
-    def began_at_end(self) -> bool:
-        """True if the epoch was resumed at its end: no live object has the state that the mark describes."""
-        mark = self._begin.mark
-        return isinstance(mark, Mark) and mark.at_end
-
-    @property
     def mark(self) -> bytes | Mark | None:
         """The mark of the last step that was handed out, or of an earlier one; at the end, for the next epoch."""
-        return self._end if self.is_over else self._at[2] or self._begin.mark
+        return self._end if self.is_over else self._at[2] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
@@ -236,7 +229,7 @@ class Progress:
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
-        state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self._begin.mark)
+        state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self.begin.mark)
         return state.as_dict()
 
 
@@ -272,7 +265,8 @@ class Epochs:
 
     def restores(self) -> bool:
         """True if the sampler or stream must load its state: no live object has the state that the mark describes."""
-        return self.loaded is not None or (self.progress is not None and self.progress.began_at_end)
+        begun = None if self.progress is None else self.progress.begin.mark
+        return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
     def begin(self, progress: Progress) -> None:
         """An epoch was begun. In this order: another thread may take a state between any two assignments."""
@@ -391,17 +385,3 @@ def _changed(name: str, then: object, now: object) -> str:
     if name == "kind":
         then, now = (_KINDS.get(str(value), value) for value in (then, now))
     return f"{_NAMES.get(name, name)} was {then!r} when it was taken, and is {now!r}"
-
-
-def _foreign(value: Mapping[Any, Any]) -> str:
-    """The reason why a dict is not a state of penstock's."""
-    if "_snapshot" in value or "_num_yielded" in value:
-        return (
-            "This is a state of torchdata's StatefulDataLoader, whose order penstock does not have. Finish the epoch "
-            "with torchdata, or restart it without the state."
-        )
-    names = ", ".join(sorted(map(repr, value))[:8]) or "no other"
-    return (
-        f"This is not a resume state of penstock's: it lacks the field 'penstock', and has {names}. Of a training "
-        "checkpoint, pass the part that state_dict() returned; to start without a state, load nothing."
-    )
