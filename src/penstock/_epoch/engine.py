@@ -20,7 +20,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
-from penstock._memory.lease import Leases
+from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
 from penstock._schedule.course import Course

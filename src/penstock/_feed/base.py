@@ -5,14 +5,14 @@ A feed draws runs: a run is one epoch that is being read, its steps drawn one af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import working_at
+from penstock._at_work import Source, working_at
 from penstock._resume.reading import Mark, Reading, opened, taken
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Opening, Task
@@ -43,9 +43,6 @@ class Begin(NamedTuple):
     resumed: bool = False
 
 
-_WHOLE = Begin()
-
-
 class Run:
     """The steps of one epoch, in order. Once a step cannot be drawn there are no more.
 
@@ -59,8 +56,8 @@ class Run:
         numbers: Iterator[int],
         epoch: int,
         keys: Iterator[Any],
-        plan: Plan | None = None,
-        at: Begin = _WHOLE,
+        plan: Plan | None,
+        at: Begin,
         *,
         repeats: bool = False,
         read_from: Reading | None = None,
@@ -89,7 +86,7 @@ class Run:
     def follow(self) -> Run | None:
         """The run of the next epoch, if drawing it has no side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
-        return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan)
+        return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the user's code raised."""
@@ -236,10 +233,8 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
     return None
 
 
-class StepSource:
+class StepSource(Source):
     """A step whose samples are not made here: a sampler, or the light items of a stream, are read for it."""
-
-    part: Sequence[int] | None = None
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use
@@ -251,9 +246,3 @@ class StepSource:
 
             self._rng = generator(*self._of)
         return self._rng
-
-    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        return iter(keys)
-
-    def rows_asked_for(self) -> Sequence[int]:
-        return ()

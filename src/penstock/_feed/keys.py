@@ -51,25 +51,22 @@ class KeyFetch(Fetch):
             return NotImplemented
 
     def samples(self, task: Task) -> Sequence[Any]:
-        runner = self._runner
-        if not self._batched:
-            return runner.samples.fetch(self._dataset.__getitem__, [task.keys])
-        keys = plain(task.keys)
-        if self._getitems is None or self._one_by_one is task:
-            return runner.samples.fetch(self._dataset.__getitem__, keys)
-        runner.doing("__getitems__ of samples ", keys)
-        try:
-            samples: Sequence[Any] = self._getitems(keys)
-        except BaseException as error:
-            if not self._may_go_on(error, task):
-                raise
-            return runner.samples.fetch(self._dataset.__getitem__, keys)
-        if len(samples) != len(keys):
-            raise ValueError(
-                f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
-                "It must return one for each key, in the order of the keys."
-            )
-        return samples
+        runner, keys = self._runner, plain(task.keys) if self._batched else [task.keys]
+        if self._getitems is not None and self._one_by_one is not task:
+            runner.doing("__getitems__ of samples ", keys)
+            try:
+                samples: Sequence[Any] = self._getitems(keys)
+            except BaseException as error:
+                if not self._may_go_on(error, task):
+                    raise
+            else:
+                if len(samples) == len(keys):
+                    return samples
+                raise ValueError(
+                    f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+                    "It must return one for each key, in the order of the keys."
+                )
+        return runner.samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
         """Whether the samples may be fetched one by one, to find those that fail."""

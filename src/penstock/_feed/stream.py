@@ -65,7 +65,7 @@ class ByItem(Stream):
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = self._items(reading, at.mark, first, seed, epoch)
         steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
-        return Run(numbers, epoch, steps, at=at, read_from=reading, what="the stream")
+        return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
         """The light items from the mark on, in lists of one batch each, read alike on every rank."""
@@ -192,6 +192,6 @@ class ByStream(Stream):
         after = -1 if at.resumed else self._last_run
         first = [Opening(size, at.mark, replayed, after)] if at.steps or at.mark is not None else []
         keys = itertools.chain(first, itertools.repeat(size))
-        run = Run(numbers, epoch, keys, at=at, repeats=True, what="the stream")
+        run = Run(numbers, epoch, keys, None, at, repeats=True, what="the stream")
         self._last_run = run.number
         return run

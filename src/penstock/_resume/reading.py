@@ -29,10 +29,10 @@ class Mark(NamedTuple):
     def parse(cls, read: int, states: object, kept: object) -> Mark:
         """The mark with these parts, from a state that was saved; a ValueError if it is damaged."""
         parts = [states, kept]
-        names = {name for part in parts if isinstance(part, Mapping) for name in part}
-        known = all(part is None or isinstance(part, Mapping) for part in parts)
+        plain = [{} if part is None else part for part in parts]
+        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator"} for part in plain)
         # With `states` empty the iterable is read from its beginning, so nothing was read before.
-        if not known or not names <= {"iterable", "iterator"} or (states == {} and read):
+        if not sound or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
         return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
 
@@ -239,9 +239,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
     """The mark; a StateError if it could not be taken."""
-    if not isinstance(mark, bytes):
-        return mark
-    made: Mark = decode_mark(mark)
+    made: Mark | None = decode_mark(mark) if isinstance(mark, bytes) else mark
     return made
 
 

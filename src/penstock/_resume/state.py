@@ -113,9 +113,11 @@ class State(NamedTuple):
         for name in {**about, **self.about}:
             then, now = self.about.get(name), about.get(name)
             if _differ(then, now) and not (elsewhere and name in _SHAPE):
+                if name == "kind":
+                    then, now = (_KINDS.get(str(value), value) for value in (then, now))
                 raise StateError(
-                    f"The resume state is of another loader: {_changed(name, then, now)} here. Make the loader as it "
-                    "was, or start without the state."
+                    f"The resume state is of another loader: {_NAMES.get(name, name)} was {then!r} when it was "
+                    f"taken, and is {now!r} here. Make the loader as it was, or start without the state."
                 )
         if not elsewhere:
             return
@@ -379,9 +381,3 @@ _KINDS = {
     "items": "a stream with load(), in batches",
     "item": "a stream with load(), one by one",
 }
-
-
-def _changed(name: str, then: object, now: object) -> str:
-    if name == "kind":
-        then, now = (_KINDS.get(str(value), value) for value in (then, now))
-    return f"{_NAMES.get(name, name)} was {then!r} when it was taken, and is {now!r}"

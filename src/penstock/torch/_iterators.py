@@ -119,7 +119,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(steps, frozenset(beyond))
-        run = self._run = Run(self._runs, 0, keys, at=at, seat=cursor.seat)
+        run = self._run = Run(self._runs, 0, keys, None, at, seat=cursor.seat)
         engine.open(run)
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)

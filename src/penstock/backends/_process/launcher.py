@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import interrupts_deferred
-from penstock._memory.lease import own_fork
+from penstock._memory.slabs import own_fork
 from penstock._wire.shipment import pack
 from penstock._wire.tags import tag_exceptions
 from penstock.backends._process import methods
