@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -241,12 +242,10 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
             f"{name} is not set" if value is None else f"{name}={value!r}"
             for name, value in zip(names, values, strict=True)
         )
-        try:
+        with suppress(ValueError):  # one of them is missing, or is not a number
             rank, world = (int(value) for value in values if value is not None)
-        except ValueError:  # one of them is missing, or is not a number
-            rank, world = -1, 0
-        if 0 <= rank < world:
-            return Shard(rank, world)
+            if 0 <= rank < world:
+                return Shard(rank, world)
         raise ValueError(
             f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both, the rank '
             "counted from 0 and the number of ranks. Start the program with it, unset its variables, or pass "

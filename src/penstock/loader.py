@@ -320,9 +320,9 @@ class DataLoader(Generic[_T_co]):
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
-        if self._options.collate_fn is not None:
-            collate_fn: Callable[[Any], Any] = self._options.collate_fn
-            return collate_fn
+        given: Callable[[Any], Any] | None = self._options.collate_fn
+        if given is not None:
+            return given
         return default_collate if self._feed.batched else convert
 
     @property

@@ -18,19 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock._fill.cast import Empty, Into
-from penstock._fill.misfit import (
-    Array,
-    Column,
-    Misfit,
-    different,
-    in_rows,
-    is_arraylike,
-    name_of,
-    rows_of_each,
-    wrong_keys,
-    wrong_shapes,
-    wrong_types,
-)
+from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
 from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock.errors import CollateError
 
@@ -108,7 +96,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
     keys = list(values[0])
     # Every dict has as many keys as the first one, and all of its keys: so the keys are equal, in any order.
     if len(set(map(len, values))) != 1:
-        raise wrong_keys(values)
+        raise Misfit.of_keys(values)
     columns: list[Column]
     try:
         if len(keys) == 1:
@@ -116,7 +104,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
         else:
             columns = list(zip(*map(itemgetter(*keys), values), strict=True)) if keys else []
     except KeyError:
-        raise wrong_keys(values) from None
+        raise Misfit.of_keys(values) from None
     return dict(zip(keys, _fields(columns, keys, "[{!r}]", empty, depth), strict=True))
 
 
@@ -134,7 +122,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
     if len(set(map(len, values))) != 1:
         groups = rows_of_each(map(len, values))
         remedy = ". Pad them to one length, make them arrays of one shape"
-        raise different("sequences of different lengths cannot be collated", groups, remedy)
+        raise Misfit.of("sequences of different lengths cannot be collated", groups, remedy)
     columns = list(zip(*values, strict=True))
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)
 
@@ -225,7 +213,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     dtype = _common_dtype(values)
     if not shape:
         if any(value.ndim for value in values):
-            raise wrong_shapes(values)
+            raise Misfit.of_shapes(values)
         return _listed_numbers(list(values), dtype, empty)  # a tuple could be one record
     # Lengths are compared here, and all other axes by concatenate: so all shapes are equal.
     try:
@@ -233,7 +221,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     except TypeError:  # one of the arrays is 0-d
         ragged = True
     if ragged:
-        raise wrong_shapes(values)
+        raise Misfit.of_shapes(values)
     try:
         if type(empty) is Into:
             return empty.stack(values, dtype)
@@ -242,7 +230,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     except ValueError:
         if len({value.shape for value in values}) == 1:
             raise  # the error is not about shapes
-        raise wrong_shapes(values) from None
+        raise Misfit.of_shapes(values) from None
     return out
 
 
@@ -267,7 +255,7 @@ def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
         except TypeError as error:
             cause = error
     remedy = ", and no dtype holds them all. Convert them to one dtype"
-    raise different("arrays of different dtypes cannot be stacked", groups, remedy) from cause
+    raise Misfit.of("arrays of different dtypes cannot be stacked", groups, remedy) from cause
 
 
 def _storable(dtype: np.dtype[Any], rows: Sequence[int]) -> None:
@@ -345,4 +333,4 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
             return _mappings(values, kind, empty, depth)
         if is_dataclass(kind):
             return _dataclasses(values, kind, empty, depth)
-    raise wrong_types(values)
+    raise Misfit.of_types(values)

@@ -196,6 +196,7 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
 
 # ---- the table of structures ----------------------------------------------------------------------
 
+
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
     """The Spec of this structure, from the table. Two threads may make two, which are equal but not identical."""
     key = (kind, keys, children, size)
