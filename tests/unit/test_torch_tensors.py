@@ -369,6 +369,7 @@ def test_a_tensor_moved_to_shared_memory_lets_go_of_the_slab() -> None:
 IN_A_QUEUE = """
 import numpy as np, torch, torch.multiprocessing as mp
 from penstock._memory.layout import Layout, Writer
+from penstock._memory.slabs import Leases
 
 def answer(questions, answers):
     answers.put((questions.get() + 1).tolist())

@@ -219,30 +219,23 @@ def _alike(one: Any, other: Any) -> bool:
 def _builder(
     kind: type, keys: Any, children: tuple[Spec | None, ...] | None, size: int
 ) -> Callable[[Iterator[Any]], Any]:
-    if children is None:
-        if kind is dict:
+    builds = [next if child is None else child.build for child in children or ()]
+    if kind is dict:
+        if children is None:
             # Not strict: the iterator also has the leaves that follow.
             return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
-        if kind is list or kind is tuple:
-            return lambda leaves: kind(islice(leaves, size))
-        close = _closer(kind)
-        return lambda leaves: close(kind, keys, list(islice(leaves, size)))
-    builds = [next if child is None else child.build for child in children]
-    if kind is dict:
         return lambda leaves: dict(zip(keys, [build(leaves) for build in builds], strict=True))
-    if kind is list:
-        return lambda leaves: [build(leaves) for build in builds]
-    if kind is tuple:
-        return lambda leaves: tuple([build(leaves) for build in builds])
-    close = _closer(kind)
-    return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
-
-
-def _closer(kind: type) -> Callable[[type, Any, list[Any]], Any]:
+    if kind is list or kind is tuple:
+        if children is None:
+            return lambda leaves: kind(islice(leaves, size))
+        return lambda leaves: kind([build(leaves) for build in builds])
     form = _FORMS[kind]
     if form is None:
         raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
-    return form.close
+    close = form.close
+    if children is None:
+        return lambda leaves: close(kind, keys, list(islice(leaves, size)))
+    return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
 
 
 # ---- the forms of containers ----------------------------------------------------------------------
