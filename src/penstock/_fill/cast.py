@@ -53,9 +53,7 @@ class Cast:
             return dtype
         if not isinstance(dtype, Mapping):
             return cls((((), _name(dtype, allowed)),), False, casting == "checked")
-        fields = {
-            _path(key): None if value is None else _name(value, allowed) for key, value in dtype.items()
-        }
+        fields = {_path(key): None if one is None else _name(one, allowed) for key, one in dtype.items()}
         return cls(tuple(sorted(fields.items())), True, casting == "checked")
 
     def describe(self) -> Any:

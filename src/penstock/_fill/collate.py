@@ -151,12 +151,7 @@ def _text(values: Column, empty: Empty) -> list[Any]:
 
 # ---- arrays and numbers ---------------------------------------------------------------------------
 
-_NUMBERS: dict[type, np.dtype[Any]] = {
-    bool: np.dtype(np.bool_),
-    int: np.dtype(np.int64),
-    float: np.dtype(np.float64),
-    complex: np.dtype(np.complex128),
-}
+_NUMBERS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float, complex)}
 # Different dtypes are promoted to a common one only within a family.
 _FAMILY = dict.fromkeys("biufc", "number")
 _NO_INT = "Use floats or strings, or pass collate_fn="
@@ -272,10 +267,9 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
     if len(kinds) == 1 and hasattr(kind := type(values[0]), "numpy"):
         # A tensor's __array__ calls numpy(); this is the same, in 0.9 us instead of 2.
         with suppress(Exception):  # the loop below finds the row and says what is wrong
-            arrays = list(map(kind.numpy, values))
-            if set(map(type, arrays)) == {np.ndarray}:
-                return arrays
-        arrays = []
+            made: list[Array] = list(map(kind.numpy, values))
+            if set(map(type, made)) == {np.ndarray}:
+                return made
     try:
         for value in values:
             arrays.append(_as_array(value))
