@@ -130,9 +130,7 @@ def _check_values(given: dict[str, Any]) -> None:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
     number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
     if not number or not timeout >= 0:
-        raise ValueError(
-            f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
-        )
+        raise ValueError(f"timeout must be a non-negative number of seconds (0: no limit), got {timeout!r}.")
     for name in ("pin_memory", "drop_last", "in_order"):
         if not isinstance(given[name], (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
@@ -161,15 +159,11 @@ def _check_workers(given: dict[str, Any]) -> None:
     if given["num_workers"] == 0:
         for name, unset in _NEED_WORKERS.items():
             if given[name] not in unset:
-                raise ValueError(
-                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave it out."
-                )
+                raise ValueError(f"{name}={given[name]!r} needs workers: give num_workers, or leave it out.")
     if context is None:
         return
     if not backends.has_processes(backend or backends.DEFAULT):
-        raise ValueError(
-            f'multiprocessing_context has no meaning with backend="{backend}": leave one of them out.'
-        )
+        raise ValueError(f'multiprocessing_context has no meaning with backend="{backend}": leave one out.')
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
     from penstock.backends._process.methods import choose_method
 

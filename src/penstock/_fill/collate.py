@@ -272,7 +272,7 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
                 return made
     try:
         for value in values:
-            arrays.append(_as_array(value))
+            arrays.append(_as_array(value))  # noqa: PERF401 - their number tells which row fails
     except Misfit as misfit:
         row = len(arrays)
         raise Misfit(f"row {row}: {misfit}", [row]) from misfit.__cause__
