@@ -16,8 +16,7 @@ from penstock._feed.keys import KeyFetch
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.task import Task
-from penstock._work.job import Job
-from penstock._work.runner import Runner
+from penstock._work.runner import Job, Runner
 from penstock._work.seeding import borrowed_generators, seed_step
 
 KEYS = np.arange(64)

@@ -6,20 +6,25 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
 
 
-class Source(Protocol):
+class Source:
     """Knows the sample or step that is being computed. `part` has the only rows that are asked for, or None."""
 
-    part: Sequence[int] | None
+    part: Sequence[int] | None = None
 
-    def rng(self) -> Generator: ...
-    def each(self, keys: Sequence[Any]) -> Iterator[Any]: ...
-    def rows_asked_for(self) -> Sequence[int]: ...
+    def rng(self) -> Generator:
+        raise NotImplementedError
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        return iter(keys)
+
+    def rows_asked_for(self) -> Sequence[int]:
+        return ()
 
 
 class _AtWork(threading.local):

@@ -171,15 +171,11 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
         yield from loader
 
 
-def _torch_loader(dataset: Pictures) -> Iterable[Any]:
+def _torch_loader(dataset: Any) -> Iterable[Any]:
     """The same job for torch: the only place of the demo that imports it."""
     from torch.utils.data import DataLoader as TorchLoader
 
-    pictures: Any = dataset  # torch's annotation asks for its own Dataset class; its code does not
-    loader: TorchLoader[Any] = TorchLoader(
-        pictures, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
-    )
-    return loader
+    return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
 def _report(console: Console, tallies: dict[str, Tally]) -> int:
@@ -210,8 +206,6 @@ def _failures(tallies: dict[str, Tally]) -> list[str]:
         if name.startswith("penstock") and tally.digest != inline.digest:
             wrong.append(f"the batches differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
         if (tally.batches, tally.delivered) != (steps, expected):
-            wrong.append(
-                f"{name} delivered {tally.batches} batches of {tally.delivered} bytes in all, "
-                f"not {steps} of {expected}"
-            )
+            got = f"{tally.batches} batches of {tally.delivered} bytes in all"
+            wrong.append(f"{name} delivered {got}, not {steps} of {expected}")
     return wrong

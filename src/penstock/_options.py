@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,7 +100,7 @@ class Options:
         return Cast.of(self.dtype, self.casting)
 
 
-def is_int(value: object, least: int = 0) -> bool:
+def is_int(value: object, least: float = -math.inf) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
@@ -124,13 +126,11 @@ def _check_values(given: dict[str, Any]) -> None:
         if not is_int(given[name], least) and not (or_none and given[name] is None):
             raise ValueError(f"{name} must be an integer of at least {least}{meaning}, got {given[name]!r}.")
     seed, timeout = given["seed"], given["timeout"]
-    if seed is not None and not (is_int(seed) and seed < 1 << 64):
+    if seed is not None and not (is_int(seed, 0) and seed < 1 << 64):
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
     number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
     if not number or not timeout >= 0:
-        raise ValueError(
-            f"timeout must be a non-negative number of seconds (0: wait for ever), got {timeout!r}."
-        )
+        raise ValueError(f"timeout must be a non-negative number of seconds (0: no limit), got {timeout!r}.")
     for name in ("pin_memory", "drop_last", "in_order"):
         if not isinstance(given[name], (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
@@ -165,9 +165,7 @@ def _check_workers(given: dict[str, Any]) -> None:
     if context is None:
         return
     if not backends.has_processes(backend or backends.DEFAULT):
-        raise ValueError(
-            f'multiprocessing_context has no meaning with backend="{backend}": leave one of them out.'
-        )
+        raise ValueError(f'multiprocessing_context has no meaning with backend="{backend}": leave one out.')
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
     from penstock.backends._process.methods import choose_method
 
@@ -207,10 +205,9 @@ def _shard(given: Any) -> Shard:
         return from_environment(os.environ)
     try:
         rank, world = given
-        sound = is_int(rank, rank) and is_int(world, 1)
     except (TypeError, ValueError):
-        sound = False
-    if not sound:
+        rank = world = None
+    if not is_int(rank) or not is_int(world, 1):
         raise ValueError(
             'shard must be None, "auto" or (rank, world): the rank, counted from 0, and the number of ranks, '
             f"got {given!r}."
@@ -241,12 +238,10 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
             f"{name} is not set" if value is None else f"{name}={value!r}"
             for name, value in zip(names, values, strict=True)
         )
-        try:
+        with suppress(ValueError):  # one of them is missing, or is not a number
             rank, world = (int(value) for value in values if value is not None)
-        except ValueError:  # one of them is missing, or is not a number
-            rank, world = -1, 0
-        if 0 <= rank < world:
-            return Shard(rank, world)
+            if 0 <= rank < world:
+                return Shard(rank, world)
         raise ValueError(
             f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both: the '
             "rank, counted from 0, and the number of ranks. Start the program with it, unset both, or pass "

@@ -22,8 +22,7 @@ from penstock._deliver.delivery import Delivery
 from penstock._fill.cast import Field, converted
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
-from penstock._memory.lease import Leases
-from penstock._memory.slabs import Slabs
+from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
 from penstock._schedule.slabs import SlabStates
 from penstock._wire.failure import annotate

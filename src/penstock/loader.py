@@ -21,11 +21,10 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options, is_int
-from penstock._resume.progress import Epochs, Progress, content
 from penstock._resume.reading import Mark, asked, has_state, known, taken
-from penstock._resume.state import ANEW, State
+from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._wire.updates import Setting
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
@@ -322,9 +321,9 @@ class DataLoader(Generic[_T_co]):
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
-        if self._options.collate_fn is not None:
-            collate_fn: Callable[[Any], Any] = self._options.collate_fn
-            return collate_fn
+        given: Callable[[Any], Any] | None = self._options.collate_fn
+        if given is not None:
+            return given
         return default_collate if self._feed.batched else convert
 
     @property

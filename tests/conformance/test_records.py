@@ -53,6 +53,23 @@ def test_every_backend_gives_the_same_images(make: Any, files: Path) -> None:
     assert read(make(stream, batch_size=3, seed=4)) == read(DataLoader(stream, batch_size=3, seed=4))
 
 
+def test_without_its_transform_a_file_gives_what_is_stored(make: Any, files: Path) -> None:
+    stored = [record.data for record in RecordFile(files / "out.rec")]
+    loader = make(RecordFile(files / "out.rec", transform=TRANSFORM), batch_size=3)
+    batches = iter(loader)
+    next(batches)
+    loader.update(transform=None)
+    assert [data for batch in batches for data in batch.data] == stored[3:]
+
+
+def test_a_transform_that_is_taken_away_from_the_dataset_itself_is_gone(files: Path) -> None:
+    dataset = RecordFile(files / "out.rec", transform=TRANSFORM)
+    batches = iter(DataLoader(dataset, batch_size=3))
+    next(batches)
+    dataset.transform = None
+    assert next(batches).data == [dataset[key].data for key in (3, 4, 5)]
+
+
 def test_damage_is_named_or_skipped(make: Any, files: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.rec"
     content = bytearray((files / "out.rec").read_bytes())

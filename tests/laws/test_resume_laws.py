@@ -19,8 +19,7 @@ from penstock import (
     WeightedRandomSampler,
     rng,
 )
-from penstock._resume.progress import Progress
-from penstock._resume.state import State
+from penstock._resume.state import Progress, State
 from penstock.plan import OrderPlan, Sequential, Shuffled
 
 # No deadline: another test on the same cores must not fail this one.

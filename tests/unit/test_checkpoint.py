@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark
-from penstock._resume.state import State
+from penstock._resume.state import Progress, State
 
 
 def mark(read: int) -> bytes:

@@ -16,7 +16,7 @@ from same import same
 
 from penstock._memory import guests
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.lease import Leases
+from penstock._memory.slabs import Leases
 from penstock._wire.pickling import dumps
 
 SIZE = 1 << 16

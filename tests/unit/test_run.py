@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock._feed import feed_of
-from penstock._feed.base import Begin
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Run
 from penstock.plan import OrderPlan, SamplerPlan, Sequential
 
 

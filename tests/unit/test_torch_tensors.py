@@ -21,7 +21,7 @@ from test_layout import Box, slab, travel
 
 from penstock import DataLoader
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.lease import Leases
+from penstock._memory.slabs import Leases
 from penstock._wire.pickling import dumps
 
 torch = pytest.importorskip("torch")
@@ -369,7 +369,7 @@ def test_a_tensor_moved_to_shared_memory_lets_go_of_the_slab() -> None:
 IN_A_QUEUE = """
 import numpy as np, torch, torch.multiprocessing as mp
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.lease import Leases
+from penstock._memory.slabs import Leases
 
 def answer(questions, answers):
     answers.put((questions.get() + 1).tolist())

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, get_args
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
-from penstock._feed.run import Run
-from penstock._memory.lease import Leases
+from penstock._feed.base import Run
+from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
 from penstock._schedule.course import Course
@@ -29,7 +29,7 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Task, shorten
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 

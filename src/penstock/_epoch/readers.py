@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock._epoch.engine import Engine, Handout
 from penstock._feed import Feed
-from penstock._feed.run import Run
+from penstock._feed.base import Run
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended
 from penstock.batch import Batch

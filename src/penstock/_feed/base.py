@@ -1,19 +1,22 @@
-"""A feed: how a loader obtains its samples. It is chosen once, and nothing else asks which one it is."""
+"""A feed: how a loader obtains its samples. It is chosen once, and nothing else asks which one it is.
+
+A feed draws runs: a run is one epoch that is being read, its steps drawn one after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import working_at
-from penstock._feed.run import Run
-from penstock._resume.reading import Mark
-from penstock._wire.task import Mended, Task
-from penstock.plan import OrderPlan, SamplerPlan
+from penstock._at_work import Source, working_at
+from penstock._resume.reading import Mark, Reading, opened, taken
+from penstock._wire.failure import annotate
+from penstock._wire.task import Mended, Opening, Task
+from penstock.plan import Draw, OrderPlan, SamplerPlan
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -38,6 +41,91 @@ class Begin(NamedTuple):
     beyond: frozenset[int] = frozenset()
     mark: Mark | None = None
     resumed: bool = False
+
+
+class Run:
+    """The steps of one epoch, in order. Once a step cannot be drawn there are no more.
+
+    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and
+    skipped by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys
+    come from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs.
+    """
+
+    def __init__(
+        self,
+        numbers: Iterator[int],
+        epoch: int,
+        keys: Iterator[Any],
+        plan: Plan | None,
+        at: Begin,
+        *,
+        repeats: bool = False,
+        read_from: Reading | None = None,
+        what: str = "the sampler",
+        seat: int = 0,
+    ) -> None:
+        self.number = next(numbers)
+        self.epoch = epoch
+        self.plan = plan
+        self.seat = seat
+        self.repeated = at.beyond if repeats else frozenset()
+        self.error: BaseException | None = None
+        self.is_over = False
+        self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
+        self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
+        self._numbers = numbers
+        self._keys = keys
+        # Several steps at once only if they are batches of a known order: looking ahead does no harm there.
+        bundled = isinstance(keys, Draw) and keys.batched
+        self._take = keys.take if bundled else None  # type: ignore[attr-defined]
+        self._step = at.steps
+        self._skip = set() if repeats else set(at.beyond)
+        self._reading = read_from
+        self._what = what
+
+    def follow(self) -> Run | None:
+        """The run of the next epoch, if drawing it has no side effects."""
+        plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
+        return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
+
+    def draw(self, seq: int, most: int = 1) -> Task | None:
+        """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the user's code raised."""
+        task = self._draw(seq, 1 if self._skip else most)
+        while task is not None and task.step in self._skip:
+            self._skip.discard(task.step)
+            task = self._draw(seq, 1)
+        return task
+
+    def _draw(self, seq: int, most: int) -> Task | None:
+        if self.is_over or self.error is not None:
+            return None
+        count, mark = 1, None
+        try:
+            if self._take is not None:
+                keys, count = self._take(most)
+            else:
+                keys = next(self._keys)
+            if self._reading is not None:
+                mark = taken(self._reading.source, self._reading.mark)
+        except StopIteration:
+            self.is_over = True
+            if self._reading is not None and self.end is None:
+                self.end = taken(self._reading.source, self._reading.end)
+            return None
+        except Exception as error:
+            annotate(error, f"While {self._what} was asked for step {self._step} of epoch {self.epoch}.")
+            self.error = error
+            return None
+        task = Task(seq, self.number, self.epoch, self._step, keys, count, mark)
+        self._step += count
+        return task
+
+    def continued(self, task: Task, position: bytes | None) -> Task:
+        """A task of a stream for a new reader, which opens the stream at this position first."""
+        mark = opened(position)
+        if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
+            return task
+        return task._replace(keys=Opening(task.keys, mark, mark.read))
 
 
 class Feed:
@@ -145,10 +233,8 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
     return None
 
 
-class StepSource:
+class StepSource(Source):
     """A step whose samples are not made here: a sampler, or the light items of a stream, are read for it."""
-
-    part: Sequence[int] | None = None
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use
@@ -160,9 +246,3 @@ class StepSource:
 
             self._rng = generator(*self._of)
         return self._rng
-
-    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        return iter(keys)
-
-    def rows_asked_for(self) -> Sequence[int]:
-        return ()

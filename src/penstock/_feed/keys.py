@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._feed.base import Begin, Feed, Now, Plan, as_index
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
@@ -52,25 +51,22 @@ class KeyFetch(Fetch):
             return NotImplemented
 
     def samples(self, task: Task) -> Sequence[Any]:
-        runner = self._runner
-        if not self._batched:
-            return runner.samples.fetch(self._dataset.__getitem__, [task.keys])
-        keys = plain(task.keys)
-        if self._getitems is None or self._one_by_one is task:
-            return runner.samples.fetch(self._dataset.__getitem__, keys)
-        runner.doing("__getitems__ of samples ", keys)
-        try:
-            samples: Sequence[Any] = self._getitems(keys)
-        except BaseException as error:
-            if not self._may_go_on(error, task):
-                raise
-            return runner.samples.fetch(self._dataset.__getitem__, keys)
-        if len(samples) != len(keys):
-            raise ValueError(
-                f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
-                "It must return one for each key, in the order of the keys."
-            )
-        return samples
+        runner, keys = self._runner, plain(task.keys) if self._batched else [task.keys]
+        if self._getitems is not None and self._one_by_one is not task:
+            runner.doing("__getitems__ of samples ", keys)
+            try:
+                samples: Sequence[Any] = self._getitems(keys)
+            except BaseException as error:
+                if not self._may_go_on(error, task):
+                    raise
+            else:
+                if len(samples) == len(keys):
+                    return samples
+                raise ValueError(
+                    f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+                    "It must return one for each key, in the order of the keys."
+                )
+        return runner.samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
         """Whether the samples may be fetched one by one, to find those that fail."""
@@ -149,14 +145,14 @@ class ByKey(Feed):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         if isinstance(plan, OrderPlan):
-            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, step=at.steps, skip=at.beyond)
+            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
         # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
         steps = plan.draw(epoch, at.steps, reading.take, reading.read)
-        return Run(numbers, epoch, steps, plan, step=at.steps, skip=at.beyond, read_from=reading)
+        return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: Plan | None) -> Order | None:
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None

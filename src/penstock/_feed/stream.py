@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, NoReturn
 
-from penstock._feed.base import Begin, Feed, Plan
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
@@ -66,17 +65,14 @@ class ByItem(Stream):
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = self._items(reading, at.mark, first, seed, epoch)
         steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
-        what = "the stream"
-        return Run(numbers, epoch, steps, step=at.steps, skip=at.beyond, read_from=reading, what=what)
+        return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
         """The light items from the mark on, in lists of one batch each, read alike on every rank."""
         size = self.options.batch_size or 1
         for number in itertools.count(first):
-            anew = False
             with self.drawing(seed, epoch, number):
-                if number == first:
-                    anew = reading.open(mark)
+                anew = number == first and reading.open(mark)
                 items = [] if anew else reading.take(size)
             if anew:
                 with self.drawing(seed, epoch, number):
@@ -101,16 +97,15 @@ class StreamFetch(Fetch):
 
     def samples(self, task: Task) -> Sequence[Any]:
         runner, opening = self._runner, task.keys if isinstance(task.keys, Opening) else None
-        count = task.keys if opening is None else opening.size
         if task.run != self._run:
             self._open(task, opening)
-        self._pass_over(task, count, runner.number(task.step))
+        self._pass_over(task, runner.number(task.step))
         if opening is not None:
             world = self._job.shard[1]
             behind = task.step * world
             check_reached(behind - self._stream.read, behind, world)
-        self._say(count)
-        samples = self._stream.take(count)
+        self._say()
+        samples = self._stream.take(self._job.batch_size)
         runner.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
             self._end(task)
@@ -120,8 +115,7 @@ class StreamFetch(Fetch):
         """If ranks end together, a step counts only if every rank has a batch of it."""
         world = self._job.shard[1]
         if self._job.drop_last and world > 1:
-            count = task.keys.size if isinstance(task.keys, Opening) else task.keys
-            self._pass_over(task, count, (task.step + 1) * world)
+            self._pass_over(task, (task.step + 1) * world)
             if self._stream.ended:
                 self._end(task)
 
@@ -130,10 +124,10 @@ class StreamFetch(Fetch):
         self._ended = task.run if self._restored else -1
         raise StreamEnded
 
-    def _say(self, count: int) -> None:
-        self._runner.doing(f"the stream's next {count} samples, ", None)
+    def _say(self) -> None:
+        self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)
 
-    def _pass_over(self, task: Task, count: int, until: int) -> None:
+    def _pass_over(self, task: Task, until: int) -> None:
         """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
 
         Each is read with the random numbers that it was read with there, so that the stream is the same.
@@ -144,20 +138,17 @@ class StreamFetch(Fetch):
         def before(number: int) -> None:
             if number > 0:  # the first has those that the stream was opened with
                 self._runner.reseed(task.epoch, number)
-            self._say(count)
+            self._say()
 
-        self._stream.pass_over(until, count, self._replayed, before)
+        self._stream.pass_over(until, self._job.batch_size, self._replayed, before)
         self._runner.reseed(task.epoch, until)
 
     def _open(self, task: Task, opening: Opening | None) -> None:
         runner = self._runner
         self._run = task.run
-        mark: Mark | None = None
-        self._replayed = 0
-        if opening is not None:
-            self._replayed = opening.replayed
-            if opening.after != self._ended or self._ended < 0:
-                mark = opening.mark
+        opening = opening or Opening(0, None, 0)
+        self._replayed = opening.replayed
+        mark: Mark | None = None if 0 <= self._ended == opening.after else opening.mark
         runner.doing("iter(dataset), ", None)
         if runner.number(task.step) > 0:
             runner.reseed(task.epoch, 0)
@@ -201,6 +192,6 @@ class ByStream(Stream):
         after = -1 if at.resumed else self._last_run
         first = [Opening(size, at.mark, replayed, after)] if at.steps or at.mark is not None else []
         keys = itertools.chain(first, itertools.repeat(size))
-        run = Run(numbers, epoch, keys, step=at.steps, repeated=at.beyond, what="the stream")
+        run = Run(numbers, epoch, keys, None, at, repeats=True, what="the stream")
         self._last_run = run.number
         return run

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.guests import HANDLERS
-from penstock._memory.tree import Spec, flatten, is_namedtuple, unflatten
+from penstock._memory.tree import Spec, Table, flatten, is_namedtuple, unflatten
 from penstock.batch import Batch
 from penstock.errors import CastError
 
@@ -34,8 +34,6 @@ BLOCK = 128 << 10
 _SMALL = 16 << 10
 
 _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
-
-_MOST_KNOWN = 256  # structures, keys or dtypes that a Field remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,7 @@ class Cast:
             return dtype
         if not isinstance(dtype, Mapping):
             return cls((((), _name(dtype, allowed)),), False, casting == "checked")
-        fields = {
-            _path(key): None if value is None else _name(value, allowed) for key, value in dtype.items()
-        }
+        fields = {_path(key): None if one is None else _name(one, allowed) for key, one in dtype.items()}
         return cls(tuple(sorted(fields.items())), True, casting == "checked")
 
     def describe(self) -> Any:
@@ -113,9 +109,9 @@ class Field:
         for rest, name in fields:
             if rest:
                 self._children.setdefault(rest[0], []).append((rest[1:], name))
-        self._made: dict[str, Field] = {}
-        self._specs: dict[Spec, list[Field]] = {}
-        self._targets: dict[np.dtype[Any], np.dtype[Any] | None] = {}
+        self._made = Table(self._make, 256)
+        self._specs = Table(self._walk, 256)
+        self._targets = Table(self._target, 256)
 
     def __str__(self) -> str:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
@@ -127,23 +123,14 @@ class Field:
         if missing:
             absent = ".".join((*self.path, min(missing)))
             raise CastError(f"dtype= names the field {absent!r}, but {self} has only {names[:12]}.")
-        return [self._made.get(name) or self._make(name) for name in names]
+        return [self._made[name] for name in names]
 
     def _make(self, name: str) -> Field:
-        if len(self._made) >= _MOST_KNOWN:
-            self._made.clear()
-        made = Field((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
-        self._made[name] = made
-        return made
+        return Field((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[Field]:
         """The field of each leaf of a tree. Of a `Batch` only the data is converted."""
-        known = self._specs.get(spec)
-        if known is None:
-            if len(self._specs) >= _MOST_KNOWN:
-                self._specs.clear()
-            known = self._specs[spec] = self._walk(spec)
-        return known
+        return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[Field]:
         if spec is None or spec.kind is None:
@@ -176,15 +163,14 @@ class Field:
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """The dtype that an array of this dtype becomes; None: unchanged."""
-        if dtype in self._targets:
-            return self._targets[dtype]
-        if len(self._targets) >= _MOST_KNOWN:
-            self._targets.clear()
+        return self._targets[dtype]
+
+    def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         name = self.wanted(dtype.kind, "an array of ", dtype)
         if name is not None and name not in DTYPES:
             raise CastError(f"{self} is a numpy array, and numpy has no {name}. Make it a tensor.")
         goal = dtype if name is None else np.dtype(name)
-        return self._targets.setdefault(dtype, None if goal == dtype else goal)
+        return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
         """`out[...] = source`, which raises for a value that `out` cannot hold. Row numbers start at `first`."""

@@ -18,19 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock._fill.cast import Empty, Into
-from penstock._fill.misfit import (
-    Array,
-    Column,
-    Misfit,
-    different,
-    in_rows,
-    is_arraylike,
-    name_of,
-    rows_of_each,
-    wrong_keys,
-    wrong_shapes,
-    wrong_types,
-)
+from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
 from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock.errors import CollateError
 
@@ -108,7 +96,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
     keys = list(values[0])
     # Every dict has as many keys as the first one, and all of its keys: so the keys are equal, in any order.
     if len(set(map(len, values))) != 1:
-        raise wrong_keys(values)
+        raise Misfit.of_keys(values)
     columns: list[Column]
     try:
         if len(keys) == 1:
@@ -116,7 +104,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
         else:
             columns = list(zip(*map(itemgetter(*keys), values), strict=True)) if keys else []
     except KeyError:
-        raise wrong_keys(values) from None
+        raise Misfit.of_keys(values) from None
     return dict(zip(keys, _fields(columns, keys, "[{!r}]", empty, depth), strict=True))
 
 
@@ -134,14 +122,9 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
     if len(set(map(len, values))) != 1:
         groups = rows_of_each(map(len, values))
         remedy = ". Pad them to one length, make them arrays of one shape"
-        raise different("sequences of different lengths cannot be collated", groups, remedy)
+        raise Misfit.of("sequences of different lengths cannot be collated", groups, remedy)
     columns = list(zip(*values, strict=True))
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)
-
-
-def _named(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    columns = list(zip(*values, strict=True))
-    return close_named(kind, None, _fields(columns, kind._fields, ".{}", empty, depth))
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
@@ -168,14 +151,10 @@ def _text(values: Column, empty: Empty) -> list[Any]:
 
 # ---- arrays and numbers ---------------------------------------------------------------------------
 
-_NUMBERS: dict[type, np.dtype[Any]] = {
-    bool: np.dtype(np.bool_),
-    int: np.dtype(np.int64),
-    float: np.dtype(np.float64),
-    complex: np.dtype(np.complex128),
-}
+_NUMBERS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float, complex)}
 # Different dtypes are promoted to a common one only within a family.
 _FAMILY = dict.fromkeys("biufc", "number")
+_NO_INT = "Use floats or strings, or pass collate_fn="
 # Scalars whose class does not determine their dtype (units, widths, fields), and text.
 _NOT_BY_CLASS = frozenset({np.datetime64, np.timedelta64, np.void, np.str_, np.bytes_, np.object_})
 
@@ -213,21 +192,13 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
     try:
         array = np.fromiter(values, np.int64, len(values))
     except OverflowError:
-        array = _large(values)
+        least, most = min(values), max(values)
+        if least < 0 or most >= 2**64:
+            rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
+            large = f"(too large for int64: {in_rows(rows)}). {_NO_INT}"
+            raise Misfit(f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows) from None
+        array = np.array(values, np.uint64)
     return _copied(array, empty)
-
-
-def _large(values: Sequence[int]) -> Array:
-    """Python ints as uint64, because some do not fit into int64."""
-    least, most = min(values), max(values)
-    if least < 0 or most >= 2**64:
-        rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
-        raise Misfit(
-            f"integers from {least} to {most} fit neither int64 nor uint64 (too large for int64: "
-            f"{in_rows(rows)}). Make them floats or strings, or pass collate_fn=",
-            rows,
-        )
-    return np.array(values, np.uint64)
 
 
 def _arrays(values: Sequence[Array], empty: Empty) -> Array:
@@ -236,14 +207,16 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     shape, size = first.shape, len(values)
     dtype = _common_dtype(values)
     if not shape:
-        return _scalars(values, dtype, empty)
+        if any(value.ndim for value in values):
+            raise Misfit.of_shapes(values)
+        return _listed_numbers(list(values), dtype, empty)  # a tuple could be one record
     # Lengths are compared here, and all other axes by concatenate: so all shapes are equal.
     try:
         ragged = len(set(map(len, values))) != 1
     except TypeError:  # one of the arrays is 0-d
         ragged = True
     if ragged:
-        raise wrong_shapes(values)
+        raise Misfit.of_shapes(values)
     try:
         if type(empty) is Into:
             return empty.stack(values, dtype)
@@ -252,19 +225,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     except ValueError:
         if len({value.shape for value in values}) == 1:
             raise  # the error is not about shapes
-        raise wrong_shapes(values) from None
-    return out
-
-
-def _scalars(values: Sequence[Array], dtype: np.dtype[Any], empty: Empty) -> Array:
-    """Stacks 0-d arrays."""
-    if any(value.ndim for value in values):
-        raise wrong_shapes(values)
-    if type(empty) is Into:
-        return empty.put(np.array([value[()] for value in values], dtype))
-    out = empty((len(values),), dtype)
-    for row, value in enumerate(values):
-        out[row] = value
+        raise Misfit.of_shapes(values) from None
     return out
 
 
@@ -289,7 +250,7 @@ def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
         except TypeError as error:
             cause = error
     remedy = ", and no dtype holds them all. Convert them to one dtype"
-    raise different("arrays of different dtypes cannot be stacked", groups, remedy) from cause
+    raise Misfit.of("arrays of different dtypes cannot be stacked", groups, remedy) from cause
 
 
 def _storable(dtype: np.dtype[Any], rows: Sequence[int]) -> None:
@@ -306,13 +267,12 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
     if len(kinds) == 1 and hasattr(kind := type(values[0]), "numpy"):
         # A tensor's __array__ calls numpy(); this is the same, in 0.9 us instead of 2.
         with suppress(Exception):  # the loop below finds the row and says what is wrong
-            arrays = list(map(kind.numpy, values))
-            if set(map(type, arrays)) == {np.ndarray}:
-                return arrays
-        arrays = []
+            made: list[Array] = list(map(kind.numpy, values))
+            if set(map(type, made)) == {np.ndarray}:
+                return made
     try:
         for value in values:
-            arrays.append(_as_array(value))
+            arrays.append(_as_array(value))  # noqa: PERF401 - their number tells which row fails
     except Misfit as misfit:
         row = len(arrays)
         raise Misfit(f"row {row}: {misfit}", [row]) from misfit.__cause__
@@ -328,12 +288,12 @@ def _as_array(value: Any) -> Array:
         )
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
-    if isinstance(value, bool):
-        return np.array(value, np.bool_)
-    if isinstance(value, int):
-        return _int_array(int(value))
-    if isinstance(value, (float, complex)):
-        return np.array(value, np.float64 if isinstance(value, float) else np.complex128)
+    for kind in _NUMBERS:
+        if isinstance(value, kind):
+            array: Array = np.array(kind(value))  # an int: int64, or else uint64, or else objects
+            if array.dtype.hasobject:
+                raise Misfit(f"the integer {value} fits neither int64 nor uint64. {_NO_INT}")
+            return array
     try:
         return np.asarray(value)
     except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
@@ -342,16 +302,6 @@ def _as_array(value: Any) -> Array:
             f"a {name_of(type(value))} cannot be made an array: {said}. Convert it in the dataset, or pass "
             "collate_fn="
         ) from error
-
-
-def _int_array(value: int) -> Array:
-    if -(2**63) <= value < 2**63:
-        return np.array(value, np.int64)
-    if 0 <= value < 2**64:
-        return np.array(value, np.uint64)
-    raise Misfit(
-        f"the integer {value} fits neither int64 nor uint64. Make it a float or a string, or pass collate_fn="
-    )
 
 
 # ---- the rest -------------------------------------------------------------------------------------
@@ -365,9 +315,10 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
     if all(map(is_arraylike, kinds)):
         return _arrays(_as_arrays(values, kinds), empty)
     if len(kinds) == 1:
-        (kind,) = kinds
+        kind: Any = next(iter(kinds))
         if is_namedtuple(kind):
-            return _named(values, kind, empty, depth)
+            columns = list(zip(*values, strict=True))
+            return close_named(kind, None, _fields(columns, kind._fields, ".{}", empty, depth))
         if issubclass(kind, (list, tuple)):
             batch = _sequences(values, empty, depth)
             made = remake(kind, batch)
@@ -376,4 +327,4 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
             return _mappings(values, kind, empty, depth)
         if is_dataclass(kind):
             return _dataclasses(values, kind, empty, depth)
-    raise wrong_types(values)
+    raise Misfit.of_types(values)

@@ -25,50 +25,50 @@ class Misfit(Exception):
         path = self.path[::-1]
         return "".join(path if len(path) < 12 else [*path[:4], " ... ", *path[-2:]])
 
+    @classmethod
+    def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
+        """For rows that differ: `groups` has the rows of each value."""
+        return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
 
-def different(what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-    """For rows that differ: `groups` has the rows of each value."""
-    return Misfit(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
+    @classmethod
+    def of_shapes(cls, values: Sequence[Array]) -> Misfit:
+        groups = rows_of_each(value.shape for value in values)
+        return cls.of("arrays of different shapes cannot be stacked", groups, ". Pad them to one shape")
 
-
-def wrong_shapes(values: Sequence[Array]) -> Misfit:
-    groups = rows_of_each(value.shape for value in values)
-    return different("arrays of different shapes cannot be stacked", groups, ". Pad them to one shape")
-
-
-def wrong_types(values: Column) -> Misfit:
-    groups = rows_of_each(map(type, values))
-    unknown = [kind for kind in groups if not _is_known(kind)]
-    named = {name_of(kind): rows for kind, rows in groups.items()}
-    if len(groups) > 1:
-        return Misfit(
-            f"values of different types cannot be collated: {listed_rows(named)}. "
-            "Give every sample the same type here, drop the field, or pass collate_fn=",
-            sorted(row for kind in unknown for row in groups[kind]) or odd_rows(groups),
+    @classmethod
+    def of_types(cls, values: Column) -> Misfit:
+        groups = rows_of_each(map(type, values))
+        unknown = [kind for kind in groups if not _is_known(kind)]
+        named = {name_of(kind): rows for kind, rows in groups.items()}
+        if len(groups) > 1:
+            return cls(
+                f"values of different types cannot be collated: {listed_rows(named)}. "
+                "Give every sample the same type here, drop the field, or pass collate_fn=",
+                sorted(row for kind in unknown for row in groups[kind]) or odd_rows(groups),
+            )
+        return cls(
+            f"values of type {next(iter(named))} cannot be collated. Batches are made of arrays, numbers, str, "
+            "bytes, and dicts, lists, tuples, namedtuples and dataclasses of these. Convert the values, drop "
+            "the field, or pass collate_fn=",
+            range(len(values)),
         )
-    return Misfit(
-        f"values of type {next(iter(named))} cannot be collated. Batches are made of arrays, numbers, str, "
-        "bytes, and dicts, lists, tuples, namedtuples and dataclasses of these. Convert the values, drop "
-        "the field, or pass collate_fn=",
-        range(len(values)),
-    )
 
-
-def wrong_keys(values: Sequence[Mapping[Any, Any]]) -> Misfit:
-    groups = rows_of_each(frozenset(value) for value in values)
-    odd = odd_rows(groups)
-    usual = next(keys for keys, rows in groups.items() if rows[0] not in odd)
-    parts = []
-    for keys, rows in list(groups.items())[:5]:
-        if keys != usual:
-            lacks, more = _shown(usual - keys), _shown(keys - usual)
-            said = [f"lacks {lacks}"] * bool(lacks) + [f"has also {more}"] * bool(more)
-            parts.append(f"{in_rows(rows)} {' and '.join(said)}")
-    return Misfit(
-        f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
-        f"{_shown(usual)}. Give every sample the same keys, or pass collate_fn=",
-        odd,
-    )
+    @classmethod
+    def of_keys(cls, values: Sequence[Mapping[Any, Any]]) -> Misfit:
+        groups = rows_of_each(frozenset(value) for value in values)
+        odd = odd_rows(groups)
+        usual = next(keys for keys, rows in groups.items() if rows[0] not in odd)
+        parts = []
+        for keys, rows in list(groups.items())[:5]:
+            if keys != usual:
+                lacks, more = _shown(usual - keys), _shown(keys - usual)
+                said = [f"lacks {lacks}"] * bool(lacks) + [f"has also {more}"] * bool(more)
+                parts.append(f"{in_rows(rows)} {' and '.join(said)}")
+        return cls(
+            f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
+            f"{_shown(usual)}. Give every sample the same keys, or pass collate_fn=",
+            odd,
+        )
 
 
 def is_arraylike(kind: type) -> bool:

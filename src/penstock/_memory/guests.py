@@ -14,6 +14,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from penstock._memory.tree import Table
+
 if TYPE_CHECKING:
     from penstock._memory.layout import Writer
 
@@ -101,25 +103,15 @@ def can_pin() -> bool:
     return False
 
 
-class _Handlers(dict[type, Handler | None]):
-    """Looked up once for each class, and remembered."""
-
-    _MOST = 4096  # classes: a program that keeps defining classes must not fill the memory
-
-    def __missing__(self, kind: type) -> Handler | None:
-        handler = None
-        for base in kind.__mro__:
-            guest = guest_in(base.__module__)
-            if guest is not None:
-                handler = guest.handler(kind)
-                break
-        if len(self) >= self._MOST:
-            self.clear()
-        self[kind] = handler
-        return handler
+def _handler(kind: type) -> Handler | None:
+    for base in kind.__mro__:
+        guest = guest_in(base.__module__)
+        if guest is not None:
+            return guest.handler(kind)
+    return None
 
 
-HANDLERS: Mapping[type, Handler | None] = _Handlers()
+HANDLERS: Mapping[type, Handler | None] = Table(_handler)
 """The handler of any class: None for a class that is no guest's."""
 
 

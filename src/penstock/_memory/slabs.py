@@ -1,15 +1,38 @@
-"""Slabs: memory by number. The scheduler decides which slab is used when; its memory is found here."""
+"""Slabs: memory by number, and the leases of those that are lent to the caller.
+
+The scheduler decides which slab is used when; its memory is found here.
+
+All slabs are part of an arena. The processes of one loader share one file without a name (memfd), which only grows,
+and is sparse: pages that were never written take no memory. It is mapped in extents, each of which holds many small
+slabs or one large one. So there is one descriptor, and few mappings, however many batches the caller keeps. Inline
+and thread backends use private memory, in the same extents.
+
+Memory is unmapped by a weak reference to a plain numpy array, and lent memory comes back by another, a lease.
+That is safe because the garbage collector does not track numpy arrays: such a reference is called when the array is
+deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
+such as a ctypes array, it is called before the finalizers run.
+
+In numpy every view refers to the array that owns the memory: here the root of the slab. torch and DLPack refer to
+the numpy array. So a weak reference to the root is called exactly once: when no object of this process can reach the
+slab any more.
+
+A child process that the program forks has the lent batches too, in the same memory, and may read them for as long as
+it lives. Hence a slab that is lent when the program forks is never used again.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from penstock._memory.arena import Arena, Region
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -19,6 +42,68 @@ BUNDLE = 4 << 20
 
 # Bytes that a batch needs beside its arrays: for the reply that describes it, and for alignment.
 _BESIDE = 256
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _ADDRESS
+_libc.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
+_libc.munmap.argtypes = (_ADDRESS, _SIZE)
+_libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
+
+_FAILED = _ADDRESS(-1).value
+
+
+def mapped(fd: int | None, length: int, offset: int = 0) -> memoryview:
+    """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
+
+    It is unmapped when nothing refers to it any more, and keeps no descriptor. `mmap.mmap` keeps one for each mapping
+    (Python 3.13 has an option against that), and a caller with many large batches would run out of them.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, length, access, flags, -1 if fd is None else fd, offset)
+    if address == _FAILED:
+        raise MemoryError(
+            f"{length} bytes of memory for batches could not be mapped: {os.strerror(ctypes.get_errno())}. Use "
+            "smaller batches, a smaller prefetch_factor, or fewer workers, or keep fewer batches."
+        )
+    memory: Any = (ctypes.c_ubyte * length).from_address(address)
+    array = np.frombuffer(memory, np.uint8)
+    # Not at the interpreter's exit: arrays may still use the memory then, and the system unmaps it anyway.
+    weakref.finalize(array, _libc.munmap, address, length).atexit = False
+    return array.data  # not the array: views of its views would keep it alive, and not the view that is lent
+
+
+class Region(NamedTuple):
+    """Part of the arena: `capacity` bytes at `start` in the extent at offset `extent`, of `length` bytes."""
+
+    extent: int
+    length: int
+    start: int
+    capacity: int
+
+
+class Arena:
+    """Maps regions of one file, or of private memory if `fd` is None. Each process that uses it has its own."""
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd = fd
+        self._extents: dict[int, memoryview] = {}
+
+    def root(self, region: Region) -> NDArray[np.uint8]:
+        """A new array over the whole region. Every view of it keeps it alive."""
+        buffer = self._extents.get(region.extent)
+        if buffer is None:
+            buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
+        return np.frombuffer(buffer, np.uint8, region.capacity, region.start)
+
+    def discard(self, region: Region) -> None:
+        """Returns the region's pages to the system. The region stays mapped, and reads as zeros."""
+        buffer = self._extents.get(region.extent)
+        if buffer is not None:
+            advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
+            address = np.frombuffer(buffer, np.uint8).ctypes.data
+            _libc.madvise(address + region.start, region.capacity, advice)
 
 
 class Slabs:
@@ -39,9 +124,9 @@ class Slabs:
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
-        if region is not None and region.capacity >= wanted:
-            return region
         if region is not None:
+            if region.capacity >= wanted:
+                return region
             self.arena.discard(region)
         room = max(wanted, min(self.largest * most, BUNDLE) + _BESIDE * most)
         capacity = room + room // 4 if self.largest else max(EXTENT, wanted)
@@ -77,3 +162,61 @@ class Slabs:
         regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
         self._unused[capacity] = regions
         return next(regions)
+
+
+class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
+    __slots__ = ("slab",)
+
+    slab: int
+
+
+class Leases:
+    """The slabs that are lent, and those that came back since the last `collect`."""
+
+    def __init__(self, shared: bool = True) -> None:
+        self._lent: dict[int, _Lease] = {}
+        self._returned: deque[_Lease | int] = deque()
+        # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
+        if shared:
+            _all.add(self)
+
+    def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
+        # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
+        # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
+        lease = _Lease(root, self._returned.append)
+        lease.slab = slab
+        self._lent[slab] = lease
+
+    @property
+    def lent(self) -> int:
+        """How many slabs are lent."""
+        return len(self._lent)
+
+    def give_back(self, slab: int) -> None:
+        """Returns a slab that was delivered without any array in it."""
+        self._returned.append(slab)
+
+    def collect(self) -> list[int]:
+        """The slabs that came back since the last call."""
+        slabs = []
+        while self._returned:
+            back = self._returned.popleft()
+            slab = back if isinstance(back, int) else back.slab
+            self._lent.pop(slab, None)
+            slabs.append(slab)
+        return slabs
+
+
+_all: weakref.WeakSet[Leases] = weakref.WeakSet()
+
+own_fork = threading.local()
+"""While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""
+
+
+def _retire_all() -> None:
+    if not getattr(own_fork, "now", False):
+        for leases in tuple(_all):
+            leases._lent.clear()  # without its reference, a slab is never reported as returned
+
+
+os.register_at_fork(after_in_parent=_retire_all)

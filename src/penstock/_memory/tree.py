@@ -17,14 +17,32 @@ from enum import Enum
 from itertools import islice
 from operator import is_
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 MAX_DEPTH = 64
 """Levels of containers in containers. Deeper structures are assumed to contain themselves."""
 
-_TABLE_LIMIT = 4096  # structures or classes: a stream of ever new ones must not fill the memory
+_TABLE_LIMIT = 4096  # structures or classes
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Table(dict[_K, _V]):
+    """Makes the values that are missing, and forgets all when it is full: ever new keys must not fill the memory."""
+
+    def __init__(self, make: Callable[[_K], _V], most: int = _TABLE_LIMIT) -> None:
+        self._make = make
+        self._most = most
+
+    def __missing__(self, key: _K) -> _V:
+        value = self._make(key)
+        if len(self) >= self._most:
+            self.clear()
+        self[key] = value
+        return value
 
 
 class Spec:
@@ -52,11 +70,9 @@ class Spec:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         if type(other) is not Spec:
             return NotImplemented
-        return (
+        return self is other or (
             self._hash == other._hash
             and self.kind is other.kind
             and self.keys == other.keys
@@ -100,7 +116,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
     try:
         spec = _walk(tree, leaves, 0)
     except _TooDeep as error:
-        raise ValueError(too_deep(error.trail)) from None
+        raise ValueError(_too_deep(error.trail)) from None
     return leaves, LEAF if spec is None else spec
 
 
@@ -125,14 +141,13 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
     return None
 
 
-def too_deep(trail: Sequence[object]) -> str:
+def _too_deep(trail: Sequence[object]) -> str:
     """The message for containers that are nested too deep; in `trail` each container is inside the next."""
-    seen: dict[int, int] = {}
-    for at, node in enumerate(trail):
-        if id(node) in seen:
-            way = " in ".join(type(inner).__name__ for inner in trail[seen[id(node)] : at + 1])
+    ids = [id(node) for node in trail]
+    for at, node in enumerate(ids):
+        if node in ids[:at]:
+            way = " in ".join(type(inner).__name__ for inner in trail[ids.index(node) : at + 1])
             return f"a structure contains itself ({way}); samples and batches must not contain cycles"
-        seen[id(node)] = at
     return f"containers are nested deeper than {MAX_DEPTH} levels; wrap them in an object of your own class"
 
 
@@ -151,7 +166,7 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
     elif kind is tuple or kind is list:
         keys, values = len(node), node
     else:
-        form = _FORMS.get(kind) or _form(kind)
+        form = _FORMS[kind]
         opened = form and form.open(node)
         if not opened:
             leaves.append(node)
@@ -181,18 +196,17 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
 
 # ---- the table of structures ----------------------------------------------------------------------
 
-_SPECS: dict[tuple[Any, ...], Spec] = {}
-
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
     """The Spec of this structure, from the table. Two threads may make two, which are equal but not identical."""
-    key = (kind, keys, children)
-    spec = _SPECS.get(key)
-    if spec is None or not _alike(spec.keys, keys):
-        if len(_SPECS) >= _TABLE_LIMIT:
-            _SPECS.clear()
-        spec = _SPECS[key] = Spec(kind, keys, children, size)
+    key = (kind, keys, children, size)
+    spec = _SPECS[key]
+    if not _alike(spec.keys, keys):
+        spec = _SPECS[key] = Spec(*key)
     return spec
+
+
+_SPECS: Table[tuple[Any, ...], Spec] = Table(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -205,32 +219,23 @@ def _alike(one: Any, other: Any) -> bool:
 def _builder(
     kind: type, keys: Any, children: tuple[Spec | None, ...] | None, size: int
 ) -> Callable[[Iterator[Any]], Any]:
-    if children is None:
-        if kind is dict:
+    builds = [next if child is None else child.build for child in children or ()]
+    if kind is dict:
+        if children is None:
             # Not strict: the iterator also has the leaves that follow.
             return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
-        if kind is list:
-            return lambda leaves: list(islice(leaves, size))
-        if kind is tuple:
-            return lambda leaves: tuple(islice(leaves, size))
-        close = _closer(kind)
-        return lambda leaves: close(kind, keys, list(islice(leaves, size)))
-    builds = [next if child is None else child.build for child in children]
-    if kind is dict:
         return lambda leaves: dict(zip(keys, [build(leaves) for build in builds], strict=True))
-    if kind is list:
-        return lambda leaves: [build(leaves) for build in builds]
-    if kind is tuple:
-        return lambda leaves: tuple([build(leaves) for build in builds])
-    close = _closer(kind)
-    return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
-
-
-def _closer(kind: type) -> Callable[[type, Any, list[Any]], Any]:
-    form = _FORMS.get(kind) or _form(kind)
+    if kind is list or kind is tuple:
+        if children is None:
+            return lambda leaves: kind(islice(leaves, size))
+        return lambda leaves: kind([build(leaves) for build in builds])
+    form = _FORMS[kind]
     if form is None:
         raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
-    return form.close
+    close = form.close
+    if children is None:
+        return lambda leaves: close(kind, keys, list(islice(leaves, size)))
+    return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
 
 
 # ---- the forms of containers ----------------------------------------------------------------------
@@ -283,17 +288,9 @@ def _open_sequence(node: Sequence[Any]) -> tuple[Hashable, Sequence[Any]] | None
     return (len(values), values) if _faithful(remake(type(node), values), node) else None
 
 
-def _open_ordered(node: OrderedDict[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
-    return None if _state(node) else (tuple(node), list(node.values()))
-
-
 def _open_default(node: defaultdict[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
     factory = node.default_factory
     return ((factory, *node), list(node.values())) if isinstance(factory, Hashable) else None
-
-
-def _open_named(node: tuple[Any, ...]) -> tuple[Hashable, Sequence[Any]] | None:
-    return None if _state(node) else (len(node), node)
 
 
 def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
@@ -318,15 +315,17 @@ def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> 
 
 _MAPPING = _Form(_open_mapping, lambda kind, keys, values: kind(dict(zip(keys, values, strict=True))))
 _SEQUENCE = _Form(_open_sequence, lambda kind, size, values: kind(values))
-_NAMED = _Form(_open_named, close_named)
+_NAMED = _Form(lambda node: None if _state(node) else (len(node), node), close_named)
 _DATACLASS = _Form(_open_dataclass, close_dataclass)
 _BUILT_IN: dict[type, _Form] = {
-    OrderedDict: _Form(_open_ordered, lambda kind, keys, values: OrderedDict(zip(keys, values, strict=True))),
+    OrderedDict: _Form(
+        lambda node: None if _state(node) else (tuple(node), list(node.values())),
+        lambda kind, keys, values: OrderedDict(zip(keys, values, strict=True)),
+    ),
     defaultdict: _Form(
         _open_default, lambda kind, keys, values: defaultdict(keys[0], zip(keys[1:], values, strict=True))
     ),
 }
-_FORMS: dict[type, _Form] = dict(_BUILT_IN)
 
 _PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 _LEAVES: set[type] = {*_PLAIN, np.ndarray, np.memmap}
@@ -351,26 +350,23 @@ def is_dataclass(kind: type) -> bool:
 
 def _form(kind: type) -> _Form | None:
     """The form of a class that is met for the first time; None for a leaf."""
-    form: _Form | None = None
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
     if is_namedtuple(kind):
-        form = _NAMED
-    elif issubclass(kind, (list, tuple)):
-        form = _SEQUENCE
-    elif issubclass(kind, Mapping):
-        form = _MAPPING
-    elif is_dataclass(kind):
-        form = _DATACLASS
-    if form is None:
-        if len(_LEAVES) >= _TABLE_LIMIT:
-            _LEAVES.intersection_update({*_PLAIN, np.ndarray, np.memmap})
-        _LEAVES.add(kind)
-    else:
-        if len(_FORMS) >= _TABLE_LIMIT:
-            _FORMS.clear()
-            _FORMS.update(_BUILT_IN)
-        _FORMS[kind] = form
-    return form
+        return _NAMED
+    if issubclass(kind, (list, tuple)):
+        return _SEQUENCE
+    if issubclass(kind, Mapping):
+        return _MAPPING
+    if is_dataclass(kind):
+        return _DATACLASS
+    if len(_LEAVES) >= _TABLE_LIMIT:
+        _LEAVES.intersection_update({*_PLAIN, np.ndarray, np.memmap})
+    _LEAVES.add(kind)
+    return None
 
+
+_FORMS: Table[type, _Form | None] = Table(_form)
 
 LEAF = Spec(None, None, None, 1)
 """The structure of a bare leaf."""

@@ -29,10 +29,10 @@ class Mark(NamedTuple):
     def parse(cls, read: int, states: object, kept: object) -> Mark:
         """The mark with these parts, from a state that was saved; a ValueError if it is damaged."""
         parts = [states, kept]
-        names = {name for part in parts if isinstance(part, Mapping) for name in part}
-        known = all(part is None or isinstance(part, Mapping) for part in parts)
+        plain = [{} if part is None else part for part in parts]
+        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator"} for part in plain)
         # With `states` empty the iterable is read from its beginning, so nothing was read before.
-        if not known or not names <= {"iterable", "iterator"} or (states == {} and read):
+        if not sound or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
         return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
 
@@ -219,12 +219,6 @@ def _check_stateful(part: object) -> None:
 # A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as a
 # StateError, which is raised when a state is asked for.
 
-# For errors about a stream whose position is lost.
-NOT_LOST = (
-    "A stream with state_dict() and load_state_dict() continues in another worker. A stream that hands out light "
-    "items and defines load(item) is read in the calling process, and loses nothing if a worker crashes."
-)
-
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
     """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
@@ -245,9 +239,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
     """The mark; a StateError if it could not be taken."""
-    if not isinstance(mark, bytes):
-        return mark
-    made: Mark = decode_mark(mark)
+    made: Mark | None = decode_mark(mark) if isinstance(mark, bytes) else mark
     return made
 
 
@@ -259,12 +251,15 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """The reason why the mark could not be taken, for a message."""
+    """For the message about a stream whose position is lost: why its mark could not be taken, or how to have one."""
     try:
         opened(mark)
     except StateError as error:
         return str(error)
-    return NOT_LOST
+    return (
+        "A stream with state_dict() and load_state_dict() continues in another worker. A stream that hands out light "
+        "items and defines load(item) is read in the calling process, and loses nothing if a worker crashes."
+    )
 
 
 def _refusal(owner: object, error: Exception) -> StateError:

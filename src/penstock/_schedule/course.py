@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock._feed.run import Run
+    from penstock._feed.base import Run
     from penstock._wire.task import Task
 
 

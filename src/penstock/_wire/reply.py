@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork
-from penstock._memory.arena import mapped
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
+from penstock._memory.slabs import mapped
 from penstock._memory.tree import Spec
 from penstock._wire.failure import annotate, restore
 from penstock._wire.pickling import dumps, loads

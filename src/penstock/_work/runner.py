@@ -1,23 +1,46 @@
-"""Runs tasks: the part of a worker that is the same inline, in a thread and in a process."""
+"""Runs tasks: the part of a worker that is the same inline, in a thread and in a process; and the job they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from penstock._at_work import at_work, set_worker_info
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
 from penstock._wire.task import Mended, Task, shorten
-from penstock._wire.updates import Change
-from penstock._work.job import Job
+from penstock._wire.updates import Change, Log
 from penstock._work.samples import Fetch, Samples
 from penstock.errors import CastError
+from penstock.plan._order import Order
 from penstock.worker_info import WorkerInfo
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Job:
+    """What each worker of a crew has from its start: everything that is the same for all steps."""
+
+    dataset: Any
+    fetch: Any  # the worker's half of the feed: called with the runner
+    collate_fn: Any
+    worker_init_fn: Callable[[int], object] | None
+    num_workers: int
+    seed: int
+    drop_last: bool
+    shard: tuple[int, int] = (0, 1)  # the rank that this crew works for, and the number of ranks
+    batched: bool = True
+    batch_size: int = 1  # samples in each step of a stream, except the last
+    on_error: str = "raise"
+    order: Order | None = None  # replacements are drawn from it; None: from the step itself
+    cast: Cast | None = None  # how the numbers in a batch are converted
+    make_runner: Callable[..., Any] | None = None  # for workers that run tasks in another way
+    assigned: bool = False  # each task is for one worker, and not for the first that is free
+    log: Log = field(default_factory=Log)
 
 
 class Runner:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._at_work import Source
 from penstock._wire.failure import annotate, keep
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
@@ -60,7 +61,7 @@ class Fetch:
 _Loop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
-class Samples:
+class Samples(Source):
     """Fetches samples one by one for a runner, and knows which one is at work: see `_at_work.Source`."""
 
     def __init__(self, runner: Runner) -> None:
@@ -78,7 +79,7 @@ class Samples:
         self._loop: _Loop | None = None
         # A loop over `each` that was left before its end: by an error, which names its sample.
         self._left: _Loop | None = None
-        self.part: Sequence[int] | None = None
+        self.part = None
         self.mended: Mended | None = None
 
     def draw_for(self, number: int) -> None:

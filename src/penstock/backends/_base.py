@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.job import Job
+from penstock._work.runner import Job
 
 
 class Lost(NamedTuple):

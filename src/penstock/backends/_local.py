@@ -22,8 +22,7 @@ from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.job import Job
-from penstock._work.runner import Runner
+from penstock._work.runner import Job, Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome

@@ -51,8 +51,12 @@ class Samples(Dataset[Any]):
         """The method of `Images`; missing without a transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
-        # Made for each call, so that `loader.update(transform=...)` has an effect.
-        return lambda keys, empty: as_images(self.transform, self.labels)._gathered(self._source, keys, empty)
+        return self._gathered
+
+    def _gathered(self, keys: Any, empty: Any) -> Any:
+        if self.transform is None:  # it was taken away meanwhile
+            return NotImplemented
+        return as_images(self.transform, self.labels)._gathered(self._source, keys, empty)
 
 
 def position(at: SupportsIndex, n: int, path: str) -> int:

@@ -17,8 +17,7 @@ from penstock._memory.slabs import Slabs
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode
-from penstock._work.job import Job
-from penstock._work.runner import Runner
+from penstock._work.runner import Job, Runner
 from penstock._work.seeding import borrowed_generators
 from penstock.backends import Bundle, Doing, Filled, Left, Lost, Outcome
 from penstock.backends._local import run_task

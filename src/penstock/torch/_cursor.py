@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, asked, has_state, known, opened, taken
-from penstock._resume.state import State, damaged, number
+from penstock._resume.state import Progress, State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.torch import _private as private

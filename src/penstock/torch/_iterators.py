@@ -17,11 +17,11 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
 from penstock._epoch.engine import Engine
-from penstock._feed.run import Run
+from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock.backends._process.backend import ProcessBackend
 from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
@@ -111,7 +111,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         keys = cursor.keys(self)
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
-        run = self._run = Run(self._runs, 0, keys, step=steps, skip=frozenset(beyond), seat=cursor.seat)
+        at = Begin(steps, frozenset(beyond))
+        run = self._run = Run(self._runs, 0, keys, None, at, seat=cursor.seat)
         engine.open(run)
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)

@@ -17,8 +17,8 @@ import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from penstock._resume.progress import Progress
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
+from penstock._resume.state import Progress
 
 if TYPE_CHECKING:
     from penstock.torch._cursor import Saved

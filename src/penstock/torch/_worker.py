@@ -18,7 +18,7 @@ from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.failure import annotate
 from penstock._wire.pickling import dumps
 from penstock._wire.task import Task, shorten
-from penstock._work.job import Job
+from penstock._work.runner import Job
 from penstock._work.samples import StreamEnded
 from penstock.torch import _private as private
 from penstock.torch._collate import collate

@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import interrupts_deferred
-from penstock._memory.lease import own_fork
+from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.pickling import tag_exceptions
 from penstock._wire.shipment import pack, unpack

@@ -11,13 +11,12 @@ from time import perf_counter_ns
 
 import penstock._work.seeding  # noqa: F401 - every worker needs it: imported before the fork, and not in each
 from penstock._at_work import at_work
-from penstock._memory.arena import Arena, Region
 from penstock._memory.layout import ALIGN, Writer
+from penstock._memory.slabs import Arena, Region
 from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.task import Notice, Task
-from penstock._work.job import Job
-from penstock._work.runner import Runner
+from penstock._work.runner import Job, Runner
 from penstock._work.samples import StreamEnded
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.process import SEATS
