@@ -20,19 +20,20 @@ _FILES = {
     "_crew.py": "_epoch/engines.py",
     "_engine.py": "_epoch/engine.py",
     "_memory/arena.py": "_memory/slabs.py",
-    "_memory/mapping.py": "_memory/arena.py",
+    "_memory/lease.py": "_memory/slabs.py",
+    "_memory/mapping.py": "_memory/slabs.py",
     "_memory/pool.py": "_memory/slabs.py",
     "_readers.py": "_epoch/readers.py",
-    "_run.py": "_feed/run.py",
+    "_run.py": "_feed/base.py",
     "_work/loop.py": "backends/_process/worker.py",
     "_work/runner.py": "_feed/stream.py",
     "backends/board.py": "backends/_process/board.py",
-    "backends/launch.py": "backends/_process/handles.py",
+    "backends/launch.py": "backends/_process/launcher.py",
     "backends/processes.py": "backends/_process/backend.py",
     "backends/reply.py": "_wire/reply.py",
-    "backends/template.py": "backends/_process/child.py",
+    "backends/template.py": "backends/_process/process.py",
     "backends/threads.py": "backends/_local.py",
-    "checkpoint.py": "_resume/progress.py",
+    "checkpoint.py": "_resume/state.py",
     "plan/plan.py": "plan/_plan.py",
     "plan/reading.py": "_resume/reading.py",
     "share.py": "_epoch/share.py",
@@ -46,6 +47,35 @@ _FILES = {
 
 # What else is different, by name. A bug that is not here has the old text, in the file above.
 _CHANGES: dict[str, dict[str, Any]] = {
+    "a batch that a forked child of the program has too is overwritten": {
+        "old": "            leases._lent.clear()",
+        "new": "            pass",
+    },
+    "a slab that is too small is not made larger": {
+        "old": "            if region.capacity >= wanted:\n                return region\n",
+        "new": "            return region\n",
+    },
+    "a state that is refused leaves the dataset changed": {
+        "old": '                self.update(operator.methodcaller("load_state_dict", before))\n',
+        "new": "",
+    },
+    "batches since a worker's last mark are not forgotten when a new one comes": {
+        "old": "self.mark, self.more = mark, 0",
+        "new": "self.mark = mark",
+    },
+    "the state of a sampler is that of the last prefetched step": {
+        "old": "self._marks.get(steps))",
+        "new": "self._marks[max(self._marks)])",
+    },
+    "a worker in a long call outlives a killed parent": {"old": "    _arm(lifeline)\n", "new": ""},
+    "what a program has not printed yet is printed by its workers again": {
+        "old": "    _flush()  # else both processes print what is still buffered\n",
+        "new": "",
+    },
+    "a resumed loader seeds its workers from a new draw": {
+        "old": "self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed",
+        "new": "self.base_seed = iterator._base_seed",
+    },
     # ---- scheduling ----------------------------------------------------------------------------------------
     "of a bundle whose worker died the first step is blamed": {
         "old": "guilty = None if event.at is None else seq + event.at",
@@ -192,7 +222,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "            self._engines.close()  # workers have the seed from the beginning\n",
     },
     "set_epoch does not forget a loaded state": {
-        "file": "_resume/progress.py",
+        "file": "_resume/state.py",
         "old": "self.progress = self.loaded = None",
         "new": "self.progress = None",
     },
@@ -205,7 +235,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "tests": ("unit/test_process_backend.py::test_close_in_a_forked_child_closes_no_file_of_the_child",),
     },
     "a forked child of the program keeps the workers' lifeline open": {
-        "old": "close_in_child(self.end, self._parents_end)",
+        "old": 'close_in_child(self.own["lifeline"], self._parents_end)',
         "new": "pass",
     },
     "a forked worker keeps all descriptors of its siblings": {
@@ -225,8 +255,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "signal.signal(signal.SIGINT, signal.default_int_handler)",
     },
     "the template process is left behind": {
-        "old": "            self.template.close()\n",
-        "new": "            pass\n",
+        "old": "            self.template.close()\n        close(",
+        "new": "            pass\n        close(",
     },
     "a thread that waits for a batch is not woken by close": {"old": "self.backend.wake()", "new": "pass"},
     "a reader freed during close puts a closed crew back": {
@@ -278,6 +308,24 @@ _MORE = [
             "faults/test_torch_endings.py::test_a_forked_child_uses_the_loader_and_leaves_the_parents_workers_alone",
         ),
         "A child that the program forks has the loader too, and must start workers of its own.",
+    ),
+    Bug(
+        "memory is unmapped before the collector calls finalizers",
+        "memory",
+        "_memory/slabs.py",
+        "weakref.finalize(array, _libc",
+        "weakref.finalize(memory, _libc",
+        ("conformance/test_found.py::test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound",),
+        "An iterator in a cycle gives its engine back to its loader: the engine's memory must still be there.",
+    ),
+    Bug(
+        "an engine that weak references have forgotten is used again",
+        "endings",
+        "_epoch/engines.py",
+        "if engine.reference() is None:",
+        "if False:",
+        ("conformance/test_found.py::test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound",),
+        "The garbage collector clears weak references before it calls finalizers: updates would miss the engine.",
     ),
 ]
 

@@ -158,8 +158,8 @@ class Engine:
             if self._answer is None and not self._scheduler.ask_is_open:
                 self._carry_out(events.Asked())
             self.backend.flush()
-            if self._answer is None:
-                self._wait_until(lambda: self._answer is not None, timeout)
+            deadline = None if timeout is None else self.backend.clock() + timeout
+            while self._answer is None and self._take_in_until(deadline):
                 if self._turn.ended_by:  # by another thread, which leaves the rest to this one
                     raise self._turn.closed_error()
         except BaseException as error:
@@ -194,7 +194,11 @@ class Engine:
         self._carry_out(events.Cancelled())
         # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
         self._take_in(0)
-        return self._wait_until(lambda: not self._scheduler.must_settle, timeout)
+        deadline = None if timeout is None else self.backend.clock() + timeout
+        while self._scheduler.must_settle and not self._turn.ended_by:
+            if not self._take_in_until(deadline):
+                return False
+        return True
 
     # What changes it while it runs.
 
@@ -291,14 +295,12 @@ class Engine:
                 return
             event = self._events.popleft()
 
-    def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Takes outcomes in until it is done, or ended by another thread; returns whether that was in time."""
-        deadline = None if timeout is None else self.backend.clock() + timeout
-        while not done() and not self._turn.ended_by:
-            left = None if deadline is None else deadline - self.backend.clock()
-            if left is not None and left <= 0:
-                return False
-            self._take_in(left)
+    def _take_in_until(self, deadline: float | None) -> bool:
+        """Waits for outcomes and takes them in; False if the deadline has passed."""
+        left = None if deadline is None else deadline - self.backend.clock()
+        if left is not None and left <= 0:
+            return False
+        self._take_in(left)
         return True
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:

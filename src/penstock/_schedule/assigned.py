@@ -47,7 +47,7 @@ class Assigned(Scheduler):
                 return
             seq, slab = self._next_seq, self._slabs.take()
             self._next_seq = seq + self._room
-            self._steps[seq] = Step(POSTED, slab, seat=seat)
+            self._steps[seq] = Step(POSTED, slab, 0, -1, seat)
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
