@@ -770,6 +770,10 @@ def test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound(se
             except ValueError as error:
                 kept: Any = error
                 kept.cycle = [batches, kept]
-            del batches, kept
+            found = np.concatenate(got)
+            del batches, kept, got, batch
             gc.collect()
-            assert np.array_equal(np.concatenate(got), [np.full(7, key + number) for key in range(33)])
+            assert np.array_equal(found, [np.full(7, key + number) for key in range(33)])
+            idle: Any = loader._engines._idle
+            assert idle is None or idle in loader._engines.live  # so that an update reaches it
+            del idle

@@ -310,15 +310,6 @@ _MORE = [
         "A child that the program forks has the loader too, and must start workers of its own.",
     ),
     Bug(
-        "memory is unmapped before the collector calls finalizers",
-        "memory",
-        "_memory/slabs.py",
-        "weakref.finalize(array, _libc",
-        "weakref.finalize(memory, _libc",
-        ("conformance/test_found.py::test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound",),
-        "An iterator in a cycle gives its engine back to its loader: the engine's memory must still be there.",
-    ),
-    Bug(
         "an engine that weak references have forgotten is used again",
         "endings",
         "_epoch/engines.py",
