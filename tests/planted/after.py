@@ -273,8 +273,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "            self._cursor = Cursor(",
     },
     "a reset does not wait for the steps of persistent workers": {
-        "old": "return self._wait_until(lambda: not self._scheduler.must_settle, timeout)",
-        "new": "return True",
+        "old": "while self._scheduler.must_settle and not",
+        "new": "while False and not",
     },
     "prefetched steps of torch workers are taken back": {
         "old": "_rescinds = False",
