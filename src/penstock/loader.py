@@ -21,7 +21,7 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
 from penstock._options import Options, is_int
-from penstock._resume.reading import Mark, asked, has_state, known, taken
+from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._wire.updates import Setting
 from penstock._work.runner import Job
@@ -391,11 +391,10 @@ class DataLoader(Generic[_T_co]):
                     mark = known(start.mark) if restores else None
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
-                # Threads read on before the first batch is asked for: later nobody knows where the stream began.
-                reads_on = feed.one_reader and options.num_workers and not engine.backend.copies_dataset
-                if reads_on and not start.begun and start.mark is None and has_state(self._dataset):
-                    dataset: Any = self._dataset
-                    start = start._replace(mark=taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()})))
+                reads_on = options.num_workers and not engine.backend.copies_dataset
+                if reads_on and not start.begun and start.mark is None:
+                    # Threads read on before the first batch is asked for: later nobody knows where a stream began.
+                    start = start._replace(mark=feed.beginning())
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock import Dataset, IterableDataset, each, get_worker_info, rng
+from penstock.testing._sources import Countdown
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -169,16 +170,6 @@ class Marked(Dataset[Any]):
 
     def set_mark(self, worker: int) -> None:
         self.mark = 100 + worker
-
-
-class Countdown(IterableDataset[Any]):
-    """A stream of n numbers."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(range(self.n, 0, -1))
 
 
 class Light(Countdown):

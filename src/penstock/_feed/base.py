@@ -189,6 +189,10 @@ class Feed:
         with (self._borrow or borrowed_generators)(*of), working_at(StepSource(*of)):
             yield
 
+    def beginning(self) -> bytes | None:
+        """The mark of an epoch that begins now, if one reader reads a stream with a state."""
+        return None
+
     def replacements(self, plan: Plan | None) -> Any:
         """The order that samples are replaced from (`on_error="replace"`), if there is one."""
         return None

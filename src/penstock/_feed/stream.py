@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, NoReturn
 
 from penstock._feed.base import Begin, Feed, Plan, Run
-from penstock._resume.reading import Mark, Reading, taken
+from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
 from penstock.plan import OrderPlan, Sequential, rest
@@ -168,6 +168,10 @@ class ByStream(Stream):
     one_reader = True
 
     _last_run = -1
+
+    def beginning(self) -> bytes | None:
+        stream: Any = self.dataset
+        return taken(stream, lambda: Mark(0, {"iterable": stream.state_dict()})) if has_state(stream) else None
 
     def check(self) -> None:
         options = self.options
