@@ -7,8 +7,8 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from penstock._epoch.share import share
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
+from penstock._interrupts import Loan
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -116,9 +117,9 @@ class DataLoader(Generic[_T_co]):
         self._give_engines()
 
     # For subclasses with other batches: the class that runs tasks, the random generators that are set while samplers
-    # and light items are read (see `borrowed_generators`), and a function of each batch that is handed out.
+    # and light items are read (see `Borrowed`), and a function of each batch that is handed out.
     _make_runner: ClassVar[type | None] = None
-    _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
+    _borrow: ClassVar[Callable[..., Loan] | None] = None
     _deliver: Callable[[Any], Any] | None = None
 
     @staticmethod
@@ -292,11 +293,13 @@ class DataLoader(Generic[_T_co]):
                 f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
                 "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
             )
-        with self._engines.held() as held:
-            options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
-            window = engines.window(int(number), options, self._feed)
-            for engine, _ in held:
-                engine.resize(engines.workers(int(number), self._feed), window)
+        self._engines.held(partial(self._resize, int(number)))
+
+    def _resize(self, number: int, held: list[Engine]) -> None:
+        options = self._options = self._feed.options = replace(self._options, num_workers=number)
+        window = engines.window(number, options, self._feed)
+        for engine in held:
+            engine.resize(engines.workers(number, self._feed), window)
 
     @property
     def workers(self) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock._epoch.engine import Engine, Handout
 from penstock._feed import Feed
 from penstock._feed.base import Run
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended
 from penstock.batch import Batch
@@ -105,10 +106,10 @@ class Reader:
 
     def close(self) -> None:
         """Abandons the epoch. Steps that workers are doing are void and not waited for."""
-        self._let_go(cancel=True)
+        with interrupts_deferred():
+            self._let_go(cancel=True)
 
-    def __del__(self) -> None:
-        self._let_go(cancel=True)
+    __del__ = finalizer(close)
 
     def _let_go(self, cancel: bool) -> None:
         engine, self._engine = getattr(self, "_engine", None), None

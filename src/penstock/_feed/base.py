@@ -6,13 +6,13 @@ A feed draws runs: a run is one epoch that is being read, its steps drawn one af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import Source, working_at
+from penstock._at_work import Source, at_work
+from penstock._interrupts import Loan, with_loan
 from penstock._resume.reading import Mark, Reading, opened, taken
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended, Opening, Task
@@ -28,7 +28,9 @@ Plan = OrderPlan | SamplerPlan
 Now = Callable[[], tuple[Plan | None, int]]
 """Returns the loader's plan and epoch at the time of the call."""
 
-Borrow = Callable[..., AbstractContextManager[object]]
+T = TypeVar("T")
+
+Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
@@ -177,17 +179,21 @@ class Feed:
         """The steps of an epoch, from where it begins."""
         raise NotImplementedError
 
-    @contextmanager
-    def drawing(self, seed: int, epoch: int, number: int) -> Iterator[None]:
-        """Random numbers for a batch that is read in the caller's process: a function of these three.
+    def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)`, a read in the caller's process with random numbers that are a function of these three.
 
         So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
         """
-        from penstock._work.seeding import READ, borrowed_generators  # late: see InlineBackend
+        from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
-        with (self._borrow or borrowed_generators)(*of), working_at(StepSource(*of)):
-            yield
+        loan, source = (self._borrow or Borrowed)(*of), StepSource(*of)
+        # As `working_at`, whose end an interrupt may prevent.
+        outer, at_work.source = at_work.source, source
+        try:
+            return with_loan(loan, work, *args)
+        finally:
+            at_work.source = outer
 
     def beginning(self) -> bytes | None:
         """The mark of an epoch that begins now, if one reader reads a stream with a state."""

@@ -70,13 +70,14 @@ class ByItem(Stream):
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
         """The light items from the mark on, in lists of one batch each, read alike on every rank."""
         size = self.options.batch_size or 1
+
+        def read(number: int) -> list[Any] | None:
+            return None if number == first and reading.open(mark) else reading.take(size)
+
         for number in itertools.count(first):
-            with self.drawing(seed, epoch, number):
-                anew = number == first and reading.open(mark)
-                items = [] if anew else reading.take(size)
-            if anew:
-                with self.drawing(seed, epoch, number):
-                    items = reading.take(size)
+            items = self.drawing(seed, epoch, number, read, number)
+            if items is None:
+                items = self.drawing(seed, epoch, number, reading.take, size)
             if items and (len(items) == size or not self.options.drop_last):
                 yield items[0] if self.options.batch_size is None else items
             if reading.ended:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.slabs import mapped
@@ -177,7 +178,11 @@ class Strays:
 
         Also those whose replies are still to come: else a worker might wait for room in the socket.
         """
-        with socket.socket(fileno=os.dup(self.fd)) as strays, suppress(BlockingIOError):
+        with (
+            interrupts_deferred(),
+            socket.socket(fileno=os.dup(self.fd)) as strays,
+            suppress(BlockingIOError),
+        ):
             while True:
                 # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
                 with no_fork():

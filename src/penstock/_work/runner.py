@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
+from penstock._interrupts import Loan
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure
 from penstock._wire.task import Mended, Task, shorten
@@ -118,12 +118,12 @@ class Runner:
         assert self._seed_step is not None
         return self._seed_step(self.job.seed, epoch, number)
 
-    def borrowed(self, task: Task) -> AbstractContextManager[int]:
-        """In the caller's own process: as `prepare`, and the generators are put back afterwards."""
-        from penstock._work.seeding import borrowed_generators, seed_step  # late: see InlineBackend
+    def borrowed(self, task: Task) -> Loan:
+        """In the caller's own process: as `prepare`, and the generators are put back afterwards (see `with_loan`)."""
+        from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
         self._seed_step = seed_step
-        return borrowed_generators(self.job.seed, task.epoch, self.number(task.step))
+        return Borrowed(self.job.seed, task.epoch, self.number(task.step))
 
     def number(self, step: int) -> int:
         """The step's number among those of all ranks: ranks at the same step draw different numbers."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import interrupts_deferred, with_loan
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import annotate
@@ -111,8 +111,7 @@ class InlineBackend(_LocalBackend):
         task, slab = self._posted.popleft()
         runner, writer = self._runner, Writer(self._slabs.root(slab))
         # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
-        with runner.borrowed(task):
-            outcome = run_task(runner, self._worker, task, writer)
+        outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer)
         if type(outcome) is Filled:
             self._slabs.learn(writer.used)
         return [outcome]
@@ -147,10 +146,9 @@ class ThreadBackend(_LocalBackend):
         runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
         thread = threading.Thread(target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}")
         thread.daemon = True
-        self._threads[worker] = thread
-        # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
         with interrupts_deferred():
             thread.start()
+            self._threads[worker] = thread
 
     def retire(self) -> None:
         self._leaves.append(None)
@@ -200,9 +198,7 @@ class ThreadBackend(_LocalBackend):
             self._permits.put(False)
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
-            # One that could not be started, or whose start was interrupted: then it finds its permit to end.
-            with suppress(RuntimeError):
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
+from penstock._interrupts import Loan
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
-from penstock._work.seeding import borrowed_generators
+from penstock._work.seeding import Borrowed, seed_step
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
@@ -61,20 +61,26 @@ class SeededRunner(Runner):
         torch.default_generator.manual_seed(state)
         return state
 
-    def borrowed(self, task: Task) -> AbstractContextManager[int]:
-        return _with_torchs(super().borrowed(task))
+    def borrowed(self, task: Task) -> Loan:
+        self._seed_step = seed_step
+        return _Borrowed(self.job.seed, task.epoch, self.number(task.step))
 
 
-@contextmanager
-def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
-    """Borrows torch's global generator too."""
-    ours = torch.get_rng_state()
-    try:
-        with borrowed as state:
-            torch.default_generator.manual_seed(state)
-            yield state
-    finally:
-        torch.set_rng_state(ours)
+class _Borrowed(Borrowed):
+    """Torch's global generator too."""
+
+    _torch: torch.Tensor | None = None
+
+    def begin(self) -> int:
+        self._torch = torch.get_rng_state()
+        state = super().begin()
+        torch.default_generator.manual_seed(state)
+        return state
+
+    def end(self) -> None:
+        super().end()
+        if self._torch is not None:
+            torch.set_rng_state(self._torch)
 
 
 class Core(DataLoader[Any]):
@@ -82,9 +88,7 @@ class Core(DataLoader[Any]):
 
     _make_runner = SeededRunner
 
-    @staticmethod
-    def _borrow(*of: int) -> AbstractContextManager[int]:
-        return _with_torchs(borrowed_generators(*of))
+    _borrow = _Borrowed
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:

@@ -19,10 +19,11 @@ from torch.utils.data import default_collate
 from penstock._epoch.engine import Engine
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
-from penstock.backends._process.backend import ProcessBackend
+from penstock.backends._process.backend import start
 from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
@@ -42,10 +43,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning(self):
-            super().__init__(loader)
-            if cursor.is_stream:
-                cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+        cursor.begin(partial(self._begin, loader), self)
         self._sampler_iter = cursor.keys(self)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
@@ -53,6 +51,11 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._into = None if cast is None else Into(cast.root(), np.empty)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         _begun(loader, cursor)
+
+    def _begin(self, loader: Any) -> None:
+        super().__init__(loader)
+        if self._cursor.is_stream:
+            self._cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
 
     def _next_data(self) -> Any:
         cursor = self._cursor
@@ -83,8 +86,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         self._engine: Engine | None = None
         self._run: Run | None = None
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning(self, sampler=False):
-            private.BaseIterator.__init__(self, loader)
+        cursor.begin(partial(private.BaseIterator.__init__, self, loader), self, sampler=False)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -104,8 +106,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         cursor = self._cursor
         if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, cursor)
-        with cursor.beginning():
-            private.BaseIterator._reset(self, loader, first_iter)
+        cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
         keys = cursor.keys(self)
@@ -146,11 +147,12 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         return delivery.data if self._deliver is None else self._deliver(delivery.data)
 
     def _shutdown_workers(self) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
-        if engine is not None:
-            engine.close()
+        with interrupts_deferred():
+            engine, self._engine = getattr(self, "_engine", None), None
+            if engine is not None:
+                engine.close()
 
-    __del__ = _shutdown_workers
+    __del__ = finalizer(_shutdown_workers)
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
@@ -183,15 +185,18 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         return [] if self._core is None else self._core.workers
 
     def _shutdown_workers(self) -> None:
-        self._stream = None
-        if self._core is not None and self._persistent_workers:
-            self._core.close()
+        with interrupts_deferred():
+            self._stream = None
+            if self._core is not None and self._persistent_workers:
+                self._core.close()
 
-    def __del__(self) -> None:
+    def _drop(self) -> None:
         self._stream = None
         core = self._core if self._persistent_workers else None
         if core is not None and (engine := core._engines.take()) is not None:
             engine.close()  # its workers are idle: no other iterator uses them
+
+    __del__ = finalizer(_drop)
 
 
 def _raise_the_samplers_error(run: Run) -> None:
@@ -230,6 +235,10 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     )
     # torch's default start method: a program that works with torch's loader works here without changes.
     context = loader.multiprocessing_context or multiprocessing.get_start_method()
-    backend = ProcessBackend(job, choose_method(context), explicit=True)
-    scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
-    return Engine(backend, scheduler, job, retries=0, look_ahead=False)
+    backend = start(job, choose_method(context), explicit=True)
+    try:
+        scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
+        return Engine(backend, scheduler, job, retries=0, look_ahead=False)
+    except BaseException:
+        backend.close()
+        raise
