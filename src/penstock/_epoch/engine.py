@@ -199,7 +199,8 @@ class Engine:
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._scheduler.must_settle and not self._turn.ended_by:
             if not self._take_in_until(deadline):
-                return late.append(True)
+                late.append(True)
+                return
 
     # What changes it while it runs.
 
