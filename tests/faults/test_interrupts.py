@@ -10,7 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,12 @@ class Subject:
     def next(self) -> Any:
         return next(self.batches, None)
 
+    def close(self) -> None:
+        self.loader.close()
+
+    def generators(self) -> Any:
+        return generators()
+
 
 def _nothing(subject: Subject) -> None: ...
 
@@ -109,7 +115,6 @@ def _rest(subject: Subject) -> None:
 class Work(NamedTuple):
     before: Callable[[Subject], None]
     work: Callable[[Subject], Any]
-    stride: int = 40  # in a quick run
 
 
 WORK = {
@@ -127,15 +132,6 @@ WORK = {
     "a lost worker": Work(_killed, _rest),
 }
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "inline": {},
-    "sampler": {"sampler": [0, 1, 2, 3, 4, 5]},
-    "threads": {"num_workers": 1, "backend": "thread"},
-    "fork": {"num_workers": 1, "multiprocessing_context": "fork"},
-    "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver"},
-    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
-}
-
 
 class Drawn:
     """A sampler that draws from the global generators."""
@@ -150,7 +146,14 @@ class Drawn:
         return N
 
 
-SETTINGS["sampler"] = {"sampler": Drawn()}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "sampler": {"sampler": Drawn()},
+    "threads": {"num_workers": 1, "backend": "thread"},
+    "fork": {"num_workers": 1, "multiprocessing_context": "fork"},
+    "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver"},
+    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
+}
 
 
 def keys(batches: Any) -> list[int]:
@@ -170,19 +173,21 @@ def check(subject: Subject) -> None:
     if subject.loader.state_dict()["steps"]:
         assert keys(subject.loader)[-1:] in ([], [N - 1])
     assert keys(subject.loader) == list(range(N))
-    subject.loader.close()
+    subject.close()
 
 
 # What Python reports as ignored: an interrupt at the entry of a finalizer, before its first line.
 FINALIZERS = ("__del__",)
 
 
-def trial(settings: dict[str, Any], work: Work, at: int, counts: Any) -> tuple[bool, str]:
-    subject = Subject(settings)
+def trial(
+    settings: dict[str, Any], work: Work, at: int, counts: Any, kind: type[Subject] = Subject
+) -> tuple[bool, str]:
+    subject = kind(settings)
     work.before(subject)
     while not np.random.get_state(legacy=False)["has_gauss"]:
         np.random.standard_normal()  # leaves the second of a pair
-    before = generators()
+    before = subject.generators()
     done = interrupt(lambda: work.work(subject), at, counts)
     where = f"interrupted at point {at} of {done.points}, {done.where}"
     for ignored in done.ignored:
@@ -192,22 +197,29 @@ def trial(settings: dict[str, Any], work: Work, at: int, counts: Any) -> tuple[b
         name = trace.tb_frame.f_code.co_name
         assert ignored.exc_type is KeyboardInterrupt and name in FINALIZERS, (name, where)
     assert done.came + len(done.ignored) == bool(done.where), (done.came, where)
-    assert generators() == before, where
+    assert subject.generators() == before, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and _interrupts._block is None, where
     del done
     check(subject)
     return bool(where.split(", ", 1)[1]), where
 
 
-def run(settings: dict[str, Any], work: Work, stride: int, counts: Any) -> None:
+def run(
+    settings: dict[str, Any], work: Work, stride: int, counts: Any, kind: type[Subject] = Subject
+) -> None:
+    trial(settings, work, 1 << 62, counts, kind)  # imports what is imported late
     before = belongings()
     for at in count(1) if stride == 1 else sweep(stride):
-        fired, where = trial(settings, work, at, counts)
+        fired, where = trial(settings, work, at, counts, kind)
         after = belongings()
         if after != before:
             gc.collect()
             after = belongings()
-        assert not after[0] - before[0] and not after[1] - before[1] and after[2] <= before[2], (where, before, after)
+        assert not after[0] - before[0] and not after[1] - before[1] and after[2] <= before[2], (
+            where,
+            before,
+            after,
+        )
         if not fired:
             return
 
@@ -217,13 +229,16 @@ SLOW = ("forkserver", "spawn")
 OURS = in_modules("backends/_process", "_descriptors", "_interrupts", "shipment")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("what", WORK)
+def cases() -> Iterator[tuple[str, str]]:
+    for name, what in product(SETTINGS, WORK):
+        without = () if SETTINGS[name].get("num_workers") else ("resize", "a lost worker")
+        if what in without or (name, what) == ("threads", "a lost worker"):
+            continue
+        if name not in SLOW or what == "start" or (WIDE and what in ("close", "drop", "a lost worker")):
+            yield name, what
+
+
+@pytest.mark.parametrize(("name", "what"), list(cases()))
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    settings, work = SETTINGS[name], WORK[what]
-    if not settings.get("num_workers") and what in ("resize", "a lost worker"):
-        pytest.skip("there are no workers")
-    if name == "threads" and what == "a lost worker":
-        pytest.skip("a thread is not lost")
-    stride = 1 if WIDE else work.stride
-    run(settings, work, stride, OURS if name in SLOW else lambda code: True)
+    quick = 80 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
+    run(SETTINGS[name], WORK[what], 1 if WIDE else quick, OURS if name in SLOW else lambda code: True)

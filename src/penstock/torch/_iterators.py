@@ -165,8 +165,11 @@ class _Closed:
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
     """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
+    # For an iterator whose constructor was interrupted.
+    _core: Core | None = None
+    _persistent_workers = False
+
     def __init__(self, loader: Any) -> None:
-        self._core: Core | None = None
         self._stream: Any = _Closed()
         self._persistent_workers = loader.persistent_workers
         kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
