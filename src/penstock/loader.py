@@ -8,7 +8,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -313,13 +312,13 @@ class DataLoader(Generic[_T_co]):
                 f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
                 "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
             )
-        self._engines.held(partial(self._resize, int(number)))
 
-    def _resize(self, number: int, held: list[Engine]) -> None:
-        options = self._options = self._feed.options = replace(self._options, num_workers=number)
-        window = engines.window(number, options, self._feed)
-        for engine in held:
-            engine.resize(engines.workers(number, self._feed), window)
+        def resize(held: list[Engine]) -> None:
+            options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
+            for engine in held:
+                engine.resize(*engines.size(options, self._feed))
+
+        self._engines.held(resize)
 
     @property
     def workers(self) -> list[Any]:
@@ -467,7 +466,5 @@ class DataLoader(Generic[_T_co]):
 
     def _release(self, engine: Engine) -> None:
         """Called by an iterator that no longer needs its engine."""
-        if self._options.persistent_workers or self._options.num_workers == 0:
-            self._engines.put(engine)
-        else:
-            engine.close()
+        stays = self._options.persistent_workers or self._options.num_workers == 0
+        self._engines.put(engine) if stays else engine.close()

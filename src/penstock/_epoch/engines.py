@@ -130,6 +130,11 @@ def window(num_workers: int, options: Options, feed: Feed) -> int:
     return max(1, workers(num_workers, feed) * (options.prefetch_factor or 1))
 
 
+def size(options: Options, feed: Feed) -> tuple[int, int]:
+    """How many workers an engine has, and how many tasks may be ahead of the caller."""
+    return workers(options.num_workers, feed), window(options.num_workers, options, feed)
+
+
 def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
     ahead, retries, in_order = window(options.num_workers, options, feed), options.retries, options.in_order
     scheduler: Scheduler
