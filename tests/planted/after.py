@@ -268,8 +268,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "a reader freed during close puts a closed crew back": {
         "old": "        with interrupts_deferred():\n            for engine in self.all():\n"
         "                engine.close()\n        self._idle = None",
-        "new": "        self._idle = None\n        with interrupts_deferred():\n            for engine in self.all():\n"
-        "                engine.close()",
+        "new": "        self._idle = None\n        with interrupts_deferred():\n"
+        "            for engine in self.all():\n                engine.close()",
     },
     "worker threads are not told to end": {"old": "self._permits.put(False)", "new": "pass"},
     "strays that nobody claimed stay open after close": {"old": "self._strays.close()", "new": "pass"},
