@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.guests import HANDLERS, Spot
-from penstock._memory.tree import LEAF, Spec, flatten, unflatten
+from penstock._memory.tree import LEAF, PLAIN, Spec, Table, flatten_exactly, unflatten
 
 # A cache line: no two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
@@ -33,7 +33,9 @@ class Layout:
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
         others = iter(rest)
-        leaves = [next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots]
+        leaves = [
+            next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots
+        ]
         return unflatten(self.spec, leaves)
 
 
@@ -109,12 +111,18 @@ class Writer:
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
         """Puts the arrays of the tree into the slab, and returns structure, spots and the other leaves.
 
-        If an array is in the tree twice, or two arrays share memory, the whole tree is one leaf: a pickle keeps
-        such identities, and a layout does not.
+        The tree is opened if its leaves are arrays and atoms. Otherwise, or if an array is in it twice, or two arrays
+        share memory, the whole tree is one leaf: a pickle keeps what objects have in common, and a layout does not.
         """
-        leaves, spec = flatten(tree)
+        pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
+        found = flatten_exactly(tree)
+        if found is None:
+            return pickled
+        leaves, spec = found
+        if not all(map(_CAN_BE_PLACED.__getitem__, set(map(type, leaves)))):
+            return pickled
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
-            return LEAF, (None,), [tree]
+            return pickled
         used = self.used
         spots: list[Spot | None] = []
         rest: list[object] = []
@@ -127,16 +135,21 @@ class Writer:
                     start = self._starts.get(id(copy), -1)
                 spots.append((np.ndarray, leaf.shape, leaf.dtype, start))
                 continue
+            if type(leaf) in _ATOMS:
+                spots.append(None)
+                rest.append(leaf)
+                continue
             handler = HANDLERS[type(leaf)]
             spot = handler and handler.store and handler.store(leaf, self)
-            spots.append(spot)
             if spot is None:
-                rest.append(leaf)
+                self.used = used
+                return pickled
+            spots.append(spot)
         if len(self._copied) > 1 and any(
             a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
         ):
             self.used = used
-            return LEAF, (None,), [tree]
+            return pickled
         return spec, tuple(spots), rest
 
     def _base(self) -> int:
@@ -151,13 +164,21 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that has a spot in the slab is there twice."""
-    ids = [
-        id(leaf)
-        for leaf in leaves
-        if type(leaf) is np.ndarray or ((handler := HANDLERS[type(leaf)]) and handler.store)
-    ]
+    """True if a leaf that is not an atom is there twice."""
+    ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
+
+
+_ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.object_}
+"""Classes of values that refer to no other object."""
+
+
+def _can_be_placed(kind: type) -> bool:
+    """False for a class whose instances only pickle can send."""
+    return kind in _ATOMS or kind is np.ndarray or ((handler := HANDLERS[kind]) and handler.store) is not None
+
+
+_CAN_BE_PLACED: Table[type, bool] = Table(_can_be_placed)
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

@@ -2,13 +2,17 @@
 
 Containers are dict, list, tuple, namedtuple, dataclass instances, and subclasses of Mapping, list and tuple whose
 constructor, given the items, makes an equal object (this is tried for every instance). Everything else is a leaf, and
-so is a container that cannot be rebuilt from its items: a leaf is sent as a whole, so it arrives unchanged.
+so is a container that cannot be rebuilt from its items.
+
+A batch that goes to another process is taken apart by `flatten_exactly`: there a container is opened only if pickle
+would rebuild the same object from the same parts.
 
 Specs are kept in a table: a structure that was seen before costs one look-up, and `==` compares two pointers.
 """
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +97,7 @@ class Spec:
     @property
     def names(self) -> tuple[Any, ...] | None:
         """The key or name of each value, if they have one."""
-        # Those of a defaultdict begin with its factory.
+        # Those of a defaultdict begin with its factory, those of attributes with a class.
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
@@ -114,9 +118,28 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
         return [tree], LEAF
     leaves: list[object] = []
     try:
-        spec = _walk(tree, leaves, 0)
+        spec = _walk(tree, leaves, 0, _FORMS, [])
     except _TooDeep as error:
         raise ValueError(_too_deep(error.trail)) from None
+    return leaves, LEAF if spec is None else spec
+
+
+def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
+    """Like `flatten`, for a tree that is rebuilt in another process: the result is the same as with pickle.
+
+    Containers that pickle rebuilds in a way of their own are leaves. None if only pickle can keep the structure: a
+    container is in the tree twice, or contains itself, or is nested deeper than MAX_DEPTH.
+    """
+    if type(tree) in _LEAVES:
+        return [tree], LEAF
+    leaves: list[object] = []
+    nodes: list[int] = []
+    try:
+        spec = _walk(tree, leaves, 0, _EXACT_FORMS, nodes)
+    except _TooDeep:
+        return None
+    if len(nodes) > 1 and len(set(nodes)) < len(nodes):
+        return None
     return leaves, LEAF if spec is None else spec
 
 
@@ -156,8 +179,14 @@ class _TooDeep(Exception):
         self.trail: list[object] = []
 
 
-def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
-    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf."""
+def _walk(
+    node: Any, leaves: list[object], depth: int, forms: Table[type, _Form | None], nodes: list[int]
+) -> Spec | None:
+    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf.
+
+    Appends the id of each container to `nodes`, except tuples of leaves: if one of these is there twice, no code can
+    tell it from two, and constants in a program are often such tuples.
+    """
     kind = type(node)
     keys: Hashable
     values: Any
@@ -166,7 +195,7 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
     elif kind is tuple or kind is list:
         keys, values = len(node), node
     else:
-        form = _FORMS[kind]
+        form = forms[kind]
         opened = form and form.open(node)
         if not opened:
             leaves.append(node)
@@ -175,7 +204,10 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
     children: tuple[Spec | None, ...] | None = None
     if _LEAVES.issuperset(map(type, values)):
         leaves += values
+        if kind is not tuple:
+            nodes.append(id(node))
     else:
+        nodes.append(id(node))
         if depth == MAX_DEPTH:
             raise _TooDeep
         below: list[Spec | None] = []
@@ -185,7 +217,7 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
                     leaves.append(value)
                     below.append(None)
                 else:
-                    below.append(_walk(value, leaves, depth + 1))
+                    below.append(_walk(value, leaves, depth + 1, forms, nodes))
         except _TooDeep as error:
             error.trail.append(node)
             raise
@@ -229,7 +261,7 @@ def _builder(
         if children is None:
             return lambda leaves: kind(islice(leaves, size))
         return lambda leaves: kind([build(leaves) for build in builds])
-    form = _FORMS[kind]
+    form = _ATTRIBUTES if type(keys) is tuple and keys and keys[0] is Attributes else _FORMS[kind]
     if form is None:
         raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
     close = form.close
@@ -268,7 +300,7 @@ def _same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
     if kind is list or kind is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
-    return kind in _PLAIN and bool(one == other)
+    return kind in PLAIN and bool(one == other)
 
 
 def _faithful(made: object, node: object) -> bool:
@@ -327,8 +359,8 @@ _BUILT_IN: dict[type, _Form] = {
     ),
 }
 
-_PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
-_LEAVES: set[type] = {*_PLAIN, np.ndarray, np.memmap}
+PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
+_LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
 """Classes known not to be containers. More are added as they are met."""
 
 
@@ -361,12 +393,69 @@ def _form(kind: type) -> _Form | None:
     if is_dataclass(kind):
         return _DATACLASS
     if len(_LEAVES) >= _TABLE_LIMIT:
-        _LEAVES.intersection_update({*_PLAIN, np.ndarray, np.memmap})
+        _LEAVES.intersection_update({*PLAIN, np.ndarray, np.memmap})
     _LEAVES.add(kind)
     return None
 
 
 _FORMS: Table[type, _Form | None] = Table(_form)
+
+
+# ---- the forms of containers that pickle rebuilds from the same parts -------------------------------
+
+
+class Attributes:
+    """The first key of an object that is rebuilt from its attributes, as pickle does, and not from its items."""
+
+
+def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
+    state = node.__getstate__()
+    return ((Attributes, *state), list(state.values())) if type(state) is dict else None
+
+
+def _close_attributes(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
+    made: Any = object.__new__(kind)
+    state = dict(zip(keys[1:], values, strict=True))
+    if hasattr(kind, "__setstate__"):
+        made.__setstate__(state)
+    else:
+        made.__dict__.update(state)
+    return made
+
+
+_ATTRIBUTES = _Form(_open_attributes, _close_attributes)
+
+
+def _exact_form(kind: type) -> _Form | None:
+    """The form of a class whose containers pickle rebuilds from the same parts; None for all other classes."""
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
+    if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
+        return None
+    if hasattr(kind, "__getnewargs_ex__"):
+        return None
+    if is_namedtuple(kind):
+        return _NAMED if _is_generated(kind) else None
+    if not (is_dataclass(kind) or issubclass(kind, Mapping)):
+        return None
+    # Made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
+    plain = _inherits(kind, object, "__new__", "__getattribute__") and not hasattr(kind, "__getnewargs__")
+    knows = hasattr(kind, "__setstate__") or not hasattr(kind, "__getattr__")
+    return _ATTRIBUTES if plain and knows else None
+
+
+def _inherits(kind: type, base: type, *names: str) -> bool:
+    return all(getattr(kind, name) is getattr(base, name) for name in names)
+
+
+def _is_generated(kind: type) -> bool:
+    """True if a namedtuple is made of its values by the methods that `collections.namedtuple` has written."""
+    maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
+    written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
+    return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")
+
+
+_EXACT_FORMS: Table[type, _Form | None] = Table(_exact_form)
 
 LEAF = Spec(None, None, None, 1)
 """The structure of a bare leaf."""
