@@ -16,6 +16,7 @@ import penstock
 import penstock.torch
 
 WIDE = "PENSTOCK_WIDE" in os.environ
+pytestmark = pytest.mark.timeout(900 if WIDE else 120)
 
 leaves = st.tuples(st.sampled_from(sorted(zoo.LEAVES)), st.integers(0, 9))
 recipes = st.recursive(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.guests import HANDLERS, Spot
-from penstock._memory.tree import LEAF, PLAIN, Spec, Table, flatten_exactly, unflatten
+from penstock._memory.tree import LEAF, PLAIN, Spec, flatten_exactly, unflatten
 
 # A cache line: no two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
@@ -119,7 +119,7 @@ class Writer:
         if found is None:
             return pickled
         leaves, spec = found
-        if not all(map(_CAN_BE_PLACED.__getitem__, set(map(type, leaves)))):
+        if not _placeable.issuperset(map(type, leaves)) and not all(map(_can_be_placed, map(type, leaves))):
             return pickled
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
             return pickled
@@ -135,15 +135,13 @@ class Writer:
                     start = self._starts.get(id(copy), -1)
                 spots.append((np.ndarray, leaf.shape, leaf.dtype, start))
                 continue
-            if type(leaf) in _ATOMS:
-                spots.append(None)
-                rest.append(leaf)
-                continue
             handler = HANDLERS[type(leaf)]
             spot = handler and handler.store and handler.store(leaf, self)
             if spot is None:
-                self.used = used
-                return pickled
+                if type(leaf) not in _ATOMS:
+                    self.used = used
+                    return pickled
+                rest.append(leaf)
             spots.append(spot)
         if len(self._copied) > 1 and any(
             a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
@@ -173,12 +171,16 @@ _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.objec
 """Classes of values that refer to no other object."""
 
 
+_placeable: set[type] = {*_ATOMS, np.ndarray}
+"""Classes of leaves that can be placed. Those of guests are added as they are met."""
+
+
 def _can_be_placed(kind: type) -> bool:
     """False for a class whose instances only pickle can send."""
-    return kind in _ATOMS or kind is np.ndarray or ((handler := HANDLERS[kind]) and handler.store) is not None
-
-
-_CAN_BE_PLACED: Table[type, bool] = Table(_can_be_placed)
+    handler = HANDLERS[kind]
+    if handler is not None and handler.store is not None:
+        _placeable.add(kind)
+    return kind in _placeable
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

@@ -97,7 +97,7 @@ class Spec:
     @property
     def names(self) -> tuple[Any, ...] | None:
         """The key or name of each value, if they have one."""
-        # Those of a defaultdict begin with its factory, those of attributes with a class.
+        # Those of a defaultdict begin with its factory, others with a class of this module.
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
@@ -261,7 +261,8 @@ def _builder(
         if children is None:
             return lambda leaves: kind(islice(leaves, size))
         return lambda leaves: kind([build(leaves) for build in builds])
-    form = _ATTRIBUTES if type(keys) is tuple and keys and keys[0] is Attributes else _FORMS[kind]
+    marked = type(keys) is tuple and keys and type(keys[0]) is type
+    form = (_MARKED.get(keys[0]) if marked else None) or _FORMS[kind]
     if form is None:
         raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
     close = form.close
@@ -426,6 +427,20 @@ def _close_attributes(kind: type, keys: tuple[Any, ...], values: list[Any]) -> A
 _ATTRIBUTES = _Form(_open_attributes, _close_attributes)
 
 
+class Items:
+    """The first key of an instance of a subclass of dict that is rebuilt from its items, without `__init__`."""
+
+
+def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
+    made: Any = dict.__new__(kind)  # type: ignore[call-overload]
+    dict.update(made, zip(keys[1:], values, strict=True))
+    return made
+
+
+_ITEMS = _Form(lambda node: None if _state(node) else ((Items, *node), list(node.values())), _close_items)
+_MARKED: dict[Any, _Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
+
+
 def _exact_form(kind: type) -> _Form | None:
     """The form of a class whose containers pickle rebuilds from the same parts; None for all other classes."""
     if kind in _BUILT_IN:
@@ -436,6 +451,10 @@ def _exact_form(kind: type) -> _Form | None:
         return None
     if is_namedtuple(kind):
         return _NAMED if _is_generated(kind) else None
+    if issubclass(kind, dict):
+        methods = ("__new__", "__iter__", "__len__", "__getitem__", "__setitem__", "items", "values")
+        plain = _inherits(kind, dict, "__getattribute__", *methods) and _inherits(kind, object, "__getstate__")
+        return _ITEMS if plain else None
     if not (is_dataclass(kind) or issubclass(kind, Mapping)):
         return None
     # Made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
