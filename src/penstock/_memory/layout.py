@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.forms import PLAIN
 from penstock._memory.guests import HANDLERS, Spot
-from penstock._memory.tree import LEAF, PLAIN, Spec, flatten_exactly, unflatten
+from penstock._memory.tree import LEAF, Spec, flatten_exactly, unflatten
 
 # A cache line: no two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
