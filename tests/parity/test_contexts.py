@@ -134,7 +134,11 @@ def test_a_context_of_another_package_is_used_by_its_method() -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("wrong", [3, object(), OwnProcess, Foreign, SimpleNamespace(Process=1)], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [3, object(), OwnProcess, Foreign, SimpleNamespace(Process=1)],
+    ids=lambda wrong: type(wrong).__name__,
+)
 def test_what_is_no_context_is_refused_by_the_constructor(wrong: Any) -> None:
     with pytest.raises(
         TypeError, match="multiprocessing_context must be one of fork, spawn, forkserver, or a"
