@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
-from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
+from penstock._memory.forms import close_dataclass, close_named, is_dataclass, is_namedtuple, remake
+from penstock._memory.tree import MAX_DEPTH
 from penstock.errors import CollateError
 
 
@@ -196,7 +197,9 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
         if least < 0 or most >= 2**64:
             rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
             large = f"(too large for int64: {in_rows(rows)}). {_NO_INT}"
-            raise Misfit(f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows) from None
+            raise Misfit(
+                f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows
+            ) from None
         array = np.array(values, np.uint64)
     return _copied(array, empty)
 

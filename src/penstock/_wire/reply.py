@@ -28,7 +28,7 @@ from penstock._memory.layout import Layout, Writer
 from penstock._memory.slabs import mapped
 from penstock._memory.tree import Spec
 from penstock._wire.failure import annotate, restore
-from penstock._wire.pickling import dumps, loads
+from penstock._wire.pickling import by_tag, dumps, loads
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
@@ -52,6 +52,8 @@ _UNPICKLABLE = (
     "Let collate_fn return objects that can be pickled, which locks, open files and generators cannot; or use "
     'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
+
+_by_tag = by_tag()
 
 Head = tuple[int, int, int]
 """How a reply begins: the seq, where the batch's piece of the slab begins, and the nanosecond when the work began."""
@@ -144,13 +146,13 @@ class Replier:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         try:
-            pickled = dumps(rest, buffers) if rest else None
+            pickled = dumps(rest, buffers, otherwise=_by_tag) if rest else None
         except Exception as error:
             error.add_note(_UNPICKLABLE)
             raise
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == _UNNUMBERED else None
-        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark)))
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark), otherwise=_by_tag))
         # Numbered only now: the parent learns the layout from this trailer, so the trailer must have been written.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from penstock._interrupts import Loan
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, seed_step
+from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
@@ -129,7 +129,7 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["collate_fn"] = _STACKED
     if loader.num_workers and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
-        settings["multiprocessing_context"] = multiprocessing.get_start_method()
+        settings["multiprocessing_context"] = configured_method()
     return settings
 
 

@@ -7,7 +7,6 @@ name in a profile, and the attributes that frameworks look for.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import weakref
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
 from penstock.backends._process.backend import start
-from penstock.backends._process.methods import choose_method
+from penstock.backends._process.methods import choose_method, configured_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
@@ -244,7 +243,7 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
         assigned=True,
     )
     # torch's default start method: a program that works with torch's loader works here without changes.
-    context = loader.multiprocessing_context or multiprocessing.get_start_method()
+    context = loader.multiprocessing_context or configured_method()
     backend = start(job, choose_method(context), explicit=True)
     try:
         scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)

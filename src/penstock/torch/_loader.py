@@ -33,6 +33,9 @@ _NEED_SEED = {
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
+    "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
+    "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
+    "workers of the next epoch start with the dataset as it is then.",
 }
 
 
@@ -56,8 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
     not on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
-    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`
-    and `batches()` are those of penstock's loader.
+    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`,
+    `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -174,6 +177,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
         _seeded(self, "set_epoch").set_epoch(epoch)
+
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """With `seed=`: changes the dataset here and in every worker, as `penstock.DataLoader.update` does.
+
+        `update(size=416)` sets attributes; a function is called with the dataset. The next batch that is handed out
+        has the change: prefetched batches are computed again.
+        """
+        _seeded(self, "update()").update(change, **attributes)
 
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
