@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
+from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
@@ -160,6 +161,7 @@ class DataLoader(Generic[_T_co]):
 
     # Resuming.
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -177,6 +179,7 @@ class DataLoader(Generic[_T_co]):
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
 
+    @never_ends
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken. The number of workers may differ.
 
@@ -233,11 +236,13 @@ class DataLoader(Generic[_T_co]):
             "dtype": None if options.cast is None else options.cast.describe(),
         }
 
+    @never_ends
     def __len__(self) -> int:
         """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
+    @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
 
@@ -371,6 +376,7 @@ class DataLoader(Generic[_T_co]):
 
     # From the plan to the engine.
 
+    @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None

@@ -122,7 +122,7 @@ class StreamFetch(Fetch):
     def _end(self, task: Task) -> NoReturn:
         self._runner.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
-        raise StreamEnded
+        raise StreamEnded(task)
 
     def _say(self) -> None:
         self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)

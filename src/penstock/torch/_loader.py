@@ -13,6 +13,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
@@ -130,6 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self._iterator = None  # of workers that have ended
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -138,6 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
 
+    @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
@@ -175,6 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
+    @never_ends
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
@@ -193,6 +197,7 @@ def _warn_of_pipes() -> None:
     warnings.warn(text, stacklevel=4)
 
 
+@never_ends
 def _iterate(loader: Any) -> Any:
     if loader.num_workers and isinstance(loader.dataset, private.PIPES):
         _warn_of_pipes()

@@ -105,9 +105,9 @@ class _Desk:
             runner.prepare(task)
             tree = runner.run(task, writer)
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
-        except StreamEnded:
-            return self._replier.ended(head, writer, runner.mark)
         except BaseException as error:
+            if isinstance(error, StreamEnded) and error.task is task:
+                return self._replier.ended(head, writer, runner.mark)
             failure = runner.capture(error, task)
             writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
             return self._replier.failed(head, failure, writer, runner.mark)
