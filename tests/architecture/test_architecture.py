@@ -200,7 +200,7 @@ def test_no_function_is_too_long() -> None:
 
 
 def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
-    """So no StopIteration of the user's is taken for the end. (A Draw is read by a Run, and runs no code of theirs.)"""
+    """So no StopIteration of the user's is taken for the end. (A Draw calls none of their code.)"""
     places: set[str] = set()
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -15,7 +15,7 @@ import pytest
 from thrown import SHARED, THROWN, comes_out_as, depth, notes, throw
 
 import penstock
-from penstock import DataLoader, Dataset, IterableDataset
+from penstock import DataLoader, Dataset, IterableDataset, get_worker_info
 from penstock.testing import simulate
 
 NAMES = list(THROWN)
@@ -23,6 +23,8 @@ SECONDS = 60  # of the watchdog
 
 # The last frames of the deep recursion come from the exception itself.
 DEEP = {"RecursionError"}
+# Python's own contextlib cannot pass it on: it sets an attribute of the exception.
+REFUSED_BY_CONTEXTLIB = {"a frozen class"}
 NOT_CAUGHT = {name for name in NAMES if not issubclass(comes_out_as(name), Exception)}
 STOPS = {name for name in NAMES if "StopIteration" in name}
 
@@ -32,6 +34,7 @@ def watchdog() -> Iterator[None]:
     def bark(*_: object) -> None:
         raise AssertionError(f"hangs for {SECONDS} seconds")
 
+    SHARED.__traceback__ = None  # what the tests before have raised
     before = signal.signal(signal.SIGALRM, bark)
     signal.alarm(SECONDS)
     yield
@@ -266,3 +269,246 @@ def test_an_interrupt_in_the_calling_process_is_the_callers_own(place: str, back
 def remembered(begun: list[Any], loader: Any) -> Any:
     begun.append(iter(loader))
     return begun[-1]
+
+
+# ---- what the calling process runs: samplers, iter(), len(), states, updates, delivery --------------------
+
+
+class Sampler:
+    """Gives two keys, and raises for the third; or raises in another of its methods."""
+
+    def __init__(self, name: str, place: str) -> None:
+        self.name, self.place, self.at = name, place, -1
+
+    def __iter__(self) -> Any:
+        self.at = -1
+        return throw(self.name) if self.place == "__iter__" else self
+
+    def __next__(self) -> Any:
+        self.at += 1
+        if self.at == 2:
+            throw(self.name) if self.place == "__next__" else None
+            raise StopIteration
+        return [self.at] if self.place == "batch" else self.at
+
+    def __len__(self) -> int:
+        throw(self.name) if self.place == "__len__" else None
+        return 2
+
+
+class BatchSampler(Sampler):
+    def __next__(self) -> Any:
+        return [super().__next__()]
+
+
+class Stateful(Sampler):
+    """A sampler whose state cannot be taken."""
+
+    def state_dict(self) -> Any:
+        throw(self.name)
+
+    def load_state_dict(self, state: Any) -> None:
+        throw(self.name)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What the call returns, or the exception that it raises."""
+    try:
+        return call()
+    except BaseException as error:
+        return error
+
+
+def is_as_itself(name: str, error: Any) -> bool:
+    return type(error) is comes_out_as(name) and (
+        name not in STOPS or isinstance(error.__cause__, StopIteration)
+    )
+
+
+CALLERS = [name for name in NAMES if name not in REFUSED_BY_CONTEXTLIB]
+LOCAL = ["inline", "thread", "simulated"]
+
+
+@pytest.mark.parametrize("backend", [*LOCAL, pytest.param("fork", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+def test_a_sampler_that_raises_ends_the_epoch_after_what_it_gave(kind: str, backend: str, make: Any) -> None:
+    for name in CALLERS:
+        sampler = (Sampler if kind == "sampler" else BatchSampler)(name, "__next__")
+        loader = make(backend, range(2), **{kind: sampler})
+        batches = outcome(lambda: iter(loader))  # noqa: B023 - called at once
+        if (
+            name in NOT_CAUGHT
+        ):  # a signal handler may have raised it: it comes out at once, and ends the workers
+            found = (
+                [batches]
+                if isinstance(batches, BaseException)
+                else [outcome(batches.__next__) for _ in "012"]
+            )
+            errors = [error for error in found if isinstance(error, BaseException)]
+            assert type(errors[0]) is comes_out_as(name)
+            assert all("was ended by" in str(error) for error in errors[1:])
+            continue
+        assert [outcome(batches.__next__).tolist() for _ in range(2)] == [[0], [1]]
+        error = outcome(batches.__next__)
+        if name not in STOPS:
+            assert is_as_itself(name, error), name
+            assert notes(error)[-1] == "While the sampler was asked for step 2 of epoch 0."
+            error = outcome(batches.__next__)
+        assert type(error) is StopIteration
+        loader.close()
+
+
+@pytest.mark.parametrize("backend", LOCAL)
+def test_what_iter_and_len_raise_comes_out_as_itself(backend: str, make: Any) -> None:
+    class Long(Item):
+        failing = False
+
+        def __len__(self) -> int:
+            return throw(self.names[0]) if self.failing else 2
+
+    for name in CALLERS:
+        for kind in (Sampler, BatchSampler):
+            given = {"sampler" if kind is Sampler else "batch_sampler": kind(name, "__iter__")}
+            assert is_as_itself(name, outcome(lambda: iter(make(backend, range(2), **given)))), name  # noqa: B023
+        dataset = Long([name])
+        loader = make(backend, dataset)
+        dataset.failing = True
+        for call in (iter, len, DataLoader.batches, DataLoader.state_dict, lambda loader: loader.share(2)):
+            assert is_as_itself(name, outcome(lambda: call(loader))), (name, call)  # noqa: B023
+
+
+@pytest.mark.parametrize("backend", LOCAL)
+def test_a_stream_that_cannot_begin(backend: str, make: Any) -> None:
+    class Unbegun(IterableDataset[Any]):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __iter__(self) -> Any:
+            throw(self.name)
+
+    class UnbegunLight(Unbegun):
+        def load(self, item: Any) -> Any:
+            return item
+
+    for name in CALLERS:
+        for kind in (Unbegun, UnbegunLight):
+            if name == "KeyboardInterrupt" or (name in NOT_CAUGHT and kind is UnbegunLight):
+                continue
+            batches = iter(make(backend, kind(name)))
+            error = outcome(batches.__next__)
+            if kind is UnbegunLight and name in STOPS:  # inside a generator of ours, Python converts it
+                assert type(error) is RuntimeError
+            else:
+                assert is_as_itself(name, error), name
+            assert "step 0 of epoch 0" in notes(error)[-1]
+            assert type(outcome(batches.__next__)) is StopIteration
+
+
+@pytest.mark.parametrize("backend", LOCAL)
+def test_a_state_that_cannot_be_taken_fails_no_step(backend: str, make: Any) -> None:
+    for name in CALLERS:
+        if name in NOT_CAUGHT:
+            continue
+        loader = make(backend, range(2), sampler=Stateful(name, ""))
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        error = outcome(loader.state_dict)
+        assert type(error) is penstock.StateError
+        assert type(THROWN[name]()).__name__ in str(error)
+        assert next(batches).tolist() == [1]
+        assert type(outcome(batches.__next__)) is StopIteration
+
+
+@pytest.mark.parametrize("backend", LOCAL)
+def test_an_update_that_raises_here_ends_the_iterators(backend: str, make: Any) -> None:
+    for name in CALLERS:
+        loader = make(backend, [1, 2])
+        batches = iter(loader)
+        assert is_as_itself(name, outcome(lambda: loader.update(lambda dataset: throw(name)))), name  # noqa: B023
+        assert "was ended by" in str(outcome(batches.__next__))
+
+
+@pytest.mark.parametrize("backend", ["thread", "simulated", "fork"])
+def test_each_step_of_a_worker_that_could_not_begin_raises_an_error_of_its_own(
+    backend: str, make: Any
+) -> None:
+    names = NAMES if backend != "fork" else ["StopIteration", "SystemExit", "one object"]
+    for name in names:
+        if name == "KeyboardInterrupt" and backend in HERE:
+            continue  # the caller's own
+        loader = make(backend, range(4), worker_init_fn=lambda worker: throw(name), num_workers=1)  # noqa: B023
+        batches = iter(loader)
+        found = [outcome(batches.__next__) for _ in range(4)]
+        for step, error in enumerate(found):
+            check(name, error, f"In worker_init_fn, called before step {step} of epoch 0")
+        assert len({depth(error) for error in found}) == 1, name
+        assert type(outcome(batches.__next__)) is StopIteration
+        loader.close()
+
+
+def test_an_update_that_raises_in_the_workers_is_the_error_of_each_step(make: Any) -> None:
+    def change(dataset: Any) -> None:
+        if get_worker_info() is not None:
+            throw(dataset.names[0])
+
+    for name in ("StopIteration", "one object", "SystemExit", "a __str__ that raises"):
+        loader = make("fork", Item([name, name]), sampler=[1, 3, 1, 3], num_workers=1)
+        batches = iter(loader)
+        assert next(batches).tolist() == [1]
+        loader.update(change)
+        for step in (1, 2, 3):
+            check(name, outcome(batches.__next__), f"In update(), made before step {step} of epoch 0")
+        assert type(outcome(batches.__next__)) is StopIteration
+        loader.close()
+
+
+class Delivering(DataLoader[Any]):
+    def _deliver(self, batch: Any) -> Any:  # type: ignore[override]
+        return raising(NAMES, int(batch[0]))
+
+
+@pytest.mark.parametrize("how", ["iter", "batches", "share"])
+def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any) -> None:
+    loader = make("inline", range(2 * len(NAMES)), kind=Delivering)
+    batches = (
+        loader.share(1)[0] if how == "share" else getattr(loader, "__iter__" if how == "iter" else how)()
+    )
+    for number, name in enumerate(NAMES):
+        assert is_as_itself(name, outcome(batches.__next__)), name
+        good = next(batches)
+        assert (good.data if how == "batches" else good) == 2 * number + 1
+    assert type(outcome(batches.__next__)) is StopIteration
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "fork"])
+@pytest.mark.parametrize("how", ["batches", "share", "share in turn", "skip"])
+def test_other_iterators_raise_the_same(how: str, backend: str, make: Any) -> None:
+    names = [name for name in NAMES if name != "KeyboardInterrupt"]
+    where = PLACES["__getitem__"][1]
+    if how == "skip":
+        names = [name for name in names if name not in NOT_CAUGHT]
+        loader = make(backend, Item(names), on_error="skip")
+        assert [batch.item() for batch in loader] == list(range(1, 2 * len(names), 2))
+        for number, (key, error) in enumerate(loader.skipped):
+            assert key == 2 * number
+            assert type(error) is type(THROWN[names[number]]())
+            assert where.format(key=key) in notes(error)[-1]
+        return
+    loader = make(backend, Item(names))
+    batches = Turns([loader.batches()] if how == "batches" else loader.share(2, in_turn=how != "share"))
+    taken(names, batches, where)
+
+
+class Turns:
+    """Asks several iterators in turn, in one thread."""
+
+    def __init__(self, iterators: list[Any]) -> None:
+        self.iterators, self.at = iterators, -1
+
+    def __iter__(self) -> Turns:
+        return self
+
+    def __next__(self) -> Any:
+        self.at += 1
+        batch = next(self.iterators[self.at % len(self.iterators)])
+        return batch.data if isinstance(batch, penstock.Batch) else batch

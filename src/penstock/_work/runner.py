@@ -106,7 +106,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def _break(self, at: str, error: BaseException) -> None:
-        kept = copied(error)
+        kept = caught(error)
         self._broken = at, kept, kept.__traceback__
 
     # Random numbers.

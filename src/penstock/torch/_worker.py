@@ -16,7 +16,7 @@ from penstock._at_work import set_worker_info
 from penstock._fill.cast import Into
 from penstock._memory.layout import Writer
 from penstock._resume.reading import Mark, Reading, has_state, taken
-from penstock._wire.failure import annotate, copied, forget_earlier, shown, text_of, without_trace
+from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
 from penstock._work.runner import Job
@@ -70,7 +70,7 @@ class Replica:
             try:
                 job.worker_init_fn(seat)
             except Exception as error:
-                kept = copied(error)
+                kept = caught(error)
                 self._init_error = kept, kept.__traceback__
 
     def prepare(self, task: Task) -> None:
