@@ -5,6 +5,7 @@ Each test runs one epoch in which every other step raises another exception of t
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,16 +31,16 @@ STOPS = {name for name in NAMES if "StopIteration" in name}
 
 
 @pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
+def watchdog(nothing_is_left_behind: None) -> Iterator[None]:
     def bark(*_: object) -> None:
         raise AssertionError(f"hangs for {SECONDS} seconds")
 
-    SHARED.__traceback__ = None  # what the tests before have raised
     before = signal.signal(signal.SIGALRM, bark)
     signal.alarm(SECONDS)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+    SHARED.__traceback__ = None  # its frames keep memory
 
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -100,16 +101,6 @@ class Items(Item):
 class Gather(Item):
     def __gather__(self, keys: Any, empty: Any) -> Any:
         return np.array([raising(self.names, key) for key in keys.tolist()])
-
-
-class Named:
-    """A sample that raises when it is made an array."""
-
-    def __init__(self, names: list[str], key: int) -> None:
-        self.names, self.key = names, key
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.array(raising(self.names, self.key))
 
 
 class Light(Item, IterableDataset[Any]):
@@ -512,3 +503,140 @@ class Turns:
         self.at += 1
         batch = next(self.iterators[self.at % len(self.iterators)])
         return batch.data if isinstance(batch, penstock.Batch) else batch
+
+
+# ---- on the way to the caller -------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Raises where it is unpickled, if that is in the calling process."""
+
+    def __init__(self, name: str, maker: int) -> None:
+        self.name, self.maker = name, maker
+
+    def __reduce__(self) -> Any:
+        return arm, (self.name, os.getpid())
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bomb)
+
+
+def arm(name: str, maker: int) -> Any:
+    return throw(name) if maker != os.getpid() else Bomb(name, maker)
+
+
+class Armed:
+    """A collate_fn: every other batch has something in it that cannot be received."""
+
+    def __init__(self, names: list[str], in_structure: bool) -> None:
+        self.names, self.in_structure = names, in_structure
+
+    def __call__(self, samples: list[int]) -> Any:
+        (key,) = samples
+        if key % 2:
+            return np.array([key])
+        bomb = Bomb(self.names[key // 2], -1)
+        return {bomb: np.array(key)} if self.in_structure else [bomb]
+
+
+@pytest.mark.parametrize("in_structure", [False, True])
+def test_a_batch_that_cannot_be_received_is_an_error_of_its_step(in_structure: bool, make: Any) -> None:
+    names = ["StopIteration", "EOFError", "a __str__ that raises", "one object", "one object", "a group"]
+    if in_structure:
+        names = ["StopIteration"] * 3  # the layout is remembered, with its error
+    collate_fn = Armed(names, in_structure)
+    loader = make("fork", range(2 * len(names)), collate_fn=collate_fn, num_workers=1)
+    where = "While the batch of step {key} of epoch 0 was received."
+    taken(names, iter(loader), where, lambda name: int(in_structure))
+
+
+class Key:
+    """A key that cannot be sent, nor shown."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        throw(self.name)
+
+    __repr__ = __reduce__
+
+
+def test_keys_that_cannot_be_sent_end_the_epoch(make: Any) -> None:
+    for name in ("StopIteration", "Empty", "one object"):
+        loader = make("fork", range(3), sampler=[0, 1, Key(name)], num_workers=1)
+        batches = iter(loader)
+        assert [next(batches).item() for _ in range(2)] == [0, 1]
+        error = outcome(batches.__next__)
+        assert is_as_itself(name, error)
+        assert "of step 2 could not be sent to a worker." in notes(error)[-1]
+        assert type(outcome(batches.__next__)) is StopIteration
+        loader.close()
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "fork"])
+def test_a_key_that_cannot_be_shown_does_not_hide_the_error(backend: str, make: Any) -> None:
+    class Unshown(int):
+        def __repr__(self) -> str:
+            raise StopIteration("from the key")
+
+        __str__ = __repr__
+
+    names = ["StopIteration", "IndexError"]
+    loader = make(backend, Item(names), sampler=[Unshown(key) for key in range(4)])
+    taken(names, iter(loader), "(row 0), step {key} of epoch 0")
+
+
+# ---- prefetch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["__next__", "__iter__", "call", "state_dict", "reset", "__len__"])
+def test_prefetch_raises_what_its_source_raises(place: str) -> None:
+    class Source(Stream):
+        failing = ""
+
+        def __iter__(self) -> Any:
+            return throw(self.failing) if place == "__iter__" else self
+
+        def __len__(self) -> int:
+            return throw(self.failing)
+
+    class Resettable(Source):
+        def reset(self) -> None:
+            self.at = -1
+            if place == "reset":
+                throw(self.failing)
+
+    class WithState(Source):
+        def state_dict(self) -> Any:
+            return throw(self.failing) if self.at >= 0 else {}
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    if place == "__next__":
+        names = [name for name in NAMES if name not in STOPS]
+        with penstock.prefetch(Source(names)) as ahead:
+            taken(names, Turns([ahead]), "While batch {key} of the source was read ahead.")
+        return
+    for name in NAMES:
+        source = (WithState if place == "state_dict" else Resettable if place == "reset" else Source)(
+            ["KeyError"]
+        )
+        source.at, source.failing = 0, name  # the next item is a sample
+        if place == "state_dict":
+            source.at = -1
+            source.names = []
+        with penstock.prefetch((lambda: throw(name)) if place == "call" else source) as ahead:  # noqa: B023
+            if place == "__len__":
+                error = outcome(lambda: len(ahead))
+            elif place == "reset":
+                assert next(ahead) == 1
+                ahead.reset()
+                error = outcome(ahead.__next__)
+            else:
+                error = outcome(ahead.__next__)
+            assert is_as_itself(name, error), name
