@@ -193,7 +193,8 @@ def comes_out_as(name: str) -> type[BaseException]:
 
 
 def notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))
+    found = getattr(error, "__notes__", ())
+    return list(found) if isinstance(found, (list, tuple)) else []
 
 
 def depth(error: BaseException) -> int:

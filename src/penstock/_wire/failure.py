@@ -71,8 +71,7 @@ class Failure:
             exc = RuntimeError(f"{self.name}: {self.message}")
         for note in (*self.notes, self.where):
             annotate(exc, note)
-        _set(exc, "__cause__", RemoteTraceback(self.traceback))  # the type's own __setattr__ may refuse
-        return exc
+        return without_trace(exc, RemoteTraceback(self.traceback))
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
@@ -110,15 +109,13 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
     The traceback becomes text, because its frames keep samples alive.
     """
     kept = caught(exc, where)
-    cause = RemoteTraceback(text_of(exc))
-    _set(without_trace(kept), "__cause__", cause)
-    return kept
+    return without_trace(kept, RemoteTraceback(text_of(exc)))
 
 
-def without_trace(exc: BaseException) -> BaseException:
-    """`exc` without its traceback and its context."""
-    for name in ("__traceback__", "__context__"):
-        _set(exc, name, None)
+def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
+    """`exc` without its traceback and its context, and with this cause."""
+    for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
+        _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
 
 

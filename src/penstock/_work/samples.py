@@ -22,11 +22,12 @@ _MOST_REPLACEMENTS = 16
 
 
 class StreamEnded(Exception):
-    """The stream has nothing left for this task. If a dataset raises it, it has another task, and is an error."""
+    """The stream has nothing left for the task that it is raised with."""
 
-    def __init__(self, task: Task | None = None) -> None:
-        super().__init__()
-        self.task = task
+
+def is_end(error: BaseException, task: Task) -> bool:
+    """True if the stream has ended at this task. A StreamEnded that a dataset raises is an error like any other."""
+    return type(error) is StreamEnded and len(error.args) == 1 and error.args[0] is task
 
 
 class Fetch:

@@ -22,7 +22,7 @@ from penstock._memory.slabs import Slabs
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import is_end
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
 from penstock.errors import InternalError
@@ -39,7 +39,7 @@ def run_task(
     try:
         tree = runner.run(task, writer)
     except BaseException as error:
-        if isinstance(error, StreamEnded) and error.task is task:
+        if is_end(error, task):
             return Ended(task.seq, worker, runner.mark)
         if interruptible and isinstance(error, KeyboardInterrupt):
             raise  # not the sample's, but the caller's own: workers do not see it

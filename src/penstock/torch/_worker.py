@@ -21,6 +21,7 @@ from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
 from penstock._work.runner import Job
 from penstock._work.samples import StreamEnded
+from penstock.errors import RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
 from penstock.worker_info import WorkerInfo
@@ -174,7 +175,9 @@ class TorchFailure(NamedTuple):
             try:
                 wrapped.reraise()
             except BaseException as raised:
-                error = without_trace(raised)
+                # For an exception group torch raises a TypeError of its constructor, which says nothing.
+                told = type(raised) is wrapped.exc_type
+                error = without_trace(raised, None if told else RemoteTraceback(self.text))
         return annotate(error, self.note)
 
 

@@ -17,7 +17,7 @@ from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.task import Notice, Task
 from penstock._work.runner import Job, Runner
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import is_end
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.process import SEATS
 from penstock.backends._stack import tell_when_asked
@@ -106,7 +106,7 @@ class _Desk:
             tree = runner.run(task, writer)
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
         except BaseException as error:
-            if isinstance(error, StreamEnded) and error.task is task:
+            if is_end(error, task):
                 return self._replier.ended(head, writer, runner.mark)
             failure = runner.capture(error, task)
             writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
