@@ -244,6 +244,20 @@ def test_an_exception_comes_out_of_its_own_step_and_the_epoch_goes_on(
     taken(names, iter(make(backend, dataset, **options)), where, more)
 
 
+@pytest.mark.parametrize("backend", ["inline", "thread", "simulated", "fork"])
+def test_an_object_that_is_raised_many_times_does_not_grow(backend: str, make: Any) -> None:
+    names = ["one object"] * 30
+    batches, found = iter(make(backend, Item(names))), []
+    for _ in names:
+        found.append(outcome(batches.__next__))
+        next(batches)
+    for number, error in enumerate(found):  # at the end: none has changed since
+        check("one object", error, f"In sample {2 * number} (row 0), step {2 * number} of epoch 0")
+    assert len({depth(error) for error in found}) == 1
+    assert len({len(str(error.__cause__)) for error in found}) == 1
+    assert depth(SHARED) < 20
+
+
 @pytest.mark.parametrize("backend", ["inline", "simulated"])
 @pytest.mark.parametrize("place", ["__getitem__", "collate_fn", "__next__"])
 def test_an_interrupt_in_the_calling_process_is_the_callers_own(place: str, backend: str, make: Any) -> None:
@@ -472,7 +486,9 @@ def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread", "fork"])
-@pytest.mark.parametrize("how", ["batches", "share", "share in turn", "skip"])
+@pytest.mark.parametrize(
+    "how", ["batches", pytest.param("share", marks=pytest.mark.wide), "share in turn", "skip"]
+)
 def test_other_iterators_raise_the_same(how: str, backend: str, make: Any) -> None:
     names = [name for name in NAMES if name != "KeyboardInterrupt"]
     where = PLACES["__getitem__"][1]
