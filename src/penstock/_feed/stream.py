@@ -33,7 +33,7 @@ class Stream(Feed):
             warnings.warn(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -56,10 +56,12 @@ class Failure:
             body = _body(exc, dropped)
         except BaseException:  # its __reduce__ may do anything; SIGINT is ignored in a worker
             body = b""
-        own: list[str] = []
+        own, message = list[str](), ""
+        with suppress(BaseException):
+            message = shown(exc)
         with suppress(BaseException):  # it has none, or `__notes__` is not a list
             own = [shown(note) for note in exc.__notes__]
-        return dumps(cls(type_name(exc), shown(exc), where, text_of(exc), (*own, *dropped, *notes), body))
+        return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
         """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""

@@ -194,7 +194,7 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 @cache
 def _warn_of_pipes() -> None:
     text = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=5)
 
 
 @never_ends
