@@ -347,16 +347,12 @@ class DataLoader(Generic[_T_co]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         given: Callable[[Any], Any] | None = self._options.collate_fn
-        if given is not None:
-            return given
-        return default_collate if self._feed.batched else convert
+        default = default_collate if self._feed.batched else convert
+        return default if given is None else given
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was given, or an iterable over the keys of the current epoch.
-
-        None for a stream, and with a batch_sampler.
-        """
+        """The sampler that was given, or the keys of the current epoch. None for a stream and with batch_sampler."""
         return self._feed.sampler(self._now)
 
     @property
@@ -393,8 +389,6 @@ class DataLoader(Generic[_T_co]):
         # Not closed by a finalizer of the loader: that would keep the engines alive, and these may keep the loader.
         self._engines = engines.Engines()
         self._skipped: list[tuple[Any, Exception]] = []
-
-    # From the plan to the engine.
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:

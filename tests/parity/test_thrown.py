@@ -131,7 +131,7 @@ def cells() -> Iterator[Any]:
                 yield pytest.param(place, mode, marks=wide)
 
 
-@pytest.mark.parametrize(("place", "mode"), cells())
+@pytest.mark.parametrize(("place", "mode"), list(cells()))
 def test_an_exception_comes_out_of_its_own_step_and_the_epoch_goes_on(place: str, mode: str) -> None:
     settings = MODES[mode]
     left_out = set[str]()

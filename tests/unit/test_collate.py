@@ -634,5 +634,5 @@ class StoppingGuest:
 
 
 def test_a_row_that_raises_stop_iteration_does_not_shorten_the_batch() -> None:
-    with pytest.raises(CollateError, match="row 1: a .*StoppingGuest cannot be made an array"):
+    with pytest.raises(CollateError, match=r"row 1: a .*StoppingGuest cannot be made an array"):
         default_collate([StoppingGuest(row) for row in range(3)])
