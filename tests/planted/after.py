@@ -51,6 +51,19 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "            leases._lent.clear()",
         "new": "            pass",
     },
+    "a shared epoch counts batches that still wait for their consumer": {
+        "old": "        return _Item(steps, batch)\n",
+        "new": "        for step, mark in steps:\n"
+        "            self._told.passed(step, mark)\n"
+        "        return _Item([], batch)\n",
+    },
+    "the mark of a step is taken before the step is read": {
+        "old": "        mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)\n",
+        "new": "        mark, self._read = (\n"
+        "            getattr(self, '_read', None),\n"
+        "            None if self._reading is None else taken(self._reading.source, self._reading.mark),\n"
+        "        )\n",
+    },
     "a slab that is too small is not made larger": {
         "old": "            if region.capacity >= wanted:\n                return region\n",
         "new": "            return region\n",
@@ -297,8 +310,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "_rescinds = True",
     },
     "an error of the sampler comes with the first batch instead of iter()": {
-        "old": "        _raise_the_samplers_error(run)\n        _begun(loader, cursor)\n",
-        "new": "        _begun(loader, cursor)\n",
+        "old": "        error, run.error = run.error, None\n        if error is not None:\n            try:\n",
+        "new": "        error = None\n        if error is not None:\n            try:\n",
     },
     "drop_last is forgotten for the workers' own streams": {
         "old": "if not samples or (stream.ended and self._job.drop_last and self._job.batched):",

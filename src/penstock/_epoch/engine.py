@@ -28,7 +28,7 @@ from penstock._schedule.course import Course
 from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
-from penstock._wire.failure import annotate
+from penstock._wire.failure import caught, described
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
@@ -363,7 +363,7 @@ class Engine:
             if not self._begun:  # the first crew: that is for the caller to know
                 raise
             # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
-            unborn = f"{type(error).__name__}: {error}"
+            unborn = described(error)
             loss = self._replaced or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
             self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
             self._events.append(events.WorkerLost(worker, None))
@@ -389,8 +389,8 @@ class Engine:
                 return
             except Exception as error:
                 keys = shorten(task.keys)
-                annotate(error, f"The keys {keys} of step {task.step} could not be sent to a worker.")
-                if self._course.refuse(seq, error):
+                where = f"The keys {keys} of step {task.step} could not be sent to a worker."
+                if self._course.refuse(seq, caught(error, where)):
                     self._events.append(events.Bounded(seq))
         self._events.append(events.Exhausted(seq))
 
@@ -423,7 +423,7 @@ class Engine:
             data = self.backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
+            return Handout(task, error=caught(trouble, where), worker=outcome.worker)
         return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: commands.DeliverLost) -> None:

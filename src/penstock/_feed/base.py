@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock._at_work import Source, at_work
 from penstock._interrupts import Loan, with_loan
 from penstock._resume.reading import Mark, Reading, opened, taken
-from penstock._wire.failure import annotate
+from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Task
 from penstock.plan import Draw, OrderPlan, SamplerPlan
 
@@ -101,23 +101,22 @@ class Run:
     def _draw(self, seq: int, most: int) -> Task | None:
         if self.is_over or self.error is not None:
             return None
-        count, mark = 1, None
+        count = 1
         try:
             if self._take is not None:
                 keys, count = self._take(most)
             else:
                 keys = next(self._keys)
-            if self._reading is not None:
-                mark = taken(self._reading.source, self._reading.mark)
         except StopIteration:
             self.is_over = True
             if self._reading is not None and self.end is None:
                 self.end = taken(self._reading.source, self._reading.end)
             return None
         except Exception as error:
-            annotate(error, f"While {self._what} was asked for step {self._step} of epoch {self.epoch}.")
-            self.error = error
+            where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
+            self.error = caught(error, where)
             return None
+        mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)
         task = Task(seq, self.number, self.epoch, self._step, keys, count, mark)
         self._step += count
         return task

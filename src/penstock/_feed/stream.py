@@ -33,7 +33,7 @@ class Stream(Feed):
             warnings.warn(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -123,7 +123,7 @@ class StreamFetch(Fetch):
     def _end(self, task: Task) -> NoReturn:
         self._runner.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
-        raise StreamEnded
+        raise StreamEnded(task)
 
     def _say(self) -> None:
         self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)

@@ -27,7 +27,7 @@ from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.slabs import mapped
 from penstock._memory.tree import Spec
-from penstock._wire.failure import annotate, restore
+from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
@@ -224,7 +224,7 @@ class Receiver:
         self._strays = strays
         self._names = names
         # By worker and number. An exception stands for a layout that could not be unpickled.
-        self._layouts: dict[tuple[int, int], Layout | Exception] = {}
+        self._layouts: dict[tuple[int, int], Layout | BaseException] = {}
 
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
@@ -245,10 +245,7 @@ class Receiver:
         if not length:
             if verdict == _ENDED:
                 return Ended(seq, worker)
-            layout = self._layouts[worker, number]
-            if isinstance(layout, Exception):
-                return Failed(seq, worker, layout)
-            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (self._layouts[worker, number], None))
         data = root[start : start + length].tobytes()
         if verdict == _BUNDLE:
             steps: list[Any] = [self._outcome(root, reply) for reply in REPLY.iter_unpack(data)]
@@ -262,12 +259,10 @@ class Receiver:
             trailer: Trailer = loads(data)
         except Exception as error:  # of a user's class that is part of the batch's structure
             # Remembered, because the worker does not send this layout again.
-            self._layouts[worker, number] = error
-            note = f"While a batch was received from {self._names[worker]}."
-            return Failed(seq, worker, annotate(error, note))
+            note = f"It was received from {self._names[worker]}."
+            refused = self._layouts[worker, number] = caught(error, note)
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (refused, None))
         layout = trailer.layout or self._layouts[worker, number]
-        if isinstance(layout, Exception):
-            return Failed(seq, worker, layout)
         if number != _UNNUMBERED:
             self._layouts[worker, number] = layout
         mended = trailer.mended
@@ -276,8 +271,10 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """The batch: its arrays are views of the slab."""
+        """The batch: its arrays are views of the slab. Raises what the user's classes in it raise."""
         (layout, trailer), root = filled.held, filled.root
+        if isinstance(layout, BaseException):
+            raise copied(layout)
         rest = ()
         if trailer is not None and trailer.rest is not None:
             views = [root[start : start + length] for start, length in trailer.buffers]

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from penstock._interrupts import interrupts_deferred, with_loan
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
-from penstock._wire.failure import annotate
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import is_end
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
 from penstock.errors import InternalError
@@ -39,12 +38,12 @@ def run_task(
     """Runs a task of one step in this process."""
     try:
         tree = runner.run(task, writer)
-    except StreamEnded:
-        return Ended(task.seq, worker, runner.mark)
     except BaseException as error:
+        if is_end(error, task):
+            return Ended(task.seq, worker, runner.mark)
         if interruptible and isinstance(error, KeyboardInterrupt):
             raise  # not the sample's, but the caller's own: workers do not see it
-        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+        return Failed(task.seq, worker, runner.caught(error, task), runner.mark)
     used, root = writer.used, writer.root
     return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
 

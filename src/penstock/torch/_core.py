@@ -13,6 +13,7 @@ from torch.utils.data import RandomSampler, default_collate
 
 import penstock
 from penstock._interrupts import Loan
+from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, seed_step
@@ -33,7 +34,7 @@ class Stacked:
             return collate(samples, empty)
         except Exception as error:
             rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
-            error.rows = tuple(rows)  # type: ignore[attr-defined]
+            dict_of(error)["rows"] = tuple(rows)  # a __setattr__ may refuse
             raise
 
 

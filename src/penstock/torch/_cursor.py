@@ -223,7 +223,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         warnings.warn(
             "torch's engine reads DataPipes and does not report its position, so this state is empty: loading it "
             "starts from the beginning.",
-            stacklevel=3,
+            stacklevel=4,
         )
         return {}
     if loader._saved is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
+from penstock._ending import END, Instead, never_ends, raises_instead
 from penstock._epoch.engine import Engine
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
@@ -27,7 +28,7 @@ from penstock.backends._process.methods import choose_method, configured_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
-from penstock.torch._worker import NOT_THE_END, Replica, sealed
+from penstock.torch._worker import Replica, sealed
 
 _served = 0
 
@@ -38,7 +39,7 @@ def served() -> int:
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
+    """Without workers: torch's plain loop."""
 
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
@@ -54,23 +55,26 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
         if self._cursor.is_stream:
-            self._cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+            fetcher = self._dataset_fetcher
+            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
+            self._cursor.open_stream(fetcher, loader.batch_size or 1)
 
+    @raises_instead
     def _next_data(self) -> Any:
         cursor = self._cursor
         try:
             index = self._next_index()
         except StopIteration:
             cursor.end()
-            raise
+            return END
         ended = False
         try:
             data = self._dataset_fetcher.fetch(index)
-        except StopIteration as error:
-            ended = cursor.is_stream
-            if not ended:
-                raise RuntimeError(NOT_THE_END) from error
-            raise
+        except StopIteration:
+            if not cursor.is_stream:
+                raise
+            ended = True
+            return END
         finally:
             cursor.end() if ended else cursor.passed_inline()
         if self._into is not None:
@@ -93,6 +97,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         self._runs = itertools.count()
         self._reset(loader, first_iter=True)
 
+    @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._run, engine = None, self._engine
         if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
@@ -117,12 +122,18 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)
         self._workers = engine.backend.workers
-        _raise_the_samplers_error(run)
+        error, run.error = run.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
         _begun(loader, cursor)
 
+    @raises_instead
     def _next_data(self) -> Any:
         if self._engine is None or self._run is None:  # closed, or the epoch could not begin
-            raise StopIteration
+            return END
         engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
@@ -132,17 +143,17 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
-        _raise_the_samplers_error(run)
-        if delivery.error is not None:
-            try:
-                raise delivery.error
-            finally:
-                del delivery  # the error's traceback holds this frame, which must not hold it in turn
+        # Like torch, raises from the call in which the sampler was asked, although that was for a later step.
+        error, run.error = run.error, None
+        if error is None:
+            error = delivery.error
+        if error is not None:
+            return Instead(error)
         if delivery.task is None:
             self._cursor.end(run.ends.items())
             if not self._persistent_workers:
                 self._shutdown_workers()
-            raise StopIteration
+            return END
         return delivery.data if self._deliver is None else self._deliver(delivery.data)
 
     def _shutdown_workers(self) -> None:
@@ -175,6 +186,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         self._profile_name = private.profiled_as(kind)
         self._reset(loader)
 
+    @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
@@ -206,16 +218,6 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
             engine.close()  # its workers are idle: no other iterator uses them
 
     __del__ = finalizer(_drop)
-
-
-def _raise_the_samplers_error(run: Run) -> None:
-    """Like torch, raises from the call in which the sampler was asked, although that was for a later step."""
-    error, run.error = run.error, None
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:

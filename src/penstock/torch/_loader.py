@@ -13,6 +13,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
@@ -133,6 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self._iterator = None  # of workers that have ended
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -141,6 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
 
+    @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
@@ -186,6 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         _seeded(self, "update()").update(change, **attributes)
 
+    @never_ends
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
@@ -201,9 +205,10 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 @cache
 def _warn_of_pipes() -> None:
     text = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=5)
 
 
+@never_ends
 def _iterate(loader: Any) -> Any:
     if loader.num_workers and isinstance(loader.dataset, private.PIPES):
         _warn_of_pipes()
