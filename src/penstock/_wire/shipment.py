@@ -98,10 +98,10 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if isinstance(part, np.ndarray):
             return _reduce_array(part, files)
-        reduce = shipping[type(part)] or _shared_by(type(part))
+        reduce = shipping[type(part)]
         if reduce is not None:
             return reduce(part)
-        reduced = otherwise(part)
+        reduced = _reduce_shared(part) or otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
             tags[tag(part)] = part
         return reduced
@@ -112,14 +112,16 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 # What multiprocessing shares: an object that it pickles only for a process that is being started
 
 
-def _shared_by(kind: type) -> Callable[[Any], Any] | None:
-    """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot."""
-    if not str(kind.__module__).startswith("multiprocessing."):
-        return None
+def _reduce_shared(part: Any) -> Any:
+    """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot; None for other objects."""
     from multiprocessing.reduction import ForkingPickler
 
-    reduce: Callable[[Any], Any] | None = ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]
-    return reduce
+    reduce: Any = ForkingPickler._extra_reducers.get(type(part))  # type: ignore[attr-defined]
+    where = getattr(reduce, "__module__", "")
+    # Those in `reduction` are for methods and the like. An attribute tells whether an object of ctypes is shared.
+    if not where.startswith("multiprocessing.") or where == "multiprocessing.reduction":
+        return None
+    return reduce(part) if where != "multiprocessing.sharedctypes" or hasattr(part, "_wrapper") else None
 
 
 @contextmanager
