@@ -44,6 +44,8 @@ class Shared(Data):
         context = multiprocessing.get_context(method)
         self.queue, self.lock, self.count = context.Queue(), context.Lock(), context.Value("i", 0)
         self.memory = shared_memory.SharedMemory(create=True, size=6)
+        torch = sys.modules.get("torch")
+        self.tensor = None if torch is None else torch.zeros(6).share_memory_()
 
     def serve(self, manager):
         self.seen, self.names = manager.dict(), manager.list()
@@ -52,6 +54,8 @@ class Shared(Data):
         process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
         with self.lock:
             self.count.value += 1
+        if self.tensor is not None:
+            self.tensor[key] = key
         self.queue.put((key, os.getpid()))
         self.seen[key] = process.name, process.daemon, process.pid == os.getpid(), process.is_alive()
         self.names.append((parent.name, parent.pid, parent.is_alive(), multiprocessing.get_start_method()))
@@ -87,6 +91,7 @@ if __name__ == "__main__":
         "workers": sorted(set(map(tuple, (rest for _, *rest in data.seen.values())))),
         "names": len(names) == len({pid for _, pid in sent}) and all("Process-" in name for name in names),
         "parents": sorted({(name, pid == os.getpid(), alive, how) for name, pid, alive, how in data.names}),
+        "tensor": 15 if data.tensor is None else int(data.tensor.sum()),
         "memory": bytes(data.memory.buf[:6]).hex(),
     }
     del batches
@@ -104,6 +109,7 @@ EXPECTED: dict[str, Any] = {
     "count": 6,
     "workers": [[True, True, True]],
     "names": True,
+    "tensor": 15,
     "memory": "010203040506",
     "left": [],
 }
