@@ -191,6 +191,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
+        self._handles: dict[int, Any] = getattr(self._stream._engine.backend, "handles", {})
         _begun(loader)
 
     def __next__(self) -> Any:
@@ -203,7 +204,8 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        return [] if self._core is None else self._core.workers
+        """The last worker of each seat, dead or alive."""
+        return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
         with interrupts_deferred():
@@ -248,8 +250,9 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     context = loader.multiprocessing_context or configured_method()
     backend = start(job, choose_method(context), explicit=True)
     try:
-        scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
-        return Engine(backend, scheduler, job, retries=0, look_ahead=False)
+        window, once = loader.prefetch_factor * workers, not loader.persistent_workers
+        scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
+        return Engine(backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead)
     except BaseException:
         backend.close()
         raise
