@@ -27,14 +27,8 @@ from penstock.backends._process.methods import choose_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
+from penstock.torch._status import begun_on_penstock
 from penstock.torch._worker import NOT_THE_END, Replica, sealed
-
-_served = 0
-
-
-def served() -> int:
-    """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
-    return _served
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
@@ -205,8 +199,7 @@ def _raise_the_samplers_error(run: Run) -> None:
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:
-    global _served
-    _served += 1
+    begun_on_penstock(loader)
     if cursor is not None and cursor.is_tracked:
         loader._saved, loader._cursor = None, cursor
 
