@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch.utils.data
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -71,28 +70,27 @@ def test_a_subclass_that_gets_its_iterators_from_torch_runs_on_penstock(kind: An
     assert uses()[kind.__name__] == LoaderUse(f"{kind.__module__}.{kind.__name__}", 1, 0)
 
 
+def in_a_list(sample: Any) -> list[Any]:
+    return [sample]
+
+
 class NotALoader:
     """As fastai's `_FakeLoader`: only the attributes that torch's iterators read, and no class of torch's."""
 
     pin_memory, pin_memory_device, timeout, persistent_workers = False, "", 0, False
-    collate_fn, drop_last, worker_init_fn, generator = staticmethod(list), False, None, None
+    collate_fn, drop_last, worker_init_fn, generator = staticmethod(in_a_list), False, None, None
     multiprocessing_context, prefetch_factor, in_order, _auto_collation = None, 2, True, False
-    _IterableDataset_len_called, _dataset_kind, dataset = None, 0, range(4)
-    _index_sampler = sampler = range(4)
+    _IterableDataset_len_called, _index_sampler, dataset = None, range(4), range(4)
 
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-        self.collate_fn = list_of
+    def __init__(self, num_workers: int, *, stream: bool) -> None:
+        self.num_workers, self._dataset_kind = num_workers, int(stream)
 
 
-def list_of(sample: Any) -> list[Any]:
-    return [sample]
-
-
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_that_is_made_without_a_loader_class_runs_on_penstock(workers: int) -> None:
+def test_an_iterator_that_is_made_without_a_loader_class_runs_on_penstock(workers: int, stream: bool) -> None:
     with penstock.torch.enable():
-        assert [*KINDS[workers > 0](NotALoader(workers))] == [[0], [1], [2], [3]]
+        assert [*KINDS[workers > 0](NotALoader(workers, stream=stream))] == [[0], [1], [2], [3]]
     assert uses()["NotALoader"].on_penstock == 1
 
 

@@ -39,7 +39,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         with cursor.beginning(self):
             super().__init__(loader)
             if cursor.is_stream:
-                cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+                cursor.open_stream(self._dataset_fetcher, getattr(loader, "batch_size", None) or 1)
         self._sampler_iter = cursor.keys(self)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)

@@ -194,7 +194,7 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """The class of the iterator that is made where the program asks for one of `kind`, a class of torch's or a subclass."""
+    """The class to use for an iterator of `kind`: torch's two classes become ours, others stay as they are."""
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
     if kind is private.InlineIterator:
@@ -222,7 +222,7 @@ def _iterate(loader: DataLoader[Any]) -> Any:
         kind = Seeded
     elif loader.num_workers:
         loader.check_worker_number_rationality()
-    iterator = object.__new__(_kind_of_iterator(kind, loader))
+    iterator: Any = object.__new__(_kind_of_iterator(kind, loader))
     iterator.__init__(loader)
     return iterator
 
@@ -239,8 +239,8 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 class enable:
     """From now on every loader of torch's in this process uses penstock's engine.
 
-    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader whose
-    iterators are of a class of its own keeps torch's engine, and a warning says so once for each class of loader.
+    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
+    an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():
