@@ -117,7 +117,8 @@ def test_a_loader_with_iterators_of_its_own_keeps_them_and_says_so_once(workers:
         with pytest.warns(UserWarning, match=f"OwnIterators uses torch's engine.*{iterator}") as caught:
             assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         assert [warning.filename for warning in caught] == [__file__]
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]  # not said again: warnings are errors here
+        # Warnings are errors here, so the second epoch has none.
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     use = uses()["OwnIterators"]
     assert (use.on_penstock, use.on_torch) == (0, 2)
     assert iterator in (use.reason or "")
@@ -128,7 +129,9 @@ def test_datapipes_with_workers_count_as_torchs(ours: bool) -> None:
     with penstock.torch.enable():
         kind = penstock.torch.DataLoader if ours else DataLoader
         loader = kind(IterableWrapper(range(2)), num_workers=1)
-        with pytest.warns(UserWarning, match=r"DataLoader uses torch's engine, not penstock's: DataPipes are seeded"):
+        with pytest.warns(
+            UserWarning, match=r"DataLoader uses torch's engine, not penstock's: DataPipes are seeded"
+        ):
             assert [batch.tolist() for batch in loader] == [[0], [1]]
     use = uses()["DataLoader"]
     assert (use.on_penstock, use.on_torch) == (0, 1)

@@ -59,10 +59,10 @@ def main(name: str, engine: str, report: str) -> None:
 
 
 def without_cuda(name: str) -> Any:
-    """Lets libraries be imported whose wheels were compiled for a torch with CUDA, which is not the torch of these tests.
+    """Lets libraries be imported whose wheels were compiled for a torch with CUDA.
 
-    torchvision then has no compiled operators, which no loader needs, but it refers to two of them by name. torchaudio
-    cannot be imported at all: SpeechBrain asks only for its version.
+    torchvision then has no compiled operators, which no loader needs, but it refers to two of them by name.
+    torchaudio cannot be imported at all: SpeechBrain asks only for its version.
     """
     import torch
 

@@ -41,7 +41,9 @@ def run(name: str, engine: str) -> dict[str, Any]:
         report = Path(folder) / "report"
         command = [sys.executable, "-m", "wild.run", name, engine, str(report)]
         environment = {**os.environ, **quiet, "HOME": folder}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, f"{engine}:\n{done.stderr[-4000:]}"
         found: dict[str, Any] = json.loads(report.read_text())
     return {**found, "stderr": done.stderr}

@@ -178,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _is_accelerate_prepared(self) -> bool:
         """accelerate reads this before it makes a loader of torch's class from this one."""
         if not enable._on:
-            warn_once(self, "accelerate makes a new torch loader from it, so call penstock.torch.enable() before")
+            warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
 
     def __len__(self) -> int:
@@ -218,7 +218,8 @@ def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 def _iterate(loader: DataLoader[Any]) -> Any:
     kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
-    if loader._ours["seed"] is not None and not (loader.num_workers and isinstance(loader.dataset, private.PIPES)):
+    are_pipes = isinstance(loader.dataset, private.PIPES)
+    if loader._ours["seed"] is not None and not (loader.num_workers and are_pipes):
         kind = Seeded
     elif loader.num_workers:
         loader.check_worker_number_rationality()
@@ -252,7 +253,8 @@ class enable:
     def __init__(self) -> None:
         self._was = enable._on
         enable._on = True
-        private.BaseIterator.__new__ = _new  # stays: a class that has lost its `__new__` takes no arguments any more
+        # It stays for good: a class that has lost its `__new__` takes no arguments any more.
+        private.BaseIterator.__new__ = _new
 
     def __enter__(self) -> None:
         pass

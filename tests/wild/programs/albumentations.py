@@ -8,7 +8,6 @@ import albumentations as A
 import numpy as np
 from albumentations.pytorch import ToTensorV2
 from torch.utils.data import DataLoader, Dataset
-
 from wild.tape import Tape
 
 
@@ -16,7 +15,8 @@ class Pictures(Dataset):
     def __init__(self) -> None:
         self.pictures = np.random.default_rng(3).integers(0, 256, (160, 40, 40, 3), np.uint8)
         self.transform = A.Compose(
-            [A.RandomCrop(32, 32), A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.5), ToTensorV2()], seed=7
+            [A.RandomCrop(32, 32), A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.5), ToTensorV2()],
+            seed=7,
         )
 
     def __len__(self) -> int:

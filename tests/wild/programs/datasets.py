@@ -6,12 +6,15 @@ from pathlib import Path
 
 from datasets import Dataset
 from torch.utils.data import DataLoader
-
 from wild.tape import Tape
 
 
 def program(tape: Tape, workers: int, folder: Path) -> None:
-    rows = {"x": [[float(i), i / 7] for i in range(400)], "y": list(range(400)), "text": [f"row {i}" for i in range(400)]}
+    rows = {
+        "x": [[float(i), i / 7] for i in range(400)],
+        "y": list(range(400)),
+        "text": [f"row {i}" for i in range(400)],
+    }
     table = Dataset.from_dict(rows).with_format("torch")
     loader = DataLoader(table, batch_size=16, shuffle=True, num_workers=workers)
     for _ in tape.epochs():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fastai.callback.core import Callback
 from fastai.vision.all import ImageDataLoaders, Learner, RandomResizedCrop, aug_transforms, nn, set_seed
-
 from wild.pictures import folder_of_pictures
 from wild.tape import Tape
 

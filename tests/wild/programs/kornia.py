@@ -7,7 +7,6 @@ from pathlib import Path
 import kornia.augmentation as K
 import torch
 from torch.utils.data import DataLoader, Dataset
-
 from wild.tape import Tape
 
 

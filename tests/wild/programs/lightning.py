@@ -8,7 +8,6 @@ from pathlib import Path
 import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-
 from wild.tape import Tape
 
 
@@ -35,7 +34,12 @@ def program(tape: Tape, workers: int, folder: Path) -> None:
     x = torch.rand(400, 4)
     data = TensorDataset(x, x.sum(1, keepdim=True))
     options = {"batch_size": 16, "num_workers": workers, "persistent_workers": bool(workers)}
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=3, default_root_dir=folder, **quiet)
     with tape.timed():
         trainer.fit(Module(tape), DataLoader(data, shuffle=True, **options), DataLoader(data, **options))

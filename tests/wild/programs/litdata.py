@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from litdata import StreamingDataLoader, StreamingDataset
 from litdata.streaming.cache import Cache
-
 from wild.tape import Tape
 
 ON_TORCH = {"StreamingDataLoader": "_StreamingMultiProcessingDataLoaderIter"}

@@ -9,7 +9,6 @@ from mmengine.dataset import BaseDataset
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
-
 from wild.tape import Tape
 
 

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 from monai.data import CacheDataset, DataLoader, ThreadDataLoader, list_data_collate
-from monai.transforms import Compose, EnsureChannelFirstd, RandFlipd, RandGaussianNoised, RandSpatialCropSamplesd
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    RandFlipd,
+    RandGaussianNoised,
+    RandSpatialCropSamplesd,
+)
 from monai.utils import set_determinism
-
 from wild.tape import Tape
 
 
@@ -24,12 +29,14 @@ def program(tape: Tape, workers: int, folder: Path) -> None:
     set_determinism(seed=0)
     random = np.random.default_rng(1)
     data = [{"image": random.random((24, 24, 24), np.float32), "name": f"scan {i}"} for i in range(24)]
-    transform = Compose([
-        EnsureChannelFirstd("image", channel_dim="no_channel"),
-        RandFlipd("image", prob=0.5, spatial_axis=0),
-        RandGaussianNoised("image", prob=0.5),
-        RandSpatialCropSamplesd("image", roi_size=(16, 16, 16), num_samples=2, random_size=False),
-    ])
+    transform = Compose(
+        [
+            EnsureChannelFirstd("image", channel_dim="no_channel"),
+            RandFlipd("image", prob=0.5, spatial_axis=0),
+            RandGaussianNoised("image", prob=0.5),
+            RandSpatialCropSamplesd("image", roi_size=(16, 16, 16), num_samples=2, random_size=False),
+        ]
+    )
     dataset = CacheDataset(data, transform, cache_rate=1.0, num_workers=0, progress=False)
     loaders = [
         DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, collate_fn=list_data_collate),

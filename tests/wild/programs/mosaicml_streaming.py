@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
-
 from wild.tape import Tape
 
 

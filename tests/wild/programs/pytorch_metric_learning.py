@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from pytorch_metric_learning import losses, samplers, trainers
 from torch.utils.data import DataLoader, TensorDataset
-
 from wild.tape import Tape
 
 

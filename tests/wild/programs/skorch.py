@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback
-
 from wild.tape import Tape
 
 

@@ -8,7 +8,6 @@ import torch
 from speechbrain.dataio.dataloader import SaveableDataLoader, make_dataloader
 from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.checkpoints import Checkpointer
-
 from wild.tape import Tape
 
 

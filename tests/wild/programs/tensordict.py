@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict, tensorclass
 from torch.utils.data import DataLoader
-
 from wild.tape import Tape
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from timm.data import create_dataset, create_loader
-
 from wild.pictures import folder_of_pictures
 from wild.tape import Tape
 

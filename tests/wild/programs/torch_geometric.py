@@ -7,7 +7,6 @@ from pathlib import Path
 import torch_geometric.transforms as T
 from torch_geometric.datasets import FakeDataset
 from torch_geometric.loader import DataLoader
-
 from wild.tape import Tape
 
 

@@ -8,7 +8,6 @@ import torch
 import torchdata.nodes as tn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-
 from wild.tape import Tape
 
 ON_TORCH = {"StatefulDataLoader": "_Stateful"}

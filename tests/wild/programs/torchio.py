@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torchio as tio
-
 from wild.tape import Tape
 
 

@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-
 from wild.tape import Tape
 
 
@@ -21,7 +20,9 @@ class Transitions(torch.utils.data.Dataset):
 
 
 def program(tape: Tape, workers: int, folder: Path) -> None:
-    loader = DataLoader(Transitions(), batch_size=16, shuffle=True, num_workers=workers, collate_fn=torch.stack)
+    loader = DataLoader(
+        Transitions(), batch_size=16, shuffle=True, num_workers=workers, collate_fn=torch.stack
+    )
     for _ in tape.epochs():
         buffer = ReplayBuffer(
             storage=LazyTensorStorage(300), sampler=SamplerWithoutReplacement(), batch_size=32

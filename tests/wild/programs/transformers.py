@@ -15,7 +15,6 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-
 from wild.tape import Tape
 
 WORDS = ["[PAD]", "[UNK]", "[MASK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(200))]
@@ -69,4 +68,4 @@ def train(tape: Tape, workers: int, folder: Path, dataset, collator) -> None:
     trainer = Trainer(Watching(config), arguments, train_dataset=dataset, data_collator=collator)
     with tape.timed():
         trainer.train()
-    tape.saw({name: each for name, each in trainer.model.state_dict().items()})
+    tape.saw(dict(trainer.model.state_dict()))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ultralytics.cfg import get_cfg
 from ultralytics.data import build_dataloader, build_yolo_dataset
-
 from wild.pictures import folder_of_pictures
 from wild.tape import Tape
 

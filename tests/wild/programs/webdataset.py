@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import webdataset as wds
-
 from wild.tape import Tape
 
 
@@ -18,7 +17,9 @@ def program(tape: Tape, workers: int, folder: Path) -> None:
                 pixels = random.random((16, 16), np.float32)
                 sink.write({"__key__": f"{shard}{i:04}", "x.npy": pixels, "y.cls": i % 10})
     dataset = (
-        wds.WebDataset(str(folder / "{0000..0003}.tar"), shardshuffle=4, nodesplitter=wds.split_by_node, seed=7)
+        wds.WebDataset(
+            str(folder / "{0000..0003}.tar"), shardshuffle=4, nodesplitter=wds.split_by_node, seed=7
+        )
         .shuffle(20, seed=7)
         .decode()
         .to_tuple("x.npy", "y.cls")
