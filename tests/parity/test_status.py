@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import warnings
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ class NotALoader:
 
     pin_memory, pin_memory_device, timeout, persistent_workers = False, "", 0, False
     collate_fn, drop_last, worker_init_fn, generator = staticmethod(in_a_list), False, None, None
-    multiprocessing_context, prefetch_factor, in_order, _auto_collation = None, 2, True, False
+    multiprocessing_context, prefetch_factor, in_order, _auto_collation = multiprocessing, 2, True, False
     _IterableDataset_len_called, _index_sampler, dataset = None, range(4), range(4)
 
     def __init__(self, num_workers: int, *, stream: bool) -> None:

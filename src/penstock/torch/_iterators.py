@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import weakref
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,9 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
         assigned=True,
     )
     # torch's default start method: a program that works with torch's loader works here without changes.
-    context = loader.multiprocessing_context or multiprocessing.get_start_method()
+    context = loader.multiprocessing_context
+    if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
+        context = multiprocessing.get_start_method()
     backend = ProcessBackend(job, choose_method(context), explicit=True)
     scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
     return Engine(backend, scheduler, job, retries=0, look_ahead=False)

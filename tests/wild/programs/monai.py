@@ -19,9 +19,15 @@ from wild.tape import Tape
 
 def without_ids(batch):
     """A transform records `id(transform)` in what it returns."""
-    image = batch["image"]
-    for step in (step for steps in image.applied_operations for step in steps):
-        step.pop("id", None)
+
+    def forget(record):
+        record.pop("id", None)
+        for part in record.values():
+            if isinstance(part, dict):
+                forget(part)
+
+    for record in (record for records in batch["image"].applied_operations for record in records):
+        forget(record)
     return batch
 
 
