@@ -22,9 +22,9 @@ Runs = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # on torch, on pen
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path.stem for path in (HERE / "programs").glob("*.py"))
 
-# No slower than this part of torch's speed. The machines of CI are noisy: the control differs by as much.
+# At least this part of torch's speed: torch beside torch differs by as much on a shared machine.
 TOLERANCE = 0.9
-ROUNDS = 3  # so many pairs of runs are timed at most, until the median of their ratios is good enough
+ROUNDS = 3  # so many more pairs of runs are timed at most, until the median of their ratios is good enough
 
 
 def run(name: str, engine: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_penstock_leaves_nothing_behind_that_torch_does_not(runs: Runs) -> None:
     assert set(ours["workers"]) <= set(theirs["workers"])
     assert len(ours["workers"]) <= len(theirs["workers"])
     assert not ours["active"]
-    assert not ours["memory"]
+    assert ours["memory"] <= theirs["memory"]  # libraries keep some of their own
     assert not ours["names"]
     for kind, count in ours["descriptors"].items():
         assert count <= theirs["descriptors"].get(kind, 0), kind
@@ -120,17 +120,21 @@ def test_penstock_leaves_nothing_behind_that_torch_does_not(runs: Runs) -> None:
 
 def test_penstock_is_no_slower_than_torch(name: str, runs: Runs) -> None:
     one, found, other = runs
-    ratios = [statistics.mean([_seconds(one), _seconds(other)]) / _seconds(found)]
-    while statistics.median(ratios) < TOLERANCE and len(ratios) < ROUNDS:
-        ratios.append(_seconds(run(name, "torch")) / _seconds(run(name, "penstock")))
-    print(f"{name}: {statistics.median(ratios):.2f} times torch's speed; torch beside torch", end=" ")
-    print(f"{_seconds(one) / _seconds(other):.2f}")
+    ratios = [speed(found, one), speed(found, other)]
+    for _ in range(ROUNDS):
+        if statistics.median(ratios) >= TOLERANCE:
+            break
+        ratios.append(speed(run(name, "penstock"), run(name, "torch")))
+    print(
+        f"{name}: {statistics.median(ratios):.2f} of torch's speed; torch beside torch {speed(other, one):.2f}"
+    )
     assert statistics.median(ratios) >= TOLERANCE, ratios
 
 
-def _seconds(found: dict[str, Any]) -> float:
-    """The median epoch with workers."""
-    return statistics.median(found["timed"]["times"])
+def speed(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The median over the timed epochs with workers; each is compared with the same epoch of the other run."""
+    pairs = zip(found["timed"]["times"], expected["timed"]["times"], strict=True)
+    return statistics.median(theirs / ours for ours, theirs in pairs)
 
 
 def _on_torch(name: str) -> dict[str, str]:
@@ -141,4 +145,5 @@ def _on_torch(name: str) -> dict[str, str]:
 
 def _lines(said: str | list[str]) -> list[str]:
     lines = said.splitlines() if isinstance(said, str) else said
+    lines = [line for line in lines if not re.search(r"\|.*(it/s|s/it)", line)]  # bars of tqdm
     return [re.sub(r"0x[0-9a-f]+|\d[\d:.,]*|tmp\w+", "#", line).strip() for line in lines if line.strip()]
