@@ -44,36 +44,56 @@ _SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))
 class DataLoader(Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
-    The arguments have the names and meanings of torch's DataLoader; the batches are numpy arrays. `dataset` is an
-    object with `__len__` and `__getitem__`, or an `IterableDataset`.
-
-    With `num_workers=0` the loader is a plain loop in the calling process; other settings give the same batches.
-    Workers are processes, or threads with `backend="thread"`, which suits datasets that wait for I/O or release the
-    GIL. They live until the loader is closed or garbage collected. A worker that crashes is replaced, and its step is
-    retried up to `retries` times.
-
-    With `seed=` the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
-    `penstock.rng()`, are a function of the seed (threads: only those from `penstock.rng()`). Without it, a seed is
-    drawn from `generator`, or else from numpy's global generator.
-
-    `on_error="skip"` drops samples that raise, and "replace" replaces them by other samples;
-    `max_errors` limits how many may fail in an epoch (see `skipped`).
-
-    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader gets one rank's share of
-    each step: `world * batch_size` samples of the order that all ranks compute from their common seed. `last_batch`
-    is the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see `Batch.pad`; the
-    default with ranks), or "rollover" (its samples begin the next epoch).
-
-    `dtype="float32"` converts all numbers while they are written into a batch, `dtype={"image": "float32"}` those of
-    single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
-
-    Worker processes keep the dataset as it was when they started. They are restarted if its length has changed; use
-    `update` for any other change.
+    The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
+    number and kind of workers.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
+
+    What is loaded:
+
+    - `dataset`: an object with `__len__` and `__getitem__`, or an `IterableDataset`. Worker processes keep it as it
+      was when they started. They are restarted if its length has changed; use `update` for any other change.
+    - `batch_size`: samples in a batch. None hands out single samples, without an axis for the batch.
+    - `collate_fn`: makes a batch of a list of samples; by default that is `default_collate`. With `batch_size=None`
+      it gets one sample, and by default the sample stays as it is.
+    - `dtype`: "float32" converts all numbers while they are written into a batch, `{"image": "float32"}` those of
+      single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
+
+    In which order:
+
+    - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
+      `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
+    - `generator`: a seed that you do not give is drawn from this numpy Generator, or else from numpy's global one.
+    - `shuffle`: a new order in each epoch. The default is the order of the keys.
+    - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
+      replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
+    - `shard`: `(rank, world)`, or "auto" under torchrun, SLURM or Open MPI: this loader gets one rank's share of each
+      step: `world * batch_size` samples of the order that all ranks compute from their common seed.
+    - `last_batch`: the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
+      `Batch.pad`; the default with ranks), or "rollover" (its samples begin the next epoch). `drop_last=True`
+      means "drop".
+    - `in_order`: False hands out batches as they are done, and a slow one no longer holds up the others.
+
+    By whom:
+
+    - `num_workers`: 0 loads in the calling process, when you ask. It may be set again while the loader runs.
+    - `backend`: "process" (the default), or "thread", which suits datasets that wait for I/O or release the GIL.
+    - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
+      multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
+    - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default.
+    - `persistent_workers`: False ends workers with each epoch. By default they live as long as the loader.
+    - `worker_init_fn`: is called in each worker when it starts, with the number of the worker.
+    - `pin_memory`, `pin_memory_device`: for programs that were written for torch: no effect on numpy arrays.
+
+    And if something goes wrong:
+
+    - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
+    - `retries`: how often the step of a worker that has crashed is tried again, by a worker that replaces it.
+    - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
+      how many may fail in an epoch (see `skipped`).
     """
 
     def __init__(

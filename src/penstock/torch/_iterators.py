@@ -153,19 +153,26 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     __del__ = _shutdown_workers
 
 
+class _Closed:
+    """In the place of the batches of a closed iterator. The garbage collector may close it at any moment."""
+
+    def __next__(self) -> Any:
+        raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
+
+
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
     """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
     def __init__(self, loader: Any) -> None:
         self._core: Core | None = None
-        self._stream: Any = None
+        self._stream: Any = _Closed()
         self._persistent_workers = loader.persistent_workers
         kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
         self._profile_name = private.profiled_as(kind)
         self._reset(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._stream = None  # gives its engine back
+        self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
         _begun(loader)
@@ -183,12 +190,12 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         return [] if self._core is None else self._core.workers
 
     def _shutdown_workers(self) -> None:
-        self._stream = None
+        self._stream = _Closed()
         if self._core is not None and self._persistent_workers:
             self._core.close()
 
     def __del__(self) -> None:
-        self._stream = None
+        self._stream = _Closed()
         core = self._core if self._persistent_workers else None
         if core is not None and (engine := core._engines.take()) is not None:
             engine.close()  # its workers are idle: no other iterator uses them
