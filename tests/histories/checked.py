@@ -77,6 +77,7 @@ def stage(patience: float = 6) -> Iterator[None]:
     warnings.simplefilter("error")
     for ignored in (
         "num_workers=.* is more than",
+        "This DataLoader will create",
         "A stream is read by one reader",
         "Worker .*",
         "worker .*",
@@ -257,16 +258,27 @@ class Reader:
         before = self.expected.snapshot()
         wanted = self.expected.next()
         given = self._ask()
-        if isinstance(given, penstock.LoaderTimeout) and self.loader.model.settings.get("timeout"):
-            vars(self.expected).update(before)
-            return given
-        if self._uncertain and isinstance(given, RuntimeError) and "KeyboardInterrupt" in str(given):
-            vars(self.expected).update({**before, "ended": "was ended by KeyboardInterrupt"})
-            return given
-        if not (isinstance(given, penstock.WorkerLost) and self._may_be_lost(wanted)):
+        if self._is_excused(given):
+            vars(self.expected).update({**before, "ended": self.expected.ended})
+        elif not (isinstance(given, penstock.WorkerLost) and self._may_be_lost(wanted)):
             self.compare(given, wanted)
         self._check_skipped()
         return given
+
+    def is_certain(self) -> bool:
+        """False if an error may come in the place of any batch, because of a fault before."""
+        loader = self.loader.model
+        lost = self.loader.has_died and type(loader.source) is sources.Stream
+        return not self._uncertain and not lost and loader.kills <= loader.settings.get("retries", 2)
+
+    def _is_excused(self, given: Any) -> bool:
+        """Whether this is an error in the place of no batch, which may come here."""
+        if isinstance(given, penstock.LoaderTimeout) and self.loader.model.settings.get("timeout"):
+            return True
+        if self._uncertain and isinstance(given, RuntimeError) and "KeyboardInterrupt" in str(given):
+            self.expected.ended = "was ended by KeyboardInterrupt"
+            return True
+        return False
 
     def _ask(self) -> Any:
         try:
@@ -569,6 +581,10 @@ def _beside(*works: Callable[[], object]) -> Iterator[None]:
 
 def race(number: int, *readers: Reader) -> None:
     """Reads so many batches of each iterator, each in a thread of its own."""
+    if not all(reader.is_certain() for reader in readers):
+        for reader in readers:
+            take(reader, number)
+        return
     wanted = [[reader.expected.next() for _ in range(number)] for reader in readers]
     given: list[list[Any]] = [[] for _ in readers]
 
@@ -651,8 +667,11 @@ class meanwhile:
             for _ in range(number):
                 before, least = reader.expected.snapshot(), done
                 given, most = reader._ask(), begun
+                if reader._is_excused(given):
+                    break
                 for at in range(least, most + 1):
-                    vars(reader.expected).update({**before, "left": list(before["left"])})
+                    copies = {name: list(before[name]) for name in ("left", "skipped")}
+                    vars(reader.expected).update({**before, **copies})
                     loader.model.source.scale = values[at]
                     try:
                         reader.compare(given, reader.expected.next())

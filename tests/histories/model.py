@@ -174,6 +174,8 @@ class Model:
         made: list[list[int]] = [[]]
         for key in keys:
             made[-1].append(key)
+            if self._raises(made[-1]) and type(self.source) is sources.Stream:
+                break  # a generator ends with its error
             if len(made[-1]) == size or self._raises(made[-1]):
                 made.append([])
         return [batch for batch in made if batch]
@@ -345,8 +347,6 @@ class Epoch:
             self.steps = step.number + 1
             made = self.model.outcome(self.number, step)
             if isinstance(made, Failure):
-                if type(self.model.source) is sources.Stream:
-                    self.left.clear()  # a generator ends with its error
                 return made
             most = self.model.settings.get("max_errors")
             room = len(made.skipped) if most is None else most - len(self.skipped)

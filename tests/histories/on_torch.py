@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import penstock.torch
 from tests.histories import checked
 from tests.histories.checked import *  # noqa: F403
 
 __all__ = checked.__all__
+
+torch.set_num_threads(1)  # its own threads are not what a history leaves behind
 
 
 class DataLoader(checked.DataLoader):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Seconds: a program that takes longer hangs. It prints the stacks of its threads then.
-LIMIT = 40.0
+LIMIT = 90.0
 
 _PR_SET_CHILD_SUBREAPER = 36
 

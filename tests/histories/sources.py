@@ -1,7 +1,7 @@
 """The datasets of histories.
 
-Their samples are functions of the key, of attributes that `update()` changes, and of the random numbers that belong to
-the sample or to the step; so the model can compute them without a loader.
+Their samples are functions of the key, of attributes that `update()` changes, and of the random numbers that belong
+to the sample or to the step; so the model can compute them without a loader.
 """
 
 from __future__ import annotations
