@@ -47,6 +47,7 @@ __all__ = [
     "killing",
     "meanwhile",
     "pausing",
+    "prefetched",
     "race",
     "refused",
     "shared",
@@ -763,6 +764,36 @@ def _compare_any(checks: Reader, given: list[Any], epoch: model.Epoch) -> None:
             break
         else:
             raise Different(f"{wanted} did not come, but {[_told(one) for one in left]}")
+
+
+def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
+    """A `prefetch()` of the loader: reads so many batches for each number, and does what each name says."""
+    with penstock.prefetch(loader.real, depth=depth) as ahead:
+        iter(ahead)
+        reader = Reader(loader, ahead, loader.model.begin(), False)
+        reader.compare(reader._ask(), reader.expected.next())  # before that, the state may be of the epoch before
+        state, at = _through_json(ahead.state_dict()), loader.model.position()
+        for act in acts:
+            if act == "state":
+                state, at = _through_json(ahead.state_dict()), loader.model.position()
+                loader._check_state(state, at)
+            elif act == "load":
+                ahead.load_state_dict(state)
+                loader.model.load(at)
+                reader.expected = loader.model.begin()
+            elif act == "reset":
+                reader.next()  # before the first batch, whether an epoch has begun depends on the thread
+                ahead.reset()
+                reader.expected = loader.model.begin()
+            elif act == "iter":
+                iter(ahead)
+                if reader.expected.is_over:
+                    reader.expected = loader.model.begin()
+            else:
+                for _ in range(int(act)):
+                    reader.compare(reader._ask(), reader.expected.next())
+    # How far the thread has read is not known.
+    loader.set_epoch(loader.model.next_epoch)
 
 
 # ---- the simulated backend ------------------------------------------------------------------------

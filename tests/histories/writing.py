@@ -336,6 +336,17 @@ def _share(scope: Scope, loader: str, consumers: int, in_turn: bool, threads: bo
 
 
 @_writes
+def _prefetch(scope: Scope, loader: str, depth: int, *acts: str | int) -> str | None:
+    if loader not in scope.loaders or scope.kind(loader) not in ("process", "thread") or scope.draws_here():
+        return None
+    if scope.has_one_position() and scope.readers_of(loader):
+        return None
+    if scope.history.source[0] in ("Stream", "Saved"):
+        return None  # a lost reader; and a state of the dataset, which prefetch() does not read ahead
+    return f"prefetched({loader}, {depth}, {', '.join(map(repr, acts))})"
+
+
+@_writes
 def _end(scope: Scope, how: str) -> str | None:
     closes = [f"{loader}.close()" for loader in scope.loaders] + ["closed()"] if how == "close" else []
     names = [*scope.readers, *scope.loaders] if how == "drop" else [*scope.loaders, *scope.readers]
@@ -380,11 +391,12 @@ WEIGHTS = {
     "resizes": 1,
     "updates": 1,
     "share": 2,
+    "prefetch": 2,
 }
 
 
 # What the torch face does not have.
-_CORE_ONLY = {"update", "updates", "share", "close", "close_paused", "leave", "killed_in"}
+_CORE_ONLY = {"prefetch", "update", "updates", "share", "close", "close_paused", "leave", "killed_in"}
 
 
 # What is known to fail, and is being mended: left out unless `--known` is given.
@@ -589,6 +601,11 @@ def _operation(rng: random.Random, name: str, crews: _Crews) -> Operation:
             rng.random() < 0.4,
             rng.random() < 0.5,
             rng.choice((1, 3, 8, 40)),
+        ),
+        "prefetch": (
+            loader,
+            rng.randint(1, 4),
+            *rng.choices((1, 3, 9, 40, "state", "load", "reset", "iter"), k=6),
         ),
         "forget": (),
         "collect": (),
