@@ -639,7 +639,7 @@ class meanwhile:
         over = False
 
         def work() -> None:
-            for size in sizes * 100:
+            for size in sizes * 5:  # each may start workers: a hundred times would be hundreds of processes
                 reader.loader.real.num_workers = size
                 if over:
                     return

@@ -309,6 +309,8 @@ def _resizes(scope: Scope, reader: str, number: int, *sizes: int) -> str | None:
     loader = scope.readers.get(reader)
     if loader is None or scope.kind(loader) not in ("process", "thread"):
         return None
+    if "multiprocessing_context" in scope.loaders[loader]:
+        return None  # a new interpreter for each
     return f"meanwhile.resizes({reader}, {number}, {', '.join(map(str, sizes))})"
 
 
