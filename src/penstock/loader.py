@@ -7,12 +7,12 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
+from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
@@ -20,6 +20,7 @@ from penstock._epoch.share import share
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
+from penstock._interrupts import Loan
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -136,9 +137,9 @@ class DataLoader(Generic[_T_co]):
         self._give_engines()
 
     # For subclasses with other batches: the class that runs tasks, the random generators that are set while samplers
-    # and light items are read (see `borrowed_generators`), and a function of each batch that is handed out.
+    # and light items are read (see `Borrowed`), and a function of each batch that is handed out.
     _make_runner: ClassVar[type | None] = None
-    _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
+    _borrow: ClassVar[Callable[..., Loan] | None] = None
     _deliver: Callable[[Any], Any] | None = None
 
     @staticmethod
@@ -180,6 +181,7 @@ class DataLoader(Generic[_T_co]):
 
     # Resuming.
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -197,6 +199,7 @@ class DataLoader(Generic[_T_co]):
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
 
+    @never_ends
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken. The number of workers may differ.
 
@@ -253,11 +256,13 @@ class DataLoader(Generic[_T_co]):
             "dtype": None if options.cast is None else options.cast.describe(),
         }
 
+    @never_ends
     def __len__(self) -> int:
         """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
+    @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
 
@@ -312,11 +317,13 @@ class DataLoader(Generic[_T_co]):
                 f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
                 "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
             )
-        with self._engines.held() as held:
+
+        def resize(held: list[Engine]) -> None:
             options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
-            window = engines.window(int(number), options, self._feed)
-            for engine, _ in held:
-                engine.resize(engines.workers(int(number), self._feed), window)
+            for engine in held:
+                engine.resize(*engines.size(options, self._feed))
+
+        self._engines.held(resize)
 
     @property
     def workers(self) -> list[Any]:
@@ -342,16 +349,12 @@ class DataLoader(Generic[_T_co]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         given: Callable[[Any], Any] | None = self._options.collate_fn
-        if given is not None:
-            return given
-        return default_collate if self._feed.batched else convert
+        default = default_collate if self._feed.batched else convert
+        return default if given is None else given
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was given, or an iterable over the keys of the current epoch.
-
-        None for a stream, and with a batch_sampler.
-        """
+        """The sampler that was given, or the keys of the current epoch. None for a stream and with batch_sampler."""
         return self._feed.sampler(self._now)
 
     @property
@@ -389,8 +392,7 @@ class DataLoader(Generic[_T_co]):
         self._engines = engines.Engines()
         self._skipped: list[tuple[Any, Exception]] = []
 
-    # From the plan to the engine.
-
+    @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
@@ -464,7 +466,5 @@ class DataLoader(Generic[_T_co]):
 
     def _release(self, engine: Engine) -> None:
         """Called by an iterator that no longer needs its engine."""
-        if self._options.persistent_workers or self._options.num_workers == 0:
-            self._engines.put(engine)
-        else:
-            engine.close()
+        stays = self._options.persistent_workers or self._options.num_workers == 0
+        self._engines.put(engine) if stays else engine.close()

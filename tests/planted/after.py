@@ -51,6 +51,19 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "            leases._lent.clear()",
         "new": "            pass",
     },
+    "a shared epoch counts batches that still wait for their consumer": {
+        "old": "        return _Item(steps, batch)\n",
+        "new": "        for step, mark in steps:\n"
+        "            self._told.passed(step, mark)\n"
+        "        return _Item([], batch)\n",
+    },
+    "the mark of a step is taken before the step is read": {
+        "old": "        mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)\n",
+        "new": "        mark, self._read = (\n"
+        "            getattr(self, '_read', None),\n"
+        "            None if self._reading is None else taken(self._reading.source, self._reading.mark),\n"
+        "        )\n",
+    },
     "a slab that is too small is not made larger": {
         "old": "            if region.capacity >= wanted:\n                return region\n",
         "new": "            return region\n",
@@ -195,12 +208,12 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": '    board = Board(fds["board"])\n    job.log.end = 0\n',
     },
     "workers are told of a change before it is made here": {
-        "old": "            change(dataset)\n"
-        "            for engine, encoded in engines:\n"
-        "                engine.update(encoded)\n",
-        "new": "            for engine, encoded in engines:\n"
-        "                engine.update(encoded)\n"
-        "            change(dataset)\n",
+        "old": "                change(dataset)\n"
+        "                for engine, encoded in engines:\n"
+        "                    engine.update(encoded)\n",
+        "new": "                for engine, encoded in engines:\n"
+        "                    engine.update(encoded)\n"
+        "                change(dataset)\n",
     },
     # ---- resume --------------------------------------------------------------------------------------------
     "the end of a stream leaves nothing to the next epoch": {
@@ -231,7 +244,13 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "                pass\n",
     },
     # ---- endings -------------------------------------------------------------------------------------------
+    "close waits for a worker that is in the middle of a step": {
+        "old": "            process.kill()\n",
+        "new": "            process.join()\n",
+    },
     "a forked child ends its parent's workers": {
+        "old": "        if os.getpid() == self._pid:\n            with interrupts_deferred():\n",
+        "new": "        if self._pid:\n            with interrupts_deferred():\n",
         "tests": ("unit/test_process_backend.py::test_close_in_a_forked_child_closes_no_file_of_the_child",),
     },
     "a forked child of the program keeps the workers' lifeline open": {
@@ -260,12 +279,22 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "a thread that waits for a batch is not woken by close": {"old": "self.backend.wake()", "new": "pass"},
     "a reader freed during close puts a closed crew back": {
-        "old": "        for engine in self.all():\n            engine.close()\n        self._idle = None",
-        "new": "        self._idle = None\n        for engine in self.all():\n            engine.close()",
+        "old": "        with interrupts_deferred():\n            for engine in self.all():\n"
+        "                engine.close()\n        self._idle = None",
+        "new": "        self._idle = None\n        with interrupts_deferred():\n"
+        "            for engine in self.all():\n                engine.close()",
     },
     "worker threads are not told to end": {"old": "self._permits.put(False)", "new": "pass"},
     "strays that nobody claimed stay open after close": {"old": "self._strays.close()", "new": "pass"},
     # ---- torch parity --------------------------------------------------------------------------------------
+    "with a seed torch's generator is not set for the step": {
+        "old": "        state = super().seed(epoch, number)\n        torch.default_generator.manual_seed(state)\n",
+        "new": "        state = super().seed(epoch, number)\n",
+    },
+    "workers that are not persistent live on after their epoch": {
+        "old": "self._engines.put(engine) if stays else engine.close()",
+        "new": "self._engines.put(engine)",
+    },
     "beginning an epoch with persistent workers draws a base seed again": {
         "old": "            self._cursor = Cursor(",
         "new": "            import torch\n"
@@ -281,8 +310,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "_rescinds = True",
     },
     "an error of the sampler comes with the first batch instead of iter()": {
-        "old": "        _raise_the_samplers_error(run)\n        _begun(loader, cursor)\n",
-        "new": "        _begun(loader, cursor)\n",
+        "old": "        error, run.error = run.error, None\n        if error is not None:\n            try:\n",
+        "new": "        error = None\n        if error is not None:\n            try:\n",
     },
     "drop_last is forgotten for the workers' own streams": {
         "old": "if not samples or (stream.ended and self._job.drop_last and self._job.batched):",

@@ -33,7 +33,7 @@ class Stream(Feed):
             warnings.warn(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -70,13 +70,14 @@ class ByItem(Stream):
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
         """The light items from the mark on, in lists of one batch each, read alike on every rank."""
         size = self.options.batch_size or 1
+
+        def read(number: int) -> list[Any] | None:
+            return None if number == first and reading.open(mark) else reading.take(size)
+
         for number in itertools.count(first):
-            with self.drawing(seed, epoch, number):
-                anew = number == first and reading.open(mark)
-                items = [] if anew else reading.take(size)
-            if anew:
-                with self.drawing(seed, epoch, number):
-                    items = reading.take(size)
+            items = self.drawing(seed, epoch, number, read, number)
+            if items is None:
+                items = self.drawing(seed, epoch, number, reading.take, size)
             if items and (len(items) == size or not self.options.drop_last):
                 yield items[0] if self.options.batch_size is None else items
             if reading.ended:
@@ -122,7 +123,7 @@ class StreamFetch(Fetch):
     def _end(self, task: Task) -> NoReturn:
         self._runner.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
-        raise StreamEnded
+        raise StreamEnded(task)
 
     def _say(self) -> None:
         self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)

@@ -138,10 +138,10 @@ def _thread(job: Job, context: Any) -> Backend:
 
 
 def _process(job: Job, context: Any) -> Backend:
-    from penstock.backends._process.backend import ProcessBackend
+    from penstock.backends._process.backend import start
     from penstock.backends._process.methods import choose_method
 
-    return ProcessBackend(job, choose_method(context), explicit=context is not None)
+    return start(job, choose_method(context), explicit=context is not None)
 
 
 DEFAULT = "process"

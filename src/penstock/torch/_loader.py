@@ -13,6 +13,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
@@ -33,6 +34,9 @@ _NEED_SEED = {
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
+    "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
+    "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
+    "workers of the next epoch start with the dataset as it is then.",
 }
 
 
@@ -56,8 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
     not on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
-    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`
-    and `batches()` are those of penstock's loader.
+    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`,
+    `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -130,6 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self._iterator = None  # of workers that have ended
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -138,6 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
 
+    @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
@@ -175,6 +181,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """With `seed=`: changes the dataset here and in every worker, as `penstock.DataLoader.update` does.
+
+        `update(size=416)` sets attributes; a function is called with the dataset. The next batch that is handed out
+        has the change: prefetched batches are computed again.
+        """
+        _seeded(self, "update()").update(change, **attributes)
+
+    @never_ends
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
@@ -190,9 +205,10 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 @cache
 def _warn_of_pipes() -> None:
     text = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=5)
 
 
+@never_ends
 def _iterate(loader: Any) -> Any:
     if loader.num_workers and isinstance(loader.dataset, private.PIPES):
         _warn_of_pipes()

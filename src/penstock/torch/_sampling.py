@@ -8,7 +8,6 @@ import random
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock._resume.state import Progress
 
@@ -98,8 +98,7 @@ class Sampling:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
         if mark is not None and not mark.at_end and mark.kept:
-            with lent({}, self.generators):
-                self._reading.prepare(mark)
+            with_loan(Lent({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
@@ -152,21 +151,22 @@ class Sampling:
         return self._rest(begun, saved.states, mark)
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
+        if self._origin is not None and "epoch" in self._origin:
+            self.sampler.set_epoch(self._origin["epoch"])
+        yield from with_loan(Lent(states), self._open_rest, begun, mark)
+
+    def _open_rest(self, begun: Iterator[Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
-        if "epoch" in origin:
-            self.sampler.set_epoch(origin["epoch"])
-        with lent(states):
-            if mark is not None:
-                self._reading.open(mark)
-                rest = self._marked()
-            elif self._is_torchs:
-                skip = steps * self._index.batch_size if self._batched else steps
-                rest = self._steps(_from(self.sampler, origin.get("seed"), skip))
-            elif self._has_state(source := iter(self.sampler) if self._batched else begun) and not steps:
-                rest = self._marked(source)
-            else:
-                rest = _passed(self._steps(by_next(source)), steps)
-        yield from rest
+        if mark is not None:
+            self._reading.open(mark)
+            return self._marked()
+        if self._is_torchs:
+            skip = steps * self._index.batch_size if self._batched else steps
+            return self._steps(_from(self.sampler, origin.get("seed"), skip))
+        source = iter(self.sampler) if self._batched else begun
+        if self._has_state(source) and not steps:
+            return self._marked(source)
+        return _passed(self._steps(by_next(source)), steps)
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
         """True if the sampler may have drawn already: one of the user's that draws in `iter()`."""
@@ -273,25 +273,31 @@ def take_states() -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The states among the results of `take_states`, ready for `lent`; any exception if one is damaged."""
+    """The states among the results of `take_states`, ready for `Lent`; any exception if one is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
-    with lent(states):  # raises if one is damaged
-        return states
+    with_loan(Lent(states), bool)  # raises if one is damaged
+    return states
 
 
-@contextmanager
-def lent(states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Sets global generators to these states for the block, and then puts back all of them, and those in `given`."""
-    before = {name: kind.take() for name, kind in _GLOBALS.items()}
-    theirs = [(each, each.get_state()) for each in given]
-    try:
-        for name, state in states.items():
+class Lent:
+    """Global generators in these states; afterwards all of them, and those in `given`, are as they were."""
+
+    def __init__(self, states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> None:
+        self._states = states
+        self._given = given
+        self._before: dict[str, Any] = {}
+        self._theirs: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def begin(self) -> None:
+        self._before = {name: kind.take() for name, kind in _GLOBALS.items()}
+        self._theirs = [(each, each.get_state()) for each in self._given]
+        for name, state in self._states.items():
             _GLOBALS[name].put(state)
-        yield
-    finally:
-        for name, state in before.items():
+
+    def end(self) -> None:
+        for name, state in self._before.items():
             _GLOBALS[name].put(state)
-        for each, state in theirs:
+        for each, state in self._theirs:
             each.set_state(state)
 
 

@@ -155,6 +155,15 @@ def _storage_reducer() -> Reduce:
     return reduce_storage
 
 
+def reduce_storage(storage: Any) -> Any:
+    """Like `__reduce_ex__`, for the memory of tensors that torch pickles: subclasses, and those with attributes."""
+    memory = storage._untyped_storage
+    if memory.device.type != "cpu" or not memory.nbytes():
+        return storage.__reduce__()
+    array: Any = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+    return rebuild_storage, (pickle.PickleBuffer(array), storage.dtype)
+
+
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
     """A storage on the memory of an array, or of another storage, possibly of another dtype."""
     array = isinstance(first, np.ndarray)
@@ -196,7 +205,7 @@ def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | N
 class _Torch:
     """Answers the questions of `_memory.guests.Guest`."""
 
-    reducers: Mapping[type, Reduce] = {torch.Tensor: reduce}
+    reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)
     _derived = Handler(torch.Tensor.clone, pinned)
 

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.slabs import Slabs
+from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
@@ -42,14 +44,16 @@ _FORKED_ANYWAY = (
 class ProcessBackend:
     """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
-    Where tasks are assigned to workers, each seat has its own pipe of tokens.
+    Where tasks are assigned to workers, each seat has its own pipe of tokens. Make one with `start`.
     """
 
     copies_dataset = True
     leaves_nothing = False
     clock = staticmethod(time.monotonic)
 
-    def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
+    def __init__(
+        self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend] | None = None
+    ) -> None:
         self._pid = os.getpid()
         self.most_steps = 1 if job.assigned else MOST_STEPS
         self._fds: list[int] = []
@@ -57,6 +61,8 @@ class ProcessBackend:
         self._workers: dict[int, WorkerProcess] = {}
         self._strays = Strays(-1)
         self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
+        if among is not None:
+            among.append(self)
         try:
             self._start(job, method, explicit)
         except BaseException:
@@ -64,7 +70,7 @@ class ProcessBackend:
             raise
 
     def _start(self, job: Job, method: str, explicit: bool) -> None:
-        with no_fork():
+        with interrupts_deferred(), no_fork():
             take_standard_streams()
             self._theirs = theirs = {
                 name: self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0]
@@ -90,7 +96,7 @@ class ProcessBackend:
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
-        self._launchers.append(Launcher(method, main, payload, theirs, explicit=explicit))
+        Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
         self._poller = select.poll()
@@ -118,18 +124,21 @@ class ProcessBackend:
             try:
                 return self._launch_by(method, number)
             except Exception as error:  # pickling runs the user's code
-                text = f"{_FORKED_ANYWAY} {type(error).__name__}: {error}"
+                text = f"{_FORKED_ANYWAY} {described(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 self._fork_is_our_choice = False
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
         """Starts this worker and all later ones with another method, and the dataset and the log as they are now."""
-        self._launchers.append(Launcher(method, main, self._job(), self._theirs))
+        known = len(self._launchers)
         try:
+            Launcher(method, main, self._job(), self._theirs, among=self._launchers)
             process = self._launchers[-1].start(number)
         except Exception:
-            self._launchers.pop().close()
+            for launcher in self._launchers[known:]:
+                launcher.close()
+            del self._launchers[known:]
             raise
         self._main_is_there = self._fork_is_our_choice = False
         self._known = frozenset()  # the new workers do not have our tags
@@ -232,15 +241,18 @@ class ProcessBackend:
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            with interrupts_deferred():
+                self._close()
+
+    def _close(self) -> None:
         self._close_fds(*self._tokens)
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
-        for worker, process in list(self._workers.items()):
+        for process in self._workers.values():
             process.kill()
-            process.join()
+        for worker, process in list(self._workers.items()):
             process.close()
             del self._workers[worker]
         for launcher in self._launchers:
@@ -317,3 +329,15 @@ class ProcessBackend:
         if not self._assigned:
             self._send_tokens_again()
         return Lost(worker, lost, at, who, how, name, cause)
+
+
+def start(job: Job, method: str, *, explicit: bool) -> ProcessBackend:
+    """A backend that has acquired what it needs. It has no workers yet."""
+    made: list[ProcessBackend] = []
+    try:
+        ProcessBackend(job, method, explicit=explicit, among=made)
+        return made[0]
+    except BaseException:
+        for backend in made:
+            backend.close()
+        raise

@@ -36,7 +36,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import acquire, interrupts_deferred
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.pickling import tag_exceptions
@@ -67,11 +67,19 @@ class Launcher:
 
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. `explicit` says that
     the user named the method: then a fork beside threads causes no warning. A payload that cannot be sent (spawn,
-    forkserver) raises UnshippableDataset here, before any process starts.
+    forkserver) raises UnshippableDataset here, before any process starts. Before it acquires anything, the launcher
+    adds itself to the list `among`: see `_interrupts.py`.
     """
 
     def __init__(
-        self, method: str, main: Main, payload: object, fds: Mapping[str, int], *, explicit: bool = False
+        self,
+        method: str,
+        main: Main,
+        payload: object,
+        fds: Mapping[str, int],
+        *,
+        explicit: bool = False,
+        among: list[Launcher] | None = None,
     ) -> None:
         _require_linux()
         self.method = methods.choose_method(method)
@@ -86,10 +94,12 @@ class Launcher:
         self.template: Template | None = None
         self._parents_end = -1
         self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
+        if among is not None:
+            among.append(self)
         try:
             self.own["words"] = open_memfd("penstock-last-words")
             fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
-            with no_fork():
+            with interrupts_deferred(), no_fork():
                 self.own["lifeline"], self._parents_end = os.pipe()
                 close_in_child(self.own["lifeline"], self._parents_end)
             if self.method != "fork":
@@ -111,26 +121,19 @@ class Launcher:
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
-        process: WorkerProcess | None = None
-        with self._starting:
-            if self.template is not None:
+        if self.template is not None:
+            with self._starting:
                 self._await_template()
-            try:
-                with interrupts_deferred():
-                    process = self._start(number)
-            except BaseException:  # an interrupt after the start: no other code knows this worker
-                if process is not None:
-                    process.close()
-                raise
-        return process
+        return acquire(lambda: self._start(number), WorkerProcess.close)
 
     def close(self) -> None:
         """Frees the shipped memory at once, and ends the template with the last worker."""
-        if self._closed or self.owner != os.getpid():
-            return
-        self._closed = True
-        close(*(self.own.pop(name) for name in ("shipment", "boot") if name in self.own))
-        self.release()
+        with interrupts_deferred():
+            if self._closed or self.owner != os.getpid():
+                return
+            self._closed = True
+            close(*(self.own.pop(name) for name in ("shipment", "boot") if name in self.own))
+            self.release()
 
     def hold(self) -> None:
         with self._holding:
@@ -146,10 +149,11 @@ class Launcher:
         close(*(fd for fd in (self._parents_end, *self.own.values()) if fd >= 0))
 
     def _start(self, number: int) -> WorkerProcess:
-        if self.template is not None:
-            return WorkerProcess(number, *self.template.fork(number), self)
-        pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
-        return WorkerProcess(number, pid, processes.pidfd_of_child(pid), self)
+        with self._starting:
+            if self.template is not None:
+                return WorkerProcess(number, *self.template.fork(number), self)
+            pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
+            return WorkerProcess(number, pid, processes.pidfd_of_child(pid), self)
 
     def _fork(self, number: int) -> int:
         tag_exceptions()
@@ -169,18 +173,18 @@ class Launcher:
         return start_python(self.own["boot"], role, number, fds)
 
     def _start_template(self) -> None:
-        with no_fork():
-            ours, theirs = socket.socketpair()
-            close_in_child(ours.fileno(), theirs.fileno())
-        try:
-            with interrupts_deferred():  # else no code would know the template, and reap it
+        with interrupts_deferred():
+            with no_fork():
+                ours, theirs = socket.socketpair()
+                close_in_child(ours.fileno(), theirs.fileno())
+            try:
                 pid = self._spawn("template", theirs.fileno(), theirs.fileno())
                 self.template = Template(pid, processes.pidfd_of_child(pid), ours)
                 ours.detach()
-        finally:
-            if ours.fileno() >= 0:
-                close(ours.detach())
-            close(theirs.detach())
+            finally:
+                if ours.fileno() >= 0:
+                    close(ours.detach())
+                close(theirs.detach())
 
     def _await_template(self) -> None:
         """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
@@ -194,8 +198,9 @@ class Launcher:
 
 def _require_linux() -> None:
     try:
-        os.close(os.pidfd_open(os.getpid()))
-        os.close(os.memfd_create("penstock-probe"))
+        with interrupts_deferred():
+            os.close(os.pidfd_open(os.getpid()))
+            os.close(os.memfd_create("penstock-probe"))
     except (AttributeError, OSError) as exc:
         if getattr(exc, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
@@ -218,7 +223,7 @@ class Template(Handle):
     def ready(self) -> bool:
         """Waits until the template has unpacked the payload; False if it is dead."""
         if not self._is_ready and self.is_alive():
-            self._is_ready = self._ask() is not None
+            self._ask()
         return self._is_ready and self.is_alive()
 
     def fork(self, number: int) -> tuple[int, int]:
@@ -242,9 +247,10 @@ class Template(Handle):
 
     def close(self) -> None:
         # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
-        if self._usable():
-            super().close()
-            close(self._link)
+        with interrupts_deferred():
+            if self._usable():
+                super().close()
+                close(self._link)
 
     def obituary(self) -> str:
         self.join(processes.LINGER)
@@ -264,27 +270,34 @@ class Template(Handle):
             # Replaced while workers of it live: the number of its link may be another file's.
             if not self._usable():
                 return None
-            link = socket.socket(fileno=self._link)
-            try:
-                if request:
-                    link.send(_REQUEST.pack(*request), socket.MSG_NOSIGNAL)
+            if not request:
+                processes.readable(self._link, None)  # may take seconds, and can be interrupted
+            with interrupts_deferred():
+                return self._exchange(request)
+
+    def _exchange(self, request: tuple[int, ...]) -> tuple[int, list[int]] | None:
+        link = socket.socket(fileno=self._link)
+        try:
+            if request:
+                link.send(_REQUEST.pack(*request), socket.MSG_NOSIGNAL)
                 processes.readable(self._link, None)
-                with no_fork():
-                    # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
-                    room, flags = socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
-                    answer, control, _, _ = link.recvmsg(_ANSWER.size, room, flags)
-                    pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
-                    close_in_child(*pidfds)
-                if len(answer) < _ANSWER.size:
-                    return None
-                what, number, length = _ANSWER.unpack(answer)
-                failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
-            except (BrokenPipeError, ConnectionResetError):
+            with no_fork():
+                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                room, flags = socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
+                answer, control, _, _ = link.recvmsg(_ANSWER.size, room, flags)
+                pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
+                close_in_child(*pidfds)
+            if len(answer) < _ANSWER.size:
                 return None
-            finally:
-                link.detach()
+            what, number, length = _ANSWER.unpack(answer)
+            failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        finally:
+            link.detach()
         if failure:
             raise restore(failure)
+        self._is_ready = True
         return number, pidfds
 
 

@@ -22,6 +22,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._descriptors import close, close_in_child, no_fork
+from penstock._interrupts import interrupts_deferred
 from penstock._wire.failure import Failure, restore
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Handle:
     def join(self, timeout: float | None = None) -> None:
         """Waits until the process is dead, at most `timeout` seconds."""
         if self._usable() and self._exitcode is None and readable(self._pidfd, timeout):
-            with self._lock:
+            # The system tells the exit code once.
+            with interrupts_deferred(), self._lock:
                 if self._exitcode is None:
                     self._exitcode = self._reap()
 
@@ -87,11 +89,12 @@ class Handle:
 
     def close(self) -> None:
         """Releases the handle, and kills the process if it still runs. The exit code stays readable."""
-        if self._usable():
-            self.kill()
-            self.join(LINGER)
-            pidfd, self._pidfd = self._pidfd, -1
-            close(pidfd)
+        with interrupts_deferred():
+            if self._usable():
+                self.kill()
+                self.join(LINGER)
+                pidfd, self._pidfd = self._pidfd, -1
+                close(pidfd)
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -132,9 +135,10 @@ class WorkerProcess(Handle):
         return None
 
     def close(self) -> None:
-        if self._usable():
-            super().close()
-            self._launcher.release()
+        with interrupts_deferred():
+            if self._usable():
+                super().close()
+                self._launcher.release()
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
