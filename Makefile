@@ -61,9 +61,11 @@ frameworks: $(VENV)/.frameworks
 wild: $(WILD)/.installed
 	$(WILD)/bin/python -m pytest tests/wild -k "$(WILD_ONLY)"
 
-# Kills workers for a minute.
+# Kills workers for a minute, and then runs random histories for a minute, on both faces.
+# A longer run, with progress: python -m tests.histories --operations 100000 --seed 1
+PENSTOCK_SOAK ?= 60
 soak: $(VENV)/.developed
-	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
+	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/histories
 
 # Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them:
 # ten minutes. `BUGS=memory` plants those of one area.

@@ -156,6 +156,7 @@ class SharedEpoch:
             self._told.finish(self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
+            self._reader.told = self._told  # else the two refer to each other, and keep the loader alive
         self._changed.notify_all()
 
 
