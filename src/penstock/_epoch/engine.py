@@ -389,8 +389,7 @@ class Engine:
                 self.backend.post(task, slab, seat)
                 return
             except Exception as error:
-                keys = shorten(task.keys)
-                where = f"The keys {keys} of step {task.step} could not be sent to a worker."
+                where = f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
                 if self._course.refuse(seq, caught(error, where)):
                     self._events.append(events.Bounded(seq))
         self._events.append(events.Exhausted(seq))
