@@ -59,7 +59,7 @@ frameworks: $(VENV)/.frameworks
 # Programs of more than 20 other libraries, on torch's engine and on penstock's: half an hour, and 3 GB to install, in an
 # environment of its own. `WILD_ONLY=timm` runs those of one library.
 wild: $(WILD)/.installed
-	$(WILD)/bin/python -m pytest tests/wild -k "$(WILD_ONLY)"
+	$(WILD)/bin/python -m pytest -o faulthandler_timeout=0 tests/wild -k "$(WILD_ONLY)"
 
 # Kills workers for a minute, and then runs random histories for a minute, on both faces.
 # A longer run, with progress: python -m tests.histories --operations 100000 --seed 1
