@@ -327,7 +327,7 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def workers(self) -> list[Any]:
-        """The live worker processes, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
+        """The live worker processes, each a handle like `multiprocessing.Process`."""
         return [worker for engine in self._engines.all() for worker in engine.backend.workers]
 
     @property

@@ -80,7 +80,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "self._marks.get(steps))",
         "new": "self._marks[max(self._marks)])",
     },
-    "a worker in a long call outlives a killed parent": {"old": "    _arm(lifeline)\n", "new": ""},
+    "a worker in a long call outlives a killed parent": {
+        "old": "    return _arm(lifeline)\n",
+        "new": "    return os.dup(lifeline)\n",
+    },
     "what a program has not printed yet is printed by its workers again": {
         "old": "    _flush()  # else both processes print what is still buffered\n",
         "new": "",
@@ -139,7 +142,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "run.epoch != epochs.next or epochs.loaded",
     },
     "the epoch ends with the first worker whose own stream has ended": {
-        "old": "if len(self._ended) == self._crew.size:",
+        "old": "if len(self._ended) == self._seats:",
         "new": "if self._ended:",
     },
     # ---- memory --------------------------------------------------------------------------------------------
@@ -274,7 +277,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "signal.signal(signal.SIGINT, signal.default_int_handler)",
     },
     "the template process is left behind": {
-        "old": "            self.template.close()\n        close(",
+        "old": "            self.template.release()\n        close(",
         "new": "            pass\n        close(",
     },
     "a thread that waits for a batch is not woken by close": {"old": "self.backend.wake()", "new": "pass"},

@@ -60,7 +60,8 @@ class Handout(NamedTuple):
 class Engine:
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
 
-    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together.
+    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
+    says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class Engine:
         retries: int,
         look_ahead: bool,
         bundles: bool = False,
+        watch: Callable[[], object] = bool,
     ) -> None:
         self._process = _this_process
         self.job = job  # for workers that are hired later
-        self.backend = backend
-        self._scheduler = scheduler
-        self._retries = retries
+        self.backend, self._scheduler = backend, scheduler
+        self._retries, self._watch = retries, watch
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -85,11 +86,10 @@ class Engine:
         self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
         self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
         self._replaced: Lost | None = None  # while another worker is hired in its place
-        self._begun = False
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
         self._answer: Handout | None = None
-        self._turn = Turn()
+        self._turn, self._begun = Turn(), False
         self.reference = weakref.ref(self)
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
@@ -155,6 +155,8 @@ class Engine:
         try:
             if self._course.ready:
                 return self._unwrap()
+            while self._watch():
+                self._take_in(0)
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
             # After a timeout the ask is open, and a change may have answered it since.
@@ -341,8 +343,7 @@ class Engine:
         if steps and at is not None:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
-        resumable = known(self._position_in(self._course.run)) is not None
-        self._replaced = loss
+        self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
         self._replaced = None
 
@@ -369,7 +370,7 @@ class Engine:
             self._events.append(events.WorkerLost(worker, None))
 
     def _retire(self, command: commands.Retire) -> None:
-        self.backend.retire()
+        self.backend.retire(*(command if command.seat >= 0 else ()))
 
     def _give_up(self, command: commands.GiveUp) -> None:
         self._empty[command.seat] = self._losses[command.worker]
@@ -388,8 +389,7 @@ class Engine:
                 self.backend.post(task, slab, seat)
                 return
             except Exception as error:
-                keys = shorten(task.keys)
-                where = f"The keys {keys} of step {task.step} could not be sent to a worker."
+                where = f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
                 if self._course.refuse(seq, caught(error, where)):
                     self._events.append(events.Bounded(seq))
         self._events.append(events.Exhausted(seq))

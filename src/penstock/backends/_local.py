@@ -94,7 +94,7 @@ class InlineBackend(_LocalBackend):
     def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         raise InternalError("without workers, there is none to leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -149,7 +149,7 @@ class ThreadBackend(_LocalBackend):
             thread.start()
             self._threads[worker] = thread
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         self._leaves.append(None)
         self._permits.put(True)  # for a thread that waits
 

@@ -132,7 +132,7 @@ class SimulatedBackend:
         self._workers[worker] = _Worker(worker, seat)
         self.flush()
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         self._leaving += 1
 
     def post(self, task: Task, slab: int, seat: int) -> None:

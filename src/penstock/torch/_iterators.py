@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,14 @@ from penstock.backends._process.methods import choose_method, configured_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
+from penstock.torch._status import begun_on_penstock
 from penstock.torch._worker import Replica, sealed
-
-_served = 0
-
-
-def served() -> int:
-    """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
-    return _served
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop."""
 
+    @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
@@ -57,7 +53,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         if self._cursor.is_stream:
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
-            self._cursor.open_stream(fetcher, loader.batch_size or 1)
+            self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
     @raises_instead
     def _next_data(self) -> Any:
@@ -85,6 +81,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
+    @never_ends
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
@@ -191,6 +188,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
+        self._handles: dict[int, Any] = getattr(self._stream._engine.backend, "handles", {})
         _begun(loader)
 
     def __next__(self) -> Any:
@@ -203,7 +201,8 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        return [] if self._core is None else self._core.workers
+        """The last worker of each seat, dead or alive."""
+        return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
         with interrupts_deferred():
@@ -221,8 +220,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:
-    global _served
-    _served += 1
+    begun_on_penstock(loader)
     if cursor is not None and cursor.is_tracked:
         loader._saved, loader._cursor = None, cursor
 
@@ -245,11 +243,14 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
         assigned=True,
     )
     # torch's default start method: a program that works with torch's loader works here without changes.
-    context = loader.multiprocessing_context or configured_method()
+    context = loader.multiprocessing_context
+    if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
+        context = configured_method()
     backend = start(job, choose_method(context), explicit=True)
     try:
-        scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
-        return Engine(backend, scheduler, job, retries=0, look_ahead=False)
+        window, once = loader.prefetch_factor * workers, not loader.persistent_workers
+        scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
+        return Engine(backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead)
     except BaseException:
         backend.close()
         raise

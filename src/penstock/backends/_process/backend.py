@@ -26,7 +26,7 @@ from penstock.backends._base import LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
-from penstock.backends._process.process import SEATS, WorkerProcess, fate
+from penstock.backends._process.process import LINGER, SEATS, WorkerProcess, fate, phrase
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
 
@@ -59,6 +59,7 @@ class ProcessBackend:
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
+        self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = Strays(-1)
         self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
         if among is not None:
@@ -99,12 +100,13 @@ class ProcessBackend:
         Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
-        self._poller = select.poll()
+        self._poller, self._deaths = select.poll(), select.poll()  # of everything, and of dead workers only
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
         self._strays = Strays(strays)
         self._receiver = Receiver(self._strays, self._names)
         self._unsent = [b""] * len(self._tokens)
+        self._retired: set[int] = set()  # seats whose workers leave when they have done their tasks
         self._latest = -1  # the highest seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by seq: slot, and the slab's memory
 
@@ -115,9 +117,10 @@ class ProcessBackend:
 
     def hire(self, worker: int, seat: int) -> None:
         process = self._launch(worker * SEATS + seat)
-        self._workers[worker] = process
+        self._workers[worker] = self.handles[seat] = process
         self._names[worker] = f"worker {seat} (pid {process.pid})"
         self._poller.register(process.fileno(), select.POLLIN)
+        self._deaths.register(process.fileno(), select.POLLIN)
 
     def _launch(self, number: int) -> WorkerProcess:
         if self._fork_is_our_choice and (method := choose_method(None)) != "fork":
@@ -160,9 +163,14 @@ class ProcessBackend:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, any worker, is the only pipe
 
-    def retire(self) -> None:
-        if self._assigned:
-            raise InternalError("a worker was asked to leave, and tasks are assigned to fixed workers")
+    def retire(self, seat: int = -1) -> None:
+        if self._assigned != (seat >= 0):
+            raise InternalError("with tasks that are assigned to workers a certain worker leaves, and else any")
+        if seat >= 0:
+            self.flush()  # these tasks are done before the worker finds the end of its pipe
+            self._retired.add(seat)
+            self._close_fds(self._tokens[seat])
+            return
         self._board.want_leave()
         self._unsent[0] += NO_TASK
         self.flush()
@@ -214,6 +222,10 @@ class ProcessBackend:
         outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
+    def has_dead(self) -> bool:
+        """True if a worker is dead and `poll` has not told of it yet."""
+        return bool(self._deaths.poll(0))
+
     def open(self, outcome: Filled) -> object:
         return self._receiver.open(outcome)
 
@@ -250,10 +262,13 @@ class ProcessBackend:
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
+        for worker, process in self._workers.items():
+            if self._board.is_ending(worker):  # and sends what is left in a queue of multiprocessing
+                process.join(max(0.0, deadline + LINGER - time.monotonic()))
         for process in self._workers.values():
             process.kill()
         for worker, process in list(self._workers.items()):
-            process.close()
+            process.release()
             del self._workers[worker]
         for launcher in self._launchers:
             launcher.close()
@@ -309,11 +324,12 @@ class ProcessBackend:
         worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)
         process = self._workers[worker]
         self._poller.unregister(pidfd)
+        self._deaths.unregister(pidfd)
         process.join()
         how, name = fate(process.exitcode)
-        cause = process.failure
-        process.close()
-        # After close(): an interrupt leaves the rest to `close`.
+        cause, said = process.failure, phrase(process.pid, process.exitcode)
+        process.release()
+        # After release(): an interrupt leaves the rest to `close`.
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
@@ -326,9 +342,11 @@ class ProcessBackend:
                 lost, at = seq, self._board.at(slot)
         if lost is not None:
             self._forget(lost)
+        if process.worker in self._retired:  # what it had in hand is not wanted
+            return Left(worker)
         if not self._assigned:
             self._send_tokens_again()
-        return Lost(worker, lost, at, who, how, name, cause)
+        return Lost(worker, lost, at, who, how, name, cause, phrase=said)
 
 
 def start(job: Job, method: str, *, explicit: bool) -> ProcessBackend:

@@ -44,6 +44,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             notice = board.claim(slot, seq, worker)
             if notice is not None:
                 desk.do(slot, notice)
+        board.end(worker)
 
 
 def _give_way() -> None:
