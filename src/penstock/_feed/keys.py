@@ -112,6 +112,9 @@ class ByKey(Feed):
         options = self.options
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
+    def read_from(self) -> Any:
+        return self._given()
+
     def length(self) -> int | None:
         return len(self.dataset) if isinstance(self.dataset, Sized) else None
 

@@ -240,6 +240,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self.next = 0
+        self.are_fresh = True  # no epoch was begun, and no state was loaded
         self.begun: int | None = None
         self.progress: Progress | None = None  # of the epoch that was begun last
         self.loaded: State | None = None
@@ -256,7 +257,7 @@ class Epochs:
     def load(self, state: State) -> None:
         """The next epoch continues from this state."""
         self.set(state.epoch)
-        self.loaded = state
+        self.loaded, self.are_fresh = state, False
 
     def start(self) -> State:
         """The state that the next epoch starts from."""
@@ -272,7 +273,7 @@ class Epochs:
 
     def begin(self, progress: Progress) -> None:
         """An epoch was begun. In this order: another thread may take a state between any two assignments."""
-        self.progress, self.loaded = progress, None
+        self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
