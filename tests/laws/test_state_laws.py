@@ -395,7 +395,7 @@ def test_a_state_of_any_moment_resumes_to_what_would_have_followed(case: Case, p
     check_resumes(case, pick, place)
 
 
-@examples(120, 5_000)
+@examples(120, 2_000)
 @given(cases([INLINE], ["torch", "torch with a seed"]), MOMENT, st.sampled_from(PLACES))
 def test_so_does_a_state_of_a_torch_loader(case: Case, pick: float, place: str) -> None:
     check_resumes(case, pick, place)

@@ -64,8 +64,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "self.mark = mark",
     },
     "the state of a sampler is that of the last prefetched step": {
-        "old": "self._marks.get(steps))",
-        "new": "self._marks[max(self._marks)])",
+        "old": "return self._marks.pop(step, None)",
+        "new": "return self._marks.get(max(self._marks, default=step))",
     },
     "a worker in a long call outlives a killed parent": {"old": "    _arm(lifeline)\n", "new": ""},
     "what a program has not printed yet is printed by its workers again": {
@@ -205,11 +205,25 @@ _CHANGES: dict[str, dict[str, Any]] = {
     # ---- resume --------------------------------------------------------------------------------------------
     "the end of a stream leaves nothing to the next epoch": {
         "file": "loader.py",
-        "old": "restores = epochs.restores() or (feed.one_reader and engine.backend.copies_dataset)",
+        "old": "restores = epochs.restores() or copied",
         "new": "restores = epochs.restores()",
     },
+    "the mark of a step is taken before the step is read": {
+        "old": "            if self._take is not None:\n"
+        "                keys, count = self._take(most)\n"
+        "            else:\n"
+        "                keys = self._next_keys()\n"
+        "            if self._reading is not None:\n"
+        "                mark = taken(self._reading.source, self._reading.mark)\n",
+        "new": "            if self._reading is not None:\n"
+        "                mark = taken(self._reading.source, self._reading.mark)\n"
+        "            if self._take is not None:\n"
+        "                keys, count = self._take(most)\n"
+        "            else:\n"
+        "                keys = self._next_keys()\n",
+    },
     "the mark of a delivered step is not kept for a replacement": {
-        "old": "self._position = None if outcome.mark is None else (task.run, outcome.mark)",
+        "old": "self._position = task.run, outcome.mark",
         "new": "self._position = None",
     },
     "a batch that raised is not counted as read": {

@@ -154,7 +154,7 @@ class ByKey(Feed):
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
-        steps = plan.draw(epoch, at.steps, reading.take, reading.read)
+        steps = plan.draw(epoch, at.steps, reading.take, reading.read, reading.is_broken)
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: Plan | None) -> Order | None:

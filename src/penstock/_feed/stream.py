@@ -68,7 +68,7 @@ class ByItem(Stream):
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = map(partial(self._items, reading, at.mark, first, seed, epoch), itertools.count(first))
-        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
+        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
         return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
 
     def _items(
@@ -107,8 +107,9 @@ class StreamFetch(Fetch):
         if task.run != self._run:
             self._open(task, opening)
         self._pass_over(task, runner.number(task.step))
-        self._stream.raise_last_error(self._since)
-        if opening is not None and not self._stream.broken:
+        if not self._job.drop_last or self._stream.read >= task.step * self._job.shard[1]:
+            self._stream.raise_last_error(self._since)
+        if opening is not None and not self._stream.is_broken():
             world = self._job.shard[1]
             behind = task.step * world
             check_reached(behind - self._stream.read, behind, world)
@@ -118,7 +119,8 @@ class StreamFetch(Fetch):
         finally:  # a batch that an error takes the place of was read too
             runner.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
-            self._stream.raise_last_error(self._since)
+            if self._stream.read > task.step * self._job.shard[1]:
+                self._stream.raise_last_error(self._since)
             self._end(task)
         return samples
 
@@ -127,7 +129,8 @@ class StreamFetch(Fetch):
         world = self._job.shard[1]
         if self._job.drop_last and world > 1:
             self._pass_over(task, (task.step + 1) * world)
-            if self._stream.ended:
+            is_complete = self._stream.is_broken() and self._stream.read == (task.step + 1) * world
+            if self._stream.ended and not is_complete:
                 self._stream.raise_last_error(self._since)
                 self._end(task)
 

@@ -163,8 +163,7 @@ class Reading:
         """The iterator gave a batch: it goes on."""
         self._raised = False
 
-    @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """True if an exception has ended the iterable."""
         return self._broken
 
@@ -196,9 +195,9 @@ class Reading:
     def mark(self) -> Mark | None:
         """The present position; None if neither the iterable nor its iterator has a state, or if it is unknown.
 
-        It is unknown after an exception, until the iterator gives another batch or ends: an earlier mark still holds.
+        It is unknown after an exception, unless the iterator has a state: an earlier mark still holds.
         """
-        if not self._stateful or (self._raised and not self.ended):
+        if not self._stateful or self._broken or self._raised:
             return None
         if self.ended:
             return Mark(self.read, None, self._keep())

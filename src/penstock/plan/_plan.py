@@ -239,11 +239,18 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0, take: _Take | None = None, read: int = 0) -> Iterator[Any]:
-        """`take(size)` continues a reading that is open, of which `read` batches were taken."""
+    def draw(
+        self,
+        epoch: int,
+        start: int = 0,
+        take: _Take | None = None,
+        read: int = 0,
+        broken: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Any]:
+        """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `rest`."""
         _check_start(start)
         of_all_ranks = map(self._read, repeat(take or _taking(iter(self.sampler))))
-        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last)
+        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken)
 
     def _read(self, take: _Take) -> Any:
         """The next batch of all ranks together: a sampler that has raised may go on. StopIteration at the end."""
@@ -262,12 +269,21 @@ def _taking(keys: Iterator[Any]) -> _Take:
 
 
 def rest(
-    batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
+    batches: Iterator[Any],
+    steps: int,
+    read: int,
+    rank: int,
+    world: int,
+    drop_last: bool,
+    broken: Callable[[], bool] = lambda: True,
 ) -> Iterator[Any]:
-    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read."""
+    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read.
+
+    `broken()` says whether an error that came last has ended the batches.
+    """
     if world == 1 and steps <= read:
         return batches
-    return _Rest(batches, steps, read, rank, world, drop_last)
+    return _Rest(batches, steps, read, rank, world, drop_last, broken)
 
 
 class _Rest(Iterator[Any]):
@@ -277,13 +293,21 @@ class _Rest(Iterator[Any]):
     """
 
     def __init__(
-        self, batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
+        self,
+        batches: Iterator[Any],
+        steps: int,
+        read: int,
+        rank: int,
+        world: int,
+        drop_last: bool,
+        broken: Callable[[], bool],
     ) -> None:
-        self._batches, self._numbers = batches, count(read)
+        self._batches, self._numbers, self._broken = batches, count(read), broken
         self._done, self._rank, self._world = steps * world, rank, world
         # With `drop_last` a step counts only if every rank has a batch of it.
         self._last = world - 1 if drop_last else rank
         self._raised_before = self._done - world + rank  # the number of this rank's last step before
+        self._drop_last = drop_last
         self._error: tuple[int, Exception] | None = None  # in the place of the last batch that was read
 
     def __next__(self) -> Any:
@@ -313,11 +337,12 @@ class _Rest(Iterator[Any]):
         raise AssertionError  # the numbers do not end
 
     def _end(self, number: int) -> NoReturn:
-        at, error = self._error or (-1, None)
+        at, error = (self._error if self._broken() else None) or (-1, None)
         if error is None:
             check_reached(self._done - number, self._done, self._world)
         self._numbers = count(number)
-        if error is None or at <= self._raised_before:
+        # An error in an incomplete round has taken the place of its step.
+        if error is None or at <= self._raised_before or (self._drop_last and number < self._done):
             raise StopIteration
         self._raised_before = at
         raise error

@@ -227,7 +227,7 @@ class Cursor:
         if self._fetcher is not None and not self._began_at_end:
             self._reading.gave = self.progress.steps > 0
             end = taken(self.dataset, self._reading.end)
-            if end is not None or self._reading.broken:
+            if end is not None or self._reading.is_broken():
                 self._copies = [Copy(end)]
         self._fetcher = None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import chain, count, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -201,11 +201,14 @@ class Sampling:
         try:
             keys = [] if self._is_over else reading.take(size)
         except Exception:
-            self._is_over = self._batched  # like torch's BatchSampler, which is a generator
+            # Torch's BatchSampler is a generator, which an exception ends.
+            reading.ended = self._is_over = reading.ended or self._batched
             raise
         finally:
             self._marks = {at: mark for at, mark in self._marks.items() if at >= self._progress.steps}
-            self._marks[step] = None if self._is_over else taken(self.sampler, reading.mark)
+            self._marks[step] = taken(self.sampler, reading.mark)
+            if self._is_over and self.end is None:
+                self.end = taken(self.sampler, reading.end)
         if keys and (len(keys) == size or not self._index.drop_last):
             if reading.ended:
                 self._last = step + 1
@@ -248,7 +251,16 @@ def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
-    return steps if skip else chain(list(islice(steps, 1)), steps)
+    if skip:
+        return steps
+    try:
+        return chain(list(islice(steps, 1)), steps)
+    except Exception as error:
+        return chain(map(_raise, [error]), steps)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 # ---- states of random generators as plain data, so that the same numbers can be drawn again ----
