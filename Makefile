@@ -3,13 +3,14 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks soak planted interop bench clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks wild soak planted interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
 VENV   := .venv
 BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
+WILD   := .venv-wild
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 demo: $(VENV)/.installed
@@ -55,9 +56,16 @@ lint: $(VENV)/.developed
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
-# Kills workers for a minute.
+# Programs of more than 20 other libraries, on torch's engine and on penstock's: half an hour, and 3 GB to install, in an
+# environment of its own. `WILD_ONLY=timm` runs those of one library.
+wild: $(WILD)/.installed
+	$(WILD)/bin/python -m pytest -o faulthandler_timeout=0 tests/wild -k "$(WILD_ONLY)"
+
+# Kills workers for a minute, and then runs random histories for a minute, on both faces.
+# A longer run, with progress: python -m tests.histories --operations 100000 --seed 1
+PENSTOCK_SOAK ?= 60
 soak: $(VENV)/.developed
-	PENSTOCK_SOAK=60 $(BIN)/python -m pytest -s tests/faults/test_soak.py
+	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/histories
 
 # Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them:
 # ten minutes. `BUGS=memory` plants those of one area.
@@ -76,7 +84,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.prefetch
 
 clean:
-	rm -rf $(VENV) $(MXNET) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -104,6 +112,13 @@ $(VENV)/.peers: $(VENV)/.developed requirements-bench.txt
 	  echo "install $$peer"; \
 	  $(PIP) install "$$peer" || echo "skipped: $$peer cannot be installed here"; \
 	done
+	@touch $@
+
+# Every package is named with its version, so nothing is resolved: a resolver would bring another torch.
+$(WILD)/.installed: requirements-wild.txt
+	$(PYTHON) -m venv $(WILD)
+	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
+	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
 	@touch $@
 
 $(MXNET)/.made:

@@ -13,11 +13,12 @@ import numpy as np
 
 import penstock
 from penstock._feed.keys import KeyFetch
+from penstock._interrupts import with_loan
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.task import Task
 from penstock._work.runner import Job, Runner
-from penstock._work.seeding import borrowed_generators, seed_step
+from penstock._work.seeding import Borrowed, seed_step
 
 KEYS = np.arange(64)
 
@@ -59,8 +60,7 @@ def step(dataset: Any, **given: Any) -> float:
 
 def main() -> None:
     def borrow() -> None:
-        with borrowed_generators(5, 0, 3):
-            pass
+        with_loan(Borrowed(5, 0, 3), bool)
 
     plain, once, twice = step(Plain()), step(CallsOnce()), step(CallsTwice())
     print(

@@ -188,8 +188,7 @@ def recovery(kind: type[Penstock]) -> dict[str, float]:
         return 1e3 * max(waits)
 
     calm = longest()
-    (engine,) = loader.loader._crews.live
-    os.kill(engine.backend.workers[0].pid, signal.SIGKILL)
+    os.kill(loader.loader.workers[0].pid, signal.SIGKILL)
     killed = longest()
     loader.close()
     return {"calm": calm, "killed": killed}

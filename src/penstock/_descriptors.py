@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+from penstock._interrupts import acquire, interrupts_deferred
+
 _kept_from_children: set[int] = set()
 _guard = threading.RLock()
 _birth = threading.local()
@@ -34,7 +36,7 @@ def forget(*fds: int) -> None:
 
 def close(*fds: int) -> None:
     """Closes descriptors that were registered with `close_in_child`."""
-    with no_fork():
+    with interrupts_deferred(), no_fork():
         forget(*fds)
         for fd in fds:
             os.close(fd)
@@ -42,10 +44,14 @@ def close(*fds: int) -> None:
 
 def open_memfd(name: str) -> int:
     """An unnamed file in memory, which no forked child keeps open."""
-    with no_fork():
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        close_in_child(fd)
-    return fd
+
+    def made() -> int:
+        with no_fork():
+            fd = os.memfd_create(name, os.MFD_CLOEXEC)
+            close_in_child(fd)
+        return fd
+
+    return acquire(made, close)
 
 
 def no_fork() -> AbstractContextManager[bool]:

@@ -1,28 +1,232 @@
-"""Defers Ctrl-C while a block must not be interrupted."""
+"""Interrupts: signal handlers of Python that raise, such as that of Ctrl-C.
+
+CPython runs a handler in the main thread, between two instructions: at the entry of a Python function, at a backward
+jump, and after a call of C code, whose result is then lost. It runs none at an assignment, at an attribute, at the
+return of a Python function, or at the entry and exit of `with` on a lock. (Python 3.11 to 3.13: the opcodes RESUME,
+JUMP_BACKWARD and CALL.) Hence three rules:
+
+- What is acquired is known to its owner first, or is acquired by `acquire`. A constructor is C code to its caller: an
+  object that acquires something in its constructor adds itself to a list of its owner's before it does.
+- What is changed for a while is restored by `with_loan`, in a `finally` of the function that has changed it. A
+  context manager written in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
+- What is released is released under `interrupts_deferred`.
+
+docs/decisions/0022 has the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
+"""
 
 from __future__ import annotations
 
-import signal
+import _thread
+import importlib
+import operator
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import compress
 from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+# Not `signal`, which converts each number and handler to an enum, and takes ten times as long.
+_signal: Any = importlib.import_module("_signal")
+
+T = TypeVar("T")
+
+_getsignal, _setsignal = _signal.getsignal, _signal.signal
+_interrupt_main: Any = _thread.interrupt_main
+
+# All that can have a handler.
+_NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}))
 
 
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """A Ctrl-C in this block raises KeyboardInterrupt at its end."""
-    # Refused: the signal mask. Another thread would take the signal, and Python would still raise in the main
-    # thread, the only one that ever raises KeyboardInterrupt.
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+class interrupts_deferred:
+    """A handler that would run in this block runs at its end, and so raises there. Takes about 4 µs.
+
+    That is true of every signal that has a handler of Python: the program decides which of them raise. A block inside
+    of another does nothing.
+    """
+
+    # Refused: the signal mask. Another thread would take the signal, and Python would still run the handler in the
+    # main thread, the only one that ever runs handlers.
+
+    __slots__ = ("_catcher", "_caught", "_handlers")
+
+    def __enter__(self) -> None:
+        global _block
+        self._caught: dict[int, tuple[Any, FrameType | None]] = {}
+        self._handlers: dict[int, Any] = {}
+        self._catcher: Any = self._catch  # a cycle, until the end of the block
+        if threading.current_thread() is not threading.main_thread() or _block is not None:
+            return
+        _block = self
+        try:
+            handlers = list(map(_getsignal, _NUMBERS))
+            for number, handler in compress(zip(_NUMBERS, handlers, strict=True), map(callable, handlers)):
+                self._handlers[number] = handler
+                _setsignal(number, self._catcher)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        global _block
+        try:
+            self.restore()
+        finally:
+            if _block is self:
+                _block = None
+            if self._handlers:  # one that was back already has raised
+                self.restore()
+            self._catcher = None
+            if self._caught:
+                self._deliver()
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if number not in self._caught:
+            self._caught[number] = self._handlers[number], frame
+
+    def restore(self) -> None:
+        """Puts the handlers back, except where the block has set another."""
+        while self._handlers:
+            number, handler = next(iter(self._handlers.items()))
+            if _getsignal(number) is self._catcher:
+                _setsignal(number, handler)
+            self._handlers.pop(number, None)
+
+    def _deliver(self) -> None:
+        if self._caught:
+            number, (handler, frame) = self._caught.popitem()
+            try:
+                handler(number, frame)
+            finally:
+                self._deliver()
+
+
+class interrupts_after(interrupts_deferred):
+    """For finalizers, out of which nothing can be raised: handlers run when this object is deallocated."""
+
+    __slots__ = ("_again",)
+
+    def _deliver(self) -> None:
+        self._again = [_raised_with_the_end_of(number) for number in self._caught]
+        self._caught.clear()
+
+
+_block: interrupts_deferred | None = None
+"""The block that the main thread is in, if it is in one."""
+
+
+def _after_fork_in_child() -> None:
+    # The child has the handlers of its parent. It is not in the block, if another thread has forked it.
+    global _block
+    if _block is not None:
+        _block.restore()
+        _block = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
+    """See `call_at_end`."""
+
+    __slots__ = ("action",)
+
+    action: Callable[[], object]
+
+
+_act: Any = operator.methodcaller("action")
+
+
+def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
+    """Calls `action`, which must be C code, when the object is deallocated. Keep the result as long as the object.
+
+    No code of Python runs meanwhile: an interrupt in it would be reported as ignored, and lost.
+    """
+    made = CallAtEnd(of, _act)
+    made.action = action
+    return made
+
+
+def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `__del__` that calls `release`, which can be repeated. An interrupt in it comes out of the code around it.
+
+    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`.
+    """
+
+    def __del__(self: Any) -> None:
+        ends: list[object] = []  # with this function
+        try:
+            _release(release, self, ends)
+        except KeyboardInterrupt:  # before it was deferred
+            _release(release, self, ends)
+            ends.append(_raised_with_the_end_of(_signal.SIGINT))
+
+    return __del__
+
+
+def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> None:
+    after = interrupts_after()
+    ends.append(after)
+    with after:
+        release(of)
+
+
+class _Token:
+    """An object whose end is noticed."""
+
+
+# The references must outlive their tokens, which end within microseconds.
+_latest: deque[CallAtEnd] = deque(maxlen=64)
+
+
+def _raised_with_the_end_of(number: int) -> _Token:
+    """When the result is deallocated, the signal is pending again.
+
+    By `interrupt_main`, which works for any signal: `raise_signal` and `os.kill` run the handler themselves.
+    """
+    token = _Token()
+    _latest.append(call_at_end(token, partial(_interrupt_main, number)))
+    return token
+
+
+def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
+    """The result of `take`; if an interrupt comes meanwhile, it is given back. `take` must be short.
+
+    Bind the result with a plain assignment, and call this with arguments, not with `*args`, which is C code.
+    """
+    taken: list[T] = []
     try:
-        yield
+        with interrupts_deferred():
+            taken.append(take())
+        return taken[0]
+    except BaseException:
+        while taken:
+            give_back(taken.pop())
+        raise
+
+
+class Loan(Protocol):
+    """Something of the caller's that is changed for a while."""
+
+    def begin(self) -> object:
+        """Notes how it is, and changes it."""
+
+    def end(self) -> None:
+        """Makes it as it was, also if `begin` or an earlier `end` was interrupted."""
+
+
+def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
+    """`work(*args)` between the beginning and the end of a loan. Costs nothing, unless there is an interrupt."""
+    try:
+        loan.begin()
+        return work(*args)
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[0])
+        try:
+            loan.end()
+        except BaseException:
+            with interrupts_deferred():
+                loan.end()
+            raise

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._deliver.delivery import Delivery
+from penstock._ending import END, Instead
 from penstock._fill.cast import Field, converted
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
 from penstock._schedule.slabs import SlabStates
-from penstock._wire.failure import annotate
+from penstock._wire.failure import caught
 
 # Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. The source
 # cannot be interrupted: it finishes the batch in the background.
@@ -55,12 +56,10 @@ class Sweep:
 
 
 class Made(NamedTuple):
-    """What the thread made of one `next()` of the source."""
+    """What the thread made of one `next()` of the source: a batch, or an Instead."""
 
     sweep: Sweep | None
     batch: Any = None
-    error: BaseException | None = None
-    is_end: bool = False
     state: Any = None
 
 
@@ -203,11 +202,11 @@ class Producer:
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
                 self._iterator = None
-                return Made(sweep, is_end=True, state=self.state())
+                return Made(sweep, END, state=self.state())
             return Made(sweep, self._copies.copy(given), state=self.state())
         except BaseException as error:  # also SystemExit: the consumer decides whether the program ends
             note = f"While batch {number} of the source was read ahead."
-            return Made(sweep, error=annotate(_not_the_end(error), note), state=self._state_if_any())
+            return Made(sweep, Instead(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
         """Opens a sweep that a reset has replaced before it was opened.
@@ -238,18 +237,9 @@ class Producer:
 
     def _state_if_any(self) -> Any:
         """The state, or None if it cannot be had: for use while an error is being handled."""
-        with suppress(Exception):
+        with suppress(BaseException):  # in the thread, whose end would leave the consumer waiting
             return self.state()
         return None
-
-
-def _not_the_end(error: BaseException) -> BaseException:
-    """The error to raise: a StopIteration of the source's other methods would be taken for the end."""
-    if not isinstance(error, StopIteration):
-        return error
-    wrong = RuntimeError("The source raised StopIteration, and not at its end.")
-    wrong.__cause__ = error
-    return wrong
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:

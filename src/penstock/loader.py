@@ -7,12 +7,12 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 
+from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
@@ -20,6 +20,7 @@ from penstock._epoch.share import share
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan
 from penstock._fill.collate import convert
+from penstock._interrupts import Loan
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -44,36 +45,56 @@ _SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))
 class DataLoader(Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
-    The arguments have the names and meanings of torch's DataLoader; the batches are numpy arrays. `dataset` is an
-    object with `__len__` and `__getitem__`, or an `IterableDataset`.
-
-    With `num_workers=0` the loader is a plain loop in the calling process; other settings give the same batches.
-    Workers are processes, or threads with `backend="thread"`, which suits datasets that wait for I/O or release the
-    GIL. They live until the loader is closed or garbage collected. A worker that crashes is replaced, and its step is
-    retried up to `retries` times.
-
-    With `seed=` the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
-    `penstock.rng()`, are a function of the seed (threads: only those from `penstock.rng()`). Without it, a seed is
-    drawn from `generator`, or else from numpy's global generator.
-
-    `on_error="skip"` drops samples that raise, and "replace" replaces them by other samples;
-    `max_errors` limits how many may fail in an epoch (see `skipped`).
-
-    With `shard=(rank, world)`, or `"auto"` under torchrun, SLURM or Open MPI, this loader gets one rank's share of
-    each step: `world * batch_size` samples of the order that all ranks compute from their common seed. `last_batch`
-    is the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see `Batch.pad`; the
-    default with ranks), or "rollover" (its samples begin the next epoch).
-
-    `dtype="float32"` converts all numbers while they are written into a batch, `dtype={"image": "float32"}` those of
-    single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
-
-    Worker processes keep the dataset as it was when they started. They are restarted if its length has changed; use
-    `update` for any other change.
+    The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
+    number and kind of workers.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
+
+    What is loaded:
+
+    - `dataset`: an object with `__len__` and `__getitem__`, or an `IterableDataset`. Worker processes keep it as it
+      was when they started. They are restarted if its length has changed; use `update` for any other change.
+    - `batch_size`: samples in a batch. None hands out single samples, without an axis for the batch.
+    - `collate_fn`: makes a batch of a list of samples; by default that is `default_collate`. With `batch_size=None`
+      it gets one sample, and by default the sample stays as it is.
+    - `dtype`: "float32" converts all numbers while they are written into a batch, `{"image": "float32"}` those of
+      single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
+
+    In which order:
+
+    - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
+      `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
+    - `generator`: a seed that you do not give is drawn from this numpy Generator, or else from numpy's global one.
+    - `shuffle`: a new order in each epoch. The default is the order of the keys.
+    - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
+      replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
+    - `shard`: `(rank, world)`, or "auto" under torchrun, SLURM or Open MPI: this loader gets one rank's share of each
+      step: `world * batch_size` samples of the order that all ranks compute from their common seed.
+    - `last_batch`: the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
+      `Batch.pad`; the default with ranks), or "rollover" (its samples begin the next epoch). `drop_last=True`
+      means "drop".
+    - `in_order`: False hands out batches as they are done, and a slow one no longer holds up the others.
+
+    By whom:
+
+    - `num_workers`: 0 loads in the calling process, when you ask. It may be set again while the loader runs.
+    - `backend`: "process" (the default), or "thread", which suits datasets that wait for I/O or release the GIL.
+    - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
+      multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
+    - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default.
+    - `persistent_workers`: False ends workers with each epoch. By default they live as long as the loader.
+    - `worker_init_fn`: is called in each worker when it starts, with the number of the worker.
+    - `pin_memory`, `pin_memory_device`: for programs that were written for torch: no effect on numpy arrays.
+
+    And if something goes wrong:
+
+    - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
+    - `retries`: how often the step of a worker that has crashed is tried again, by a worker that replaces it.
+    - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
+      how many may fail in an epoch (see `skipped`).
     """
 
     def __init__(
@@ -116,9 +137,9 @@ class DataLoader(Generic[_T_co]):
         self._give_engines()
 
     # For subclasses with other batches: the class that runs tasks, the random generators that are set while samplers
-    # and light items are read (see `borrowed_generators`), and a function of each batch that is handed out.
+    # and light items are read (see `Borrowed`), and a function of each batch that is handed out.
     _make_runner: ClassVar[type | None] = None
-    _borrow: ClassVar[Callable[..., AbstractContextManager[int]] | None] = None
+    _borrow: ClassVar[Callable[..., Loan] | None] = None
     _deliver: Callable[[Any], Any] | None = None
 
     @staticmethod
@@ -160,6 +181,7 @@ class DataLoader(Generic[_T_co]):
 
     # Resuming.
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -180,6 +202,7 @@ class DataLoader(Generic[_T_co]):
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
 
+    @never_ends
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken. The number of workers may differ.
 
@@ -236,11 +259,13 @@ class DataLoader(Generic[_T_co]):
             "dtype": None if options.cast is None else options.cast.describe(),
         }
 
+    @never_ends
     def __len__(self) -> int:
         """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
         plan = self._feed.plan(self.seed, self._epochs.start().consumed)
         return self._feed.steps(self._epochs.next, plan)
 
+    @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
 
@@ -295,15 +320,17 @@ class DataLoader(Generic[_T_co]):
                 f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
                 "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
             )
-        with self._engines.held() as held:
+
+        def resize(held: list[Engine]) -> None:
             options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
-            window = engines.window(int(number), options, self._feed)
-            for engine, _ in held:
-                engine.resize(engines.workers(int(number), self._feed), window)
+            for engine in held:
+                engine.resize(*engines.size(options, self._feed))
+
+        self._engines.held(resize)
 
     @property
     def workers(self) -> list[Any]:
-        """The live worker processes, each with `pid`, `is_alive()`, `join(timeout)` and `exitcode`."""
+        """The live worker processes, each a handle like `multiprocessing.Process`."""
         return [worker for engine in self._engines.all() for worker in engine.backend.workers]
 
     @property
@@ -325,16 +352,12 @@ class DataLoader(Generic[_T_co]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         given: Callable[[Any], Any] | None = self._options.collate_fn
-        if given is not None:
-            return given
-        return default_collate if self._feed.batched else convert
+        default = default_collate if self._feed.batched else convert
+        return default if given is None else given
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was given, or an iterable over the keys of the current epoch.
-
-        None for a stream, and with a batch_sampler.
-        """
+        """The sampler that was given, or the keys of the current epoch. None for a stream and with batch_sampler."""
         return self._feed.sampler(self._now)
 
     @property
@@ -372,8 +395,7 @@ class DataLoader(Generic[_T_co]):
         self._engines = engines.Engines()
         self._skipped: list[tuple[Any, Exception]] = []
 
-    # From the plan to the engine.
-
+    @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
@@ -447,7 +469,5 @@ class DataLoader(Generic[_T_co]):
 
     def _release(self, engine: Engine) -> None:
         """Called by an iterator that no longer needs its engine."""
-        if self._options.persistent_workers or self._options.num_workers == 0:
-            self._engines.put(engine)
-        else:
-            engine.close()
+        stays = self._options.persistent_workers or self._options.num_workers == 0
+        self._engines.put(engine) if stays else engine.close()

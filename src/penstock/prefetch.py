@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock._deliver.delivery import pinning
+from penstock._ending import END, Instead, never_ends, raises_instead
 from penstock._fill.cast import Cast
 from penstock._options import is_int
 from penstock._prefetch import GRACE, LONGEST_WAIT, Copies, Gate, Made, Producer, Sweep, produce, running
@@ -94,6 +95,7 @@ class Prefetcher:
     casting = property(attrgetter("_casting"), doc='"checked" or "unsafe".')
     pin_memory = property(attrgetter("_pin_memory"))
 
+    @never_ends
     def __iter__(self) -> Prefetcher:
         """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues."""
         again = self._over or self._ended_by is not None
@@ -101,25 +103,20 @@ class Prefetcher:
             self._begin(again)
         return self
 
+    @raises_instead
     def __next__(self) -> Any:
         if self._over and not self._closed:
-            raise StopIteration
+            return END
         self._begin(again=False)
         try:
-            made = self._take()
-            if made.error is None:
-                return made.batch
+            return self._take()
         except BaseException as interrupt:
             # Ctrl-C may come at any instruction: a batch and its permit may be lost.
             self._end_by(interrupt)
             raise
-        try:
-            raise made.error
-        finally:
-            del made  # the error's traceback refers to this frame, which must not refer back to it
 
-    def _take(self) -> Made:
-        """The next thing that was made; a new permit is given for it. An error at the end, or if none will come."""
+    def _take(self) -> Any:
+        """The next thing that was made; a new permit is given for it. An error if none will come."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         while self._ended_by is None:
@@ -132,13 +129,13 @@ class Prefetcher:
                 continue  # it was made before a reset, and its permit has expired
             if made.state is not None:
                 sweep.state = made.state
-            if not made.is_end:
+            if made.batch is END:
+                sweep.is_over = True
+                self._gate.made.put(made)  # for other threads that wait, and until the next reset
+            else:
                 self._gate.permits.put(sweep)
-                return made
-            sweep.is_over = True
-            self._gate.made.put(made)  # for other threads that wait, and until the next reset
-            return Made(sweep, error=StopIteration())
-        return Made(None, error=RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
+            return made.batch
+        return Instead(RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
     def _end_by(self, interrupt: BaseException) -> None:
         self._ended_by = type(interrupt).__name__
@@ -156,6 +153,7 @@ class Prefetcher:
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
 
+    @never_ends
     def reset(self) -> None:
         """Starts the source again from its beginning. Batches that you have stay valid.
 
@@ -164,6 +162,7 @@ class Prefetcher:
         """
         self._begin(again=True)
 
+    @never_ends
     def __len__(self) -> int:
         """The length of the source, if it has one."""
         return len(self._source)
@@ -178,6 +177,7 @@ class Prefetcher:
             return self._state_dict if name == "state_dict" else self._load_state_dict
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @never_ends
     def _state_dict(self) -> Any:
         """The source's state after the batch delivered last; after a reset at its new start, which is waited for."""
         sweep = self._producer.wanted
@@ -189,6 +189,7 @@ class Prefetcher:
                 raise RuntimeError(_ENDED.format(self._ended_by))
         return sweep.state
 
+    @never_ends
     def _load_state_dict(self, state: Any) -> None:
         """Loads the state when the source has finished its current batch. If the source raises, reading goes on."""
         self._check()

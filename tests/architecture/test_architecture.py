@@ -22,7 +22,7 @@ GUESTS = {"torch", "jax", "ray"}
 
 # The rooms, lowest first: each package or module directly under penstock. A room may import only the rooms before it.
 LAYERS = (
-    ("errors", "batch", "_at_work", "worker_info", "random", "_interrupts", "_descriptors"),
+    ("errors", "batch", "_at_work", "_ending", "worker_info", "random", "_interrupts", "_descriptors"),
     ("plan", "_schedule", "_memory"),
     ("_wire", "_resume"),
     ("_fill", "source", "collate", "_work"),
@@ -87,7 +87,7 @@ def test_imports_point_one_way() -> None:
 
 @pytest.mark.parametrize("part", PURE)
 def test_pure_parts_import_only_the_standard_library_and_numpy(part: str) -> None:
-    allowed = {part, "errors"}
+    allowed = {part, "errors", "_interrupts"}  # the last imports only the standard library
     for path in (ROOT / part).rglob("*.py"):
         for name in imports(path):
             top, *inner = name.split(".")
@@ -197,6 +197,34 @@ def test_no_function_is_too_long() -> None:
                 if node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION:
                     long.add(f"{path.relative_to(ROOT)}: {node.name}")
     assert not long, f"functions of more than {MOST_LINES_OF_A_FUNCTION} lines"
+
+
+def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
+    """So no StopIteration of the user's is taken for the end. (A Draw calls none of their code.)"""
+    places: set[str] = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and node.exc is not None and "StopIteration" in ast.unparse(node.exc):
+                places.add(path.relative_to(ROOT).as_posix())
+    assert places == {"_ending.py", "plan/_plan.py"}
+
+
+# Iterators of which no error of the user's comes out: those of the pure parts, of tests, and one that asks another.
+OWN_NEXT = {"plan/_plan.py", "testing/_sources.py", "testing/_loading.py"}
+OWN_NEXT |= {"torch/_iterators.py: Seeded", "torch/_iterators.py: _Closed"}
+
+
+def test_every_iterator_raises_through_that_place() -> None:
+    wrong: set[str] = set()
+    for path in ROOT.rglob("*.py"):
+        where = path.relative_to(ROOT).as_posix()
+        for kind in ast.walk(ast.parse(path.read_text())):
+            for node in kind.body if isinstance(kind, ast.ClassDef) and where not in OWN_NEXT else ():
+                if isinstance(node, ast.FunctionDef) and node.name in ("__next__", "_next_data"):
+                    decorated = [ast.unparse(each) for each in node.decorator_list]
+                    if decorated != ["raises_instead"] and f"{where}: {kind.name}" not in OWN_NEXT:
+                        wrong.add(f"{where}: {kind.name}")
+    assert not wrong, f"these iterators may let a StopIteration of the user's out: {wrong}"
 
 
 def is_public(path: Path) -> bool:

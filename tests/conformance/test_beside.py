@@ -77,8 +77,7 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
         engine = batches._engine
         monkeypatch.setattr(Course, "redo" if during == "update" else "cancel", closed_meanwhile)
         if during == "update":
-            with engine.held():
-                engine.update(encode(Setting({"slow": {}})))
+            engine.held(lambda: engine.update(encode(Setting({"slow": {}}))))
         else:
             engine.cancel()
         assert not engine._finalizer.alive

@@ -133,8 +133,8 @@ def test_fields_are_converted_as_those_of_samples_alone(folder: Path, resize: An
 
 def test_labels_that_are_not_alike_are_named(folder: Path) -> None:
     class Boxes(ImageFolder):
-        def _source(self, key: int) -> Any:
-            data, _, name = super()._source(key)
+        def read(self, key: int) -> Any:
+            data, _, name = super().read(key)
             return data, [0.5] * (5 if key == 6 else 4), name
 
     with pytest.raises(CollateError, match=r"sample\[1\].* 4 in rows .* 5 in row 2") as caught:

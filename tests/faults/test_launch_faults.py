@@ -123,7 +123,7 @@ def test_workers_of_a_thread_that_ended_live_on(tmp_path: Path) -> None:
     os.read(r, 1)
     started[0].join(0.2)
     print(started[0].is_alive())
-    started[0].close(); launcher.close()
+    started[0].release(); launcher.close()
     """.replace("\n    ", "\n")
     with program(tmp_path / "thread.py", text, "fork") as parent:
         out, err = parent.communicate(timeout=60)
@@ -169,7 +169,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
             print(exc, exc.a, exc.b, exc.__notes__, flush=True)
         worker.join()
         print(worker.exitcode, Mine.__init__ is init_before, flush=True)
-        worker.close()
+        worker.release()
     launcher.close()
     """.replace("\n    ", "\n")
     with program(tmp_path / "unguarded.py", text, method) as parent:
@@ -216,7 +216,7 @@ def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> Non
         worker.join()
     print(heard, [worker.exitcode for worker in workers])
     for worker in workers:
-        worker.close()
+        worker.release()
     launcher.close()
     """.replace("\n    ", "\n")
     with program(tmp_path / "interrupted.py", text, method) as parent:
@@ -233,7 +233,7 @@ def test_what_a_program_has_not_yet_printed_is_printed_once(method: str, tmp_pat
     launcher = Launcher(method, main, None, {})
     worker = launcher.start(0)
     worker.join()
-    worker.close()
+    worker.release()
     launcher.close()
     """.replace("\n    ", "\n")
     with program(tmp_path / "printing.py", text, method) as parent:

@@ -269,9 +269,18 @@ WORLDS = {
     "seats with streams, crash": Setting(
         runs=(0,), rule=Assigned, ends="stream", lengths=(2, 1), window=2, crashes=1, unread=0
     ),
+    "seats with streams, once, crash and cancel": Setting(
+        runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), once=True, crashes=1, cancels=1, unread=0
+    ),
 }
 
 WIDE = {
+    "seats with streams, once": Setting(
+        runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 1), workers=3, once=True, unread=0
+    ),
+    "seats with streams, once, out of order": Setting(
+        runs=(0,), rule=Assigned, ends="stream", lengths=(1, 0, 1), workers=3, once=True, in_order=False, unread=0
+    ),
     "crash and cancel": Setting(runs=(4, 2), hold=2, crashes=1, cancels=1, unread=0),
     "workers that are not started, bundles as they come": Setting(
         runs=(4,), ends="found", bundle=2, window=2, in_order=False, crashes=1, refusals=4, retries=0
@@ -931,6 +940,23 @@ class EndsAllStreamsWithTheFirst(Assigned):
         self._lower_bound_to(self._next_seq)
 
 
+class KeepsTheWorkersOfEndedStreams(Assigned):
+    def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
+        self._once = False
+        super()._step_ended(event, out)
+
+
+class WaitsForStepsOfAWorkerThatDiedWhileLeaving(Assigned):
+    _worker_left = Scheduler._worker_left
+
+
+class SendsTheNextSeatHome(Assigned):
+    def _step_ended(self, event: StepEnded, out: list[Command]) -> None:
+        super()._step_ended(event, out)
+        seats = sorted(self._crew.seats.values())
+        out[:] = [Retire(seats[-1]) if isinstance(command, Retire) else command for command in out]
+
+
 class RemembersTheEndsOfTheLastRun(Assigned):
     def _opened(self, event: Opened, out: list[Command]) -> None:
         ended = self._ended.copy()
@@ -980,6 +1006,9 @@ READERS = Setting(runs=(2, 1), **READER, tells=EVERY, resizes=((2, 2),))
 SEATS = Setting(runs=(3, 3), rule=Assigned, ends="found", ahead=False, window=2, cancels=1, unread=0)
 SECOND = Setting(runs=(3,), rule=Assigned, ends="found", ahead=False, window=2, seat=1, crashes=1, unread=0)
 ROUNDS = Setting(runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 2), workers=3, unread=0)
+ONCE = Setting(
+    runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), window=3, once=True, crashes=1, unread=0
+)
 STREAMS = Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, cancels=1, unread=0)
 
 BUGS: list[tuple[type, Setting]] = [
@@ -1067,6 +1096,9 @@ BUGS: list[tuple[type, Setting]] = [
     (GoesOnWithTheTurnOfTheLastRun, SEATS),
     (MovesTheTurnOnWhenAStreamHasEnded, ROUNDS),
     (EndsAllStreamsWithTheFirst, STREAMS),
+    (WaitsForStepsOfAWorkerThatDiedWhileLeaving, ONCE),
+    (SendsTheNextSeatHome, ONCE),
+    (KeepsTheWorkersOfEndedStreams, ONCE),
     (RemembersTheEndsOfTheLastRun, STREAMS),
     (ReplacesTheDead, SECOND),
     (WithdrawsWhatIsPosted, SEATS),

@@ -92,6 +92,7 @@ class Setting:
     tells: frozenset[int] = frozenset()  # the steps of a stream with one reader that tell its position
     lengths: tuple[int, ...] = ()  # of the stream of each seat, with a fixed assignment
     seat: int = 0  # the seat that has the first step, with a fixed assignment
+    once: bool = False  # the worker of a stream that has ended leaves early, with a fixed assignment
     # A task with this step cannot be sent: run, step, and after how many changes that is so.
     unsendable: tuple[int, int, int] = (-1, -1, 0)
 
@@ -216,7 +217,7 @@ IN_KEY: dict[type, set[str]] = {
 NOT_IN_KEY: dict[type, set[str]] = {
     Scheduler: {"_retries", "_in_order", "_room", "_log"},
     OneReader: set(),
-    Assigned: set(),
+    Assigned: {"_seats", "_once"},
     Crew: {"_retries", "next_worker"},
     SlabStates: {"spare", "states", "_next"},
     Course: {"_look_ahead"},
@@ -257,6 +258,7 @@ class World:
         self.size = setting.workers
         self.retiring = 0  # requests to leave that no worker has taken
         self.leaving = 0  # workers that were asked to leave, and the scheduler was not told that they have
+        self.dismissed: frozenset[int] = frozenset()  # seats whose worker leaves when it has done its steps
         self.idle_losses: dict[int, int] = {}  # by seat, since a step came from it
         self.given_up: frozenset[int] = frozenset()  # seats, and the engine was told
         self.crashes = setting.crashes
@@ -329,7 +331,7 @@ class World:
             self.mode, self.run, tuple(seats),
             len(self.got) if self.setting.in_order else tuple(sorted(self.got)), tuple(sorted(self.held)),
             self.cancels, len(self.slabs), len(self.cold), self.version, self.resized, self.retiring, self.leaving,
-            self.failed,
+            self.failed, self.dismissed,
         )  # fmt: skip
 
     def full_key(self) -> tuple[object, ...]:
@@ -392,7 +394,8 @@ class World:
             else:
                 if len(w.pipe) <= self.setting.unread and self.next_for(w) is not None:
                     yield ("claim", worker)
-                if self.retiring:
+                done = w.seat in self.dismissed and self.next_for(w) is None
+                if self.retiring or done:
                     yield ("leave", worker)
 
     def next_for(self, worker: Worker) -> int | None:
@@ -455,7 +458,7 @@ class World:
         self.workers[worker] = self.workers[worker]._replace(alive=False)
 
     def leave(self, worker: int) -> None:
-        self.retiring -= 1
+        self.retiring -= self.workers[worker].seat not in self.dismissed
         self.workers[worker] = self.workers[worker]._replace(alive=False, left=True)
 
     def refuse(self, _: int) -> None:
@@ -490,6 +493,8 @@ class World:
             self.unwant(later)
             del self.tasks[seq]
         self.tell(StepEnded(seq, worker) if ended else StepFilled(seq, worker))
+        if ended and posted.wanted and self.setting.once and not self.stopped:
+            self.law(w.seat in self.dismissed, "a stream has ended, and its worker stays")
 
     def notice_only_the_death(self, worker: int) -> None:
         self.notice(worker, at_is_known=False)
@@ -497,7 +502,12 @@ class World:
     def notice(self, worker: int, at_is_known: bool = True) -> None:
         w = self.workers[worker]
         seq = None if w.claim == NOTHING else w.claim
-        if w.left:
+        if w.left or w.seat in self.dismissed:
+            if w.seat in self.dismissed:  # what it should have done is not wanted, and it may have died before
+                mine = {s for s, t in self.tasks.items() if t.seat == w.seat}
+                self.law(not any(self.tasks[s].wanted and s in self.board for s in mine), "a step has no worker")
+                self.board = tuple(s for s in self.board if s not in mine)
+                self.tasks = {s: t for s, t in self.tasks.items() if s not in mine or t.wanted}
             del self.workers[worker]
             self.leaving -= 1
             self.tell(WorkerLeft(worker))
@@ -645,6 +655,14 @@ class World:
         match command:
             case Hire(worker, seat):
                 yield from self.hire(worker, seat, cause)
+            case Retire(seat) if seat >= 0:
+                self.law(self.setting.once, "a worker is asked to leave, and another run may follow")
+                self.law(any(w.seat == seat for w in self.workers.values()), "nobody is there to leave")
+                self.law(all(not t.wanted or t.seat != seat or t.how >= 0 for t in self.tasks.values()),
+                         "a worker is asked to leave, and a step of its is wanted")  # fmt: skip
+                self.dismissed |= {seat}
+                self.size -= 1
+                self.leaving += 1
             case Retire():
                 self.retiring += 1
                 self.leaving += 1
@@ -947,7 +965,9 @@ class World:
 
 def new_scheduler(setting: Setting, make: type[Scheduler]) -> Scheduler:
     options: dict[str, Any] = {"window": setting.window, "in_order": setting.in_order}
-    if not issubclass(make, Assigned):
+    if issubclass(make, Assigned):
+        options["once"] = setting.once
+    else:
         options["retries"] = setting.retries
     if not issubclass(make, OneReader):
         options["workers"] = setting.workers

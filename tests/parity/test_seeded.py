@@ -459,6 +459,44 @@ def test_without_a_seed_batches_are_refused() -> None:
         DataLoader(Noisy()).batches()
 
 
+class Growing(Dataset[Any]):
+    def __init__(self) -> None:
+        self.n, self.scale = 8, 1
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> int:
+        return key * self.scale
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_update_is_in_the_next_batch(workers: int, persistent: bool) -> None:
+    more = {"persistent_workers": persistent} if workers else {}
+    loader = DataLoader(Growing(), 2, num_workers=workers, seed=0, **more)
+    found = []
+    for step, batch in enumerate(loader):
+        found.append(batch.tolist())
+        if step == 1:
+            loader.update(scale=10)
+        if step == 2:
+            loader.update(lambda data: setattr(data, "scale", 100))
+    assert found == [[0, 1], [2, 3], [40, 50], [600, 700]]
+    loader.update(n=2)
+    assert (len(loader), [batch.tolist() for batch in loader]) == (1, [[0, 100]])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_a_seed_an_update_is_refused_and_says_what_to_do(workers: int) -> None:
+    data = Growing()
+    with pytest.raises(
+        ValueError, match=r"^update\(\) needs seed=: .* Give seed=; or change loader\.dataset"
+    ):
+        DataLoader(data, num_workers=workers).update(scale=3)
+    assert data.scale == 1
+
+
 class Ragged(Dataset[Any]):
     def __len__(self) -> int:
         return 12

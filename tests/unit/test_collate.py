@@ -590,3 +590,49 @@ def test_the_example_in_the_docstring_runs() -> None:
 
     assert doctest.testmod(module).attempted == 2
     assert doctest.testmod(module).failed == 0
+
+
+class Short:
+    """Says that it has three samples, and stops after two, as if they were all."""
+
+    def __init__(self, stop: type[Exception]) -> None:
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> int:
+        if row == 2:
+            raise self.stop
+        return row
+
+
+class ShortByNext(Short):
+    def __iter__(self) -> Any:
+        return map(self.__getitem__, range(3))
+
+
+@pytest.mark.parametrize("samples", [Short(IndexError), ShortByNext(StopIteration)])
+def test_samples_that_end_before_their_length_are_an_error(samples: Any) -> None:
+    with pytest.raises(CollateError, match="has 3 samples, and ends after 2"):
+        default_collate(samples)
+
+
+class StoppingGuest:
+    """Its `numpy`, and its `__array__`, raise StopIteration for one row."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def numpy(self) -> Any:
+        if self.row == 1:
+            raise StopIteration
+        return np.array(self.row)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy()
+
+
+def test_a_row_that_raises_stop_iteration_does_not_shorten_the_batch() -> None:
+    with pytest.raises(CollateError, match=r"row 1: a .*StoppingGuest cannot be made an array"):
+        default_collate([StoppingGuest(row) for row in range(3)])

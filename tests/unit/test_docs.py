@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from programs import forge, programs
+
+import penstock
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -61,3 +64,9 @@ def test_a_link_between_pages_leads_to_a_file() -> None:
         if not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+@pytest.mark.parametrize("thing", [penstock.DataLoader, penstock.prefetch])
+def test_every_argument_is_described(thing: Callable[..., object]) -> None:
+    quoted = " ".join(re.findall(r"`([^`]+)`", inspect.getdoc(thing) or ""))
+    assert set(inspect.signature(thing).parameters) - set(re.findall(r"\w+", quoted)) == set()

@@ -294,7 +294,7 @@ def through_a_worker(method: str, dataset: Callable[[], None]) -> BaseException:
     with open(reader, "rb") as answers:
         back = restore(answers.read(int.from_bytes(answers.read(8), "big")))
     worker.join()
-    worker.close()
+    worker.release()
     launcher.close()
     os.close(writer)
     return back

@@ -167,7 +167,7 @@ def test_labels_may_be_arrays() -> None:
         def __len__(self) -> int:
             return 4
 
-        def _source(self, key: int) -> Any:
+        def read(self, key: int) -> Any:
             return picture(seed=key), np.full(5, key, np.float32), f"record {key}"
 
     _, labels = next(iter(DataLoader(Boxes(SMALL), batch_size=4)))

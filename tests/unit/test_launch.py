@@ -55,7 +55,7 @@ class Crew:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.close()
+            worker.release()
         self.launcher.close()
         self._lines.close()
         os.close(self.writer)
@@ -257,8 +257,8 @@ def test_twenty_workers_leave_no_descriptor_open(method: str, crew_of: Any) -> N
     assert [ended(worker) for worker in crew.workers] == [0] * 21
     assert len(os.listdir("/proc/self/fd")) == before + 20
     for worker in crew.workers[1:]:
-        worker.close()
-        worker.close()
+        worker.release()
+        worker.release()
         assert worker.exitcode == 0
     assert len(os.listdir("/proc/self/fd")) == before
     # The autouse fixture of conftest.py counts the rest when the launcher is closed.
@@ -286,7 +286,7 @@ def test_closing_the_launcher_kills_no_worker(method: str) -> None:
         os.close(in_w)
         assert json.loads(lines.readline()) == "ended by itself"
         assert ended(worker) == 0
-        worker.close()
+        worker.release()
     for fd in (out_w, in_r):
         os.close(fd)
 
@@ -325,7 +325,7 @@ def test_closing_a_handle_ends_a_worker_that_still_runs(method: str, crew_of: An
     crew = crew_of(method, idle)
     worker = crew.start()
     crew.heard()
-    worker.close()
+    worker.release()
     assert worker.exitcode == -9
     assert not worker.is_alive()
     with pytest.raises(ValueError, match="closed"):
@@ -367,7 +367,7 @@ def test_a_handle_does_nothing_in_a_fork_of_the_user(crew_of: Any) -> None:
     pid = os.fork()
     if pid == 0:
         worker.kill()
-        worker.close()
+        worker.release()
         crew.launcher.close()
         os._exit(7 if not worker.is_alive() else 8)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -41,7 +41,7 @@ def pack(folder: Path, *options: str, workers: int = 0) -> tuple[int, Path]:
 
 def stored(folder: Path) -> list[Record]:
     images = ImageFolder(folder)
-    sources = [images._source(key) for key in range(len(images))]
+    sources = [images.read(key) for key in range(len(images))]
     return [Record(key, float(label), data) for key, (data, label, _) in enumerate(sources)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
@@ -343,3 +344,17 @@ def test_a_bad_number_of_consumers_is_refused(n: Any) -> None:
 
 def test_an_empty_epoch_ends_for_all() -> None:
     assert [list(part) for part in DataLoader([]).share(3)] == [[], [], []]
+
+
+def test_a_loader_that_was_shared_ends_with_its_last_reference() -> None:
+    loader = DataLoader(range(4))
+    for consumer in loader.share(2):
+        consumer.close()
+    gone = weakref.ref(loader)
+    gc.collect()
+    gc.disable()
+    try:
+        del loader, consumer
+        assert gone() is None, "a cycle keeps it until the garbage collector runs"
+    finally:
+        gc.enable()

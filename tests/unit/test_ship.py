@@ -26,7 +26,7 @@ from penstock.errors import UnshippableDataset
 
 
 def shipped(payload: object) -> Any:
-    shipment = pack(payload)
+    shipment = pack(payload, [])
     try:
         return unpack(shipment)
     finally:
@@ -34,7 +34,7 @@ def shipped(payload: object) -> Any:
 
 
 def size_of(payload: object) -> int:
-    shipment = pack(payload)
+    shipment = pack(payload, [])
     try:
         return os.fstat(shipment).st_size
     finally:
@@ -78,7 +78,7 @@ def test_a_large_array_is_shared_writable_and_aligned(kind: str) -> None:
 
 def test_what_one_writes_no_other_sees() -> None:
     array = np.arange(1000)
-    shipment = pack(array)
+    shipment = pack(array, [])
     one, other = unpack(shipment), unpack(shipment)
     close(shipment)
     one[:] = 7
@@ -150,11 +150,11 @@ def test_packing_a_large_array_makes_one_copy_of_it() -> None:
     script = """
 import os, resource, numpy as np
 from penstock._wire.shipment import pack
-os.close(pack(np.ones(4096)))
+os.close(pack(np.ones(4096), []))
 def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 array = np.ones(8 << 20)
 before = peak()
-shipment = pack({"dataset": array, "turned": np.ones((2048, 2048)).T})
+shipment = pack({"dataset": array, "turned": np.ones((2048, 2048)).T}, [])
 print(peak() - before, os.fstat(shipment).st_blocks // 2)
 """
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
@@ -326,7 +326,7 @@ class Job:
 
 def unsendable(payload: object) -> str:
     with pytest.raises(UnshippableDataset) as caught:
-        pack(payload)
+        pack(payload, [])
     assert isinstance(caught.value.__cause__, (TypeError, pickle.PicklingError))
     return str(caught.value)
 
@@ -391,7 +391,7 @@ def test_nothing_is_left_mapped_or_open_by_a_failure() -> None:
 
 
 def test_closing_a_shipment_leaves_what_is_mapped() -> None:
-    shipment = pack(np.arange(1000))
+    shipment = pack(np.arange(1000), [])
     there = unpack(shipment)
     close(shipment)
     assert there.sum() == 499_500

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import pytest
 
+from penstock._memory import forms
 from penstock._memory import tree as tree_module
 from penstock._memory.tree import LEAF, MAX_DEPTH, flatten, unflatten
 
@@ -329,16 +330,16 @@ def test_specs_are_equal_after_the_table_was_emptied() -> None:
 
 
 def test_ever_new_structures_do_not_fill_the_memory() -> None:
-    for number in range(tree_module._TABLE_LIMIT + 10):
+    for number in range(forms.TABLE_LIMIT + 10):
         flatten({number: 1})
-    assert len(tree_module._SPECS) <= tree_module._TABLE_LIMIT
+    assert len(tree_module._SPECS) <= forms.TABLE_LIMIT
 
 
 def test_ever_new_classes_do_not_fill_the_memory() -> None:
-    for number in range(tree_module._TABLE_LIMIT + 10):
+    for number in range(forms.TABLE_LIMIT + 10):
         flatten(type(f"Leaf{number}", (), {})())
-    assert len(tree_module._LEAVES) <= tree_module._TABLE_LIMIT
-    assert np.ndarray in tree_module._LEAVES
+    assert len(forms.LEAVES) <= forms.TABLE_LIMIT
+    assert np.ndarray in forms.LEAVES
 
 
 def test_a_spec_does_not_hold_the_leaves() -> None:

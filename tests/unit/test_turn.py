@@ -20,7 +20,7 @@ def let_go(turn: Turn) -> None:
 
 def started(turn: Turn, use: str, done: list[Any]) -> threading.Thread:
     """A thread that takes the turn, notes it and lets go. It waits already when this returns."""
-    before = turn.waiting
+    before = len(turn.waiting)
 
     def take() -> None:
         try:
@@ -33,7 +33,7 @@ def started(turn: Turn, use: str, done: list[Any]) -> threading.Thread:
 
     thread = threading.Thread(target=take)
     thread.start()
-    while turn.waiting == before and thread.is_alive():
+    while len(turn.waiting) == before and thread.is_alive():
         thread.join(0.001)
     return thread
 
@@ -61,7 +61,7 @@ def test_asking_inside_an_ask_is_an_error() -> None:
         turn.take((get_ident(), NEXT))
     with pytest.raises(RuntimeError, match="cannot be changed"):
         turn.take((get_ident(), CHANGE))
-    assert turn.waiting == 0
+    assert not turn.waiting
 
 
 def test_asking_while_the_same_thread_waits_to_change_something_is_an_error() -> None:

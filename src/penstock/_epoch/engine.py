@@ -11,8 +11,8 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple, get_args
 
@@ -20,6 +20,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
+from penstock._interrupts import interrupts_after, interrupts_deferred
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
@@ -27,7 +28,7 @@ from penstock._schedule.course import Course
 from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
-from penstock._wire.failure import annotate
+from penstock._wire.failure import caught, described
 from penstock._wire.task import Mended, Raised, Task, shorten
 from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
@@ -59,7 +60,8 @@ class Handout(NamedTuple):
 class Engine:
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
 
-    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together.
+    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
+    says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
     """
 
     def __init__(
@@ -71,12 +73,12 @@ class Engine:
         retries: int,
         look_ahead: bool,
         bundles: bool = False,
+        watch: Callable[[], object] = bool,
     ) -> None:
         self._process = _this_process
         self.job = job  # for workers that are hired later
-        self.backend = backend
-        self._scheduler = scheduler
-        self._retries = retries
+        self.backend, self._scheduler = backend, scheduler
+        self._retries, self._watch = retries, watch
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -84,11 +86,10 @@ class Engine:
         self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
         self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
         self._replaced: Lost | None = None  # while another worker is hired in its place
-        self._begun = False
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
         self._answer: Handout | None = None
-        self._turn = Turn()
+        self._turn, self._begun = Turn(), False
         self.reference = weakref.ref(self)
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
@@ -120,14 +121,16 @@ class Engine:
             self.cancel()
         if self.closed:
             raise self._turn.closed_error()
-        with self.held():
-            self._course.open(run)
-            if self._losses:
-                blamed = self._scheduler.blamed & self._losses.keys()
-                self._losses = {worker: self._losses[worker] for worker in blamed}
-            self._carry_out(events.Opened(run.seat))
-            self.backend.flush()
-            self._begun = True
+        self.held(partial(self._open, run))
+
+    def _open(self, run: Run) -> None:
+        self._course.open(run)
+        if self._losses:
+            blamed = self._scheduler.blamed & self._losses.keys()
+            self._losses = {worker: self._losses[worker] for worker in blamed}
+        self._carry_out(events.Opened(run.seat))
+        self.backend.flush()
+        self._begun = True
 
     def next(self, timeout: float | None) -> Handout:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
@@ -152,6 +155,8 @@ class Engine:
         try:
             if self._course.ready:
                 return self._unwrap()
+            while self._watch():
+                self._take_in(0)
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
             # After a timeout the ask is open, and a change may have answered it since.
@@ -178,16 +183,15 @@ class Engine:
         """
         if not self.is_ours():
             return
-        in_time = True
-        with self.held(wait=False) as held:
-            if not held:
-                self.close()
-            elif not self.closed:  # asked only now: from here on no other thread ends it
-                in_time = self._cancel(timeout)
-        if not in_time:
+        late: list[bool] = []
+        if not self.held(partial(self._cancel, timeout, late), wait=False):
+            self.close()
+        if late:
             raise self._timed_out(timeout)
 
-    def _cancel(self, timeout: float | None) -> bool:
+    def _cancel(self, timeout: float | None, late: list[bool]) -> None:
+        if self.closed:  # asked only now: from here on no other thread ends it
+            return
         self._course.cancel()
         self._outcomes.clear()
         self._answer = None
@@ -197,33 +201,32 @@ class Engine:
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._scheduler.must_settle and not self._turn.ended_by:
             if not self._take_in_until(deadline):
-                return False
-        return True
+                late.append(True)
+                return
 
     # What changes it while it runs.
 
-    @contextmanager
-    def held(self, wait: bool = True) -> Iterator[bool]:
-        """For this thread alone: waits for a thread that is in `next`, and the next one has to wait.
+    def held(self, work: Callable[[], object], wait: bool = True) -> bool:
+        """Calls `work` for this thread alone: waits for a thread that is in `next`, and the next one has to wait.
 
-        With `wait=False` nothing is waited for, and the block learns whether the engine is held. Whatever is raised
-        in the block ends the workers: nobody knows how much of the change was made. (Ctrl-C may come in the middle of
-        a list of commands.)
+        With `wait=False` it returns False if another thread uses the engine. Whatever is raised ends the workers:
+        Ctrl-C may come in the middle of a list of commands.
         """
-        hold = (get_ident(), CHANGE)
+        turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
-                self._turn.take(hold)
-            held = self._turn.take_if_free(hold)
-            try:
-                yield held
-            except BaseException as error:
-                if held:
-                    self._end(f"was ended by {type(error).__name__}")
-                raise
+                turn.take(hold)
+            if not turn.take_if_free(hold):
+                return False
+            work()
+            return True
+        except BaseException as error:
+            if turn.holder is hold:
+                self._end(f"was ended by {type(error).__name__}")
+            raise
         finally:
-            if self._turn.holder is hold:
-                self._turn.holder = None
+            if turn.holder is hold:
+                turn.holder = None
                 self._let_go()
 
     def update(self, change: bytes) -> None:
@@ -249,9 +252,10 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers, or wakes the thread that waits for a batch and ends them. Batches stay valid."""
-        self._turn.ended_by = self._turn.ended_by or "was closed"
-        if self.is_ours() and not self._end_if_free():
-            self.backend.wake()
+        with interrupts_deferred():
+            self._turn.ended_by = self._turn.ended_by or "was closed"
+            if self.is_ours() and not self._end_if_free():
+                self.backend.wake()
 
     def _let_go(self) -> None:
         """The turn is free: others may go on, and what another thread's close() left to this one is done."""
@@ -262,17 +266,15 @@ class Engine:
 
     def _end_if_free(self) -> bool:
         """Ends the workers, unless a thread uses the engine, which will do it."""
-        with self.held(wait=False) as held:
-            if held:
-                self._end(self._turn.ended_by)
-        return held
+        return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        self._turn.ended_by = by
-        self._scheduler.handle(events.Closed())
-        self.backend.close()
-        # Not before: if an interrupt comes in between, the finalizer does the rest.
-        self._finalizer.detach()
+        with interrupts_deferred():
+            self._turn.ended_by = by
+            self._scheduler.handle(events.Closed())
+            self.backend.close()
+            # Not before: if an error comes in between, the finalizer does the rest.
+            self._finalizer.detach()
 
     # Events in, commands out.
 
@@ -335,8 +337,7 @@ class Engine:
         if steps and at is not None:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
-        resumable = known(self._position_in(self._course.run)) is not None
-        self._replaced = loss
+        self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
         self._replaced = None
 
@@ -357,13 +358,13 @@ class Engine:
             if not self._begun:  # the first crew: that is for the caller to know
                 raise
             # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
-            unborn = f"{type(error).__name__}: {error}"
+            unborn = described(error)
             loss = self._replaced or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
             self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
             self._events.append(events.WorkerLost(worker, None))
 
     def _retire(self, command: commands.Retire) -> None:
-        self.backend.retire()
+        self.backend.retire(*(command if command.seat >= 0 else ()))
 
     def _give_up(self, command: commands.GiveUp) -> None:
         self._empty[command.seat] = self._losses[command.worker]
@@ -386,9 +387,8 @@ class Engine:
                 self.backend.post(task, slab, seat)
                 return
             except Exception as error:
-                keys = shorten(task.keys)
-                annotate(error, f"The keys {keys} of step {task.step} could not be sent to a worker.")
-                if self._course.refuse(seq, error):
+                where = f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
+                if self._course.refuse(seq, caught(error, where)):
                     self._events.append(events.Bounded(seq))
         self._events.append(events.Exhausted(seq))
 
@@ -421,7 +421,7 @@ class Engine:
             data = self.backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Handout(task, error=annotate(trouble, where), worker=outcome.worker)
+            return Handout(task, error=caught(trouble, where), worker=outcome.worker)
         return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: commands.DeliverLost) -> None:
@@ -456,9 +456,11 @@ class Engine:
 def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:
     # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
     # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
-        turn.ended_by = turn.ended_by or "was closed"
-        backend.close()
+    turn.after = interrupts_after()  # outlives this call, and the object that has made it
+    with turn.after:
+        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
+            turn.ended_by = turn.ended_by or "was closed"
+            backend.close()
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {

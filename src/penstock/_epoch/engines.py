@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock._epoch.engine import Engine
 from penstock._epoch.turn import INSIDE
 from penstock._feed import Feed
+from penstock._interrupts import interrupts_deferred
 from penstock._options import Options
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
@@ -51,26 +53,41 @@ class Engines:
             with suppress(RuntimeError):  # "Set changed size during iteration"
                 return list(self.live)
 
-    @contextmanager
-    def held(self, prepare: Callable[[Engine], Any] = lambda engine: None) -> Iterator[list[tuple[Engine, Any]]]:
-        """All engines of this process, each with what `prepare` made of it before any of them was held."""
-        if any(engine.is_used_here() for engine in self.all()):  # before anything is waited for
+    def held(self, work: Callable[[list[Engine]], object]) -> None:
+        """Calls `work` with all engines of this process, while this thread alone uses them."""
+        self._refuse_inside()
+        with self.changing():
+            engines = self._ours()
+            self._hold(engines, partial(work, engines))
+
+    def _hold(self, engines: list[Engine], work: Callable[[], object]) -> None:
+        if engines:
+            engines[0].held(partial(self._hold, engines[1:], work))
+        else:
+            work()
+
+    def _ours(self) -> list[Engine]:
+        return [engine for engine in self.all() if engine.is_ours() and not engine.closed]
+
+    def _refuse_inside(self) -> None:
+        """Before anything is waited for: raises for a thread that would wait for itself."""
+        if any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
-        with self.changing(), ExitStack() as held:
-            engines = [engine for engine in self.all() if engine.is_ours() and not engine.closed]
-            prepared = [(engine, prepare(engine)) for engine in engines]
-            for engine in engines:
-                held.enter_context(engine.held())
-            yield prepared
 
     def update(self, change: Change, dataset: Any) -> None:
         """Changes the dataset, here and in all workers."""
-        # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the local
-        # change: a worker that was forked in between would make the change twice.
-        with self.held(lambda engine: engine.backend.encode(change)) as engines:
-            change(dataset)
-            for engine, encoded in engines:
-                engine.update(encoded)
+        self._refuse_inside()
+        with self.changing():
+            # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the
+            # local change: a worker that was forked in between would make the change twice.
+            engines = [(engine, engine.backend.encode(change)) for engine in self._ours()]
+
+            def make_change() -> None:
+                change(dataset)
+                for engine, encoded in engines:
+                    engine.update(encoded)
+
+            self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
         engine, self._idle = self._idle, None
@@ -97,8 +114,9 @@ class Engines:
             spare.close()
 
     def close(self) -> None:
-        for engine in self.all():
-            engine.close()
+        with interrupts_deferred():
+            for engine in self.all():
+                engine.close()
         self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
 
 
@@ -112,6 +130,11 @@ def window(num_workers: int, options: Options, feed: Feed) -> int:
     return max(1, workers(num_workers, feed) * (options.prefetch_factor or 1))
 
 
+def size(options: Options, feed: Feed) -> tuple[int, int]:
+    """How many workers an engine has, and how many tasks may be ahead of the caller."""
+    return workers(options.num_workers, feed), window(options.num_workers, options, feed)
+
+
 def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
     ahead, retries, in_order = window(options.num_workers, options, feed), options.retries, options.in_order
     scheduler: Scheduler
@@ -120,12 +143,12 @@ def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
     else:
         size = max(1, job.num_workers)
         scheduler = Scheduler(window=ahead, workers=size, retries=retries, in_order=in_order, room=MOST_STEPS)
-    return Engine(
-        make(options.backend, job, options.multiprocessing_context),
-        scheduler,
-        job,
-        retries=retries,
-        # A step must not be late because others are done with it, nor wait for others once it is done.
-        bundles=options.timeout == 0 and in_order and not feed.one_reader,
-        look_ahead=options.persistent_workers,
-    )
+    # A step must not be late because others are done with it, nor wait for others once it is done.
+    bundles = options.timeout == 0 and in_order and not feed.one_reader
+    backend = make(options.backend, job, options.multiprocessing_context)
+    try:
+        ahead_of_time = options.persistent_workers
+        return Engine(backend, scheduler, job, retries=retries, bundles=bundles, look_ahead=ahead_of_time)
+    except BaseException:
+        backend.close()
+        raise

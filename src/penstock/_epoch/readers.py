@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from penstock._ending import END, Instead, raises_instead
 from penstock._epoch.engine import Engine, Handout
 from penstock._feed import Feed
 from penstock._feed.base import Run
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended
 from penstock.batch import Batch
@@ -49,9 +51,10 @@ class Reader:
         self.skipped: list[tuple[Any, Exception]] = []
 
     def _next(self) -> Handout:
+        """The next batch; or an Instead, with no task."""
         while True:
             if self._engine is None:
-                raise StopIteration
+                return _ENDED
             engine, delivery = self._engine, None
             try:
                 delivery = engine.next(self._timeout)
@@ -67,15 +70,11 @@ class Reader:
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
             if error is not None:
-                del delivery
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback holds this frame, which must not hold it in turn
+                return Handout(None, Instead(error))
             if delivery.task is None:
                 self.told.finish(self._run.end)
                 self._let_go(cancel=False)
-                raise StopIteration
+                return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
             # Every sample of the batch failed and was skipped: so is the batch.
@@ -105,10 +104,10 @@ class Reader:
 
     def close(self) -> None:
         """Abandons the epoch. Steps that workers are doing are void and not waited for."""
-        self._let_go(cancel=True)
+        with interrupts_deferred():
+            self._let_go(cancel=True)
 
-    def __del__(self) -> None:
-        self._let_go(cancel=True)
+    __del__ = finalizer(close)
 
     def _let_go(self, cancel: bool) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -124,17 +123,25 @@ class Reader:
         )
 
 
+_ENDED = Handout(None, END)
+
+
 class Batches(Reader):
-    def __next__(self) -> Any:
+    def take(self) -> Any:
+        """The next batch, or an Instead."""
         data = self._next().data
-        return data if self._deliver is None else self._deliver(data)
+        return data if self._deliver is None or type(data) is Instead else self._deliver(data)
+
+    __next__ = raises_instead(take)
 
 
 class IndexedBatches(Reader):
-    def __next__(self) -> Batch[Any]:
-        _, data, rows, _, mended, _ = delivery = self._next()
-        task = delivery.task
-        assert task is not None
+    @raises_instead
+    def __next__(self) -> Batch[Any] | Instead:
+        task, data, rows, _, mended, _ = self._next()
+        if task is None:
+            instead: Instead = data
+            return instead
         index, pad = self._feed.index(task, rows, mended), self._feed.pad(self._plan, task, mended)
         if self._deliver is not None:
             data = self._deliver(data)

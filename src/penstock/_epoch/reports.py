@@ -68,7 +68,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
             f"{loss.who} died while filling {step}: it {loss.how}.\n  {_likely(loss)}\n"
             f"  Samples in the step: {shorten(task.keys)}. {_tried(retries)}"
         )
-    return _caused(WorkerLostError(text), loss)
+    return _caused(f"{text}\n  {loss.phrase}", loss)
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
@@ -77,13 +77,9 @@ def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> W
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:
         why = f"The position in the stream is lost with the worker, so the epoch ends here.\n  {unknown}"
-    return _caused(
-        WorkerLostError(
-            f"{loss.who} died {when} step {task.step} of epoch {task.epoch}: it {loss.how}.\n"
-            f"  {_likely(loss)}\n  {why}"
-        ),
-        loss,
-    )
+    step = f"step {task.step} of epoch {task.epoch}"
+    text = f"{loss.who} died {when} {step}: it {loss.how}.\n  {_likely(loss)}\n  {why}\n  {loss.phrase}"
+    return _caused(text, loss)
 
 
 def _tried(retries: int) -> str:
@@ -95,7 +91,8 @@ def _likely(loss: Lost) -> str:
     return _LIKELY.get(loss.signal, _UNLIKELY)
 
 
-def _caused(error: WorkerLostError, loss: Lost) -> WorkerLostError:
+def _caused(text: str, loss: Lost) -> WorkerLostError:
+    error = WorkerLostError(text.strip())
     error.__cause__ = loss.cause
     return error
 
@@ -115,8 +112,8 @@ def irreplaceable(loss: Lost, task: Task | None) -> WorkerLostError:
     """The error for a worker that no other can replace."""
     doing = "" if task is None else f", while filling step {task.step} (samples {shorten(task.keys)})"
     text = (
-        f"DataLoader {loss.who} exited unexpectedly: it {loss.how}{doing}.\n  {_likely(loss)}\n"
+        f"{loss.phrase}\n  {loss.who} {loss.how}{doing}.\n  {_likely(loss)}\n"
         "  Its random generators are lost, so no other worker can continue its work. With seed=, random numbers do "
         "not depend on the worker, and a crashed worker is replaced."
     )
-    return _caused(WorkerLostError(text), loss)
+    return _caused(text, loss)

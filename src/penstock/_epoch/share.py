@@ -7,7 +7,9 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from penstock._ending import END, Instead, raises_instead
 from penstock._epoch.readers import Batches
+from penstock._wire.failure import caught
 
 
 class Consumer(AbstractContextManager["Consumer"]):
@@ -20,6 +22,7 @@ class Consumer(AbstractContextManager["Consumer"]):
     def __iter__(self) -> Consumer:
         return self
 
+    @raises_instead
     def __next__(self) -> Any:
         return self._shared.next(self._number)
 
@@ -35,11 +38,13 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch, or the error in its place, and the steps that are done when it is handed out."""
+    """A batch, or an Instead, and the steps that are done when it is handed out."""
 
     steps: list[tuple[int, bytes | None]]
     batch: Any
-    error: BaseException | None
+
+
+_ENDED = _Item([], END)
 
 
 class SharedEpoch:
@@ -80,13 +85,6 @@ class SharedEpoch:
         finally:
             if self._reading is me:  # after an error or an interrupt: another thread may read
                 self._stop_reading()
-        if item.error is not None:
-            error = item.error
-            del item
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
         return item.batch
 
     def leave(self, number: int) -> None:
@@ -107,7 +105,7 @@ class SharedEpoch:
                     return item
                 if queue is None or (self._ended and not self._left):
                     self._queues.pop(number, None)  # the end stays the end
-                    raise StopIteration
+                    return _ENDED
                 if self._reading is None and len(self._queues[self._owner(number)]) < self._window:
                     self._reading = me
                     return None
@@ -124,17 +122,16 @@ class SharedEpoch:
         """The next batch, or the error in its place; None at the end. Raises errors that belong to no batch."""
         if self._left:
             return self._left.popleft()
-        batch = error = None
         try:
-            batch = next(self._reader)
-        except StopIteration:
-            return None
-        except BaseException as caught:
+            batch = self._reader.take()
+        except BaseException as error:
             if not self._steps:
                 raise
-            error = caught
+            batch = Instead(caught(error))
+        if batch is END:
+            return None
         steps, self._steps = self._steps, []
-        return _Item(steps, batch, error)
+        return _Item(steps, batch)
 
     def _pass_on(self, asking: int, item: _Item | None) -> None:
         with self._changed:
@@ -159,6 +156,7 @@ class SharedEpoch:
             self._told.finish(self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
+            self._reader.told = self._told  # else the two refer to each other, and keep the loader alive
         self._changed.notify_all()
 
 

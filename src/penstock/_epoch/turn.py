@@ -6,9 +6,8 @@
 A thread that wants to change something waits, and goes before those that are in `next()` again and again. A thread
 that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
 
-Taking and letting go must survive Ctrl-C at any instruction. A hold is made before it is taken, and only its owner
-lets go of it, by a plain assignment in a `finally`: CPython runs signal handlers at calls and jumps, and there is
-none between the last call of the block and the assignment.
+Taking and letting go must survive Ctrl-C at any instruction (see `_interrupts.py`). A hold is made before it is
+taken, and only its owner lets go of it, by a plain assignment in a `finally`.
 """
 
 from __future__ import annotations
@@ -34,17 +33,16 @@ class Turn:
         # It may be taken again by its own thread, in which the garbage collector may end an engine at any moment.
         # `with` on a lock cannot be interrupted half-way; on a Condition it can.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._changing = 0  # threads that wait to change something
-        self._changer = 0  # the last of them
+        self._bells: list[threading.Lock] = []  # each is released once, for a thread that waits
         self.holder: Hold | None = None
-        self.waiting = 0
+        self.waiting: dict[int, Hold] = {}  # by id
         self.ended_by = ""
+        self.after: object = None  # kept for as long as this
 
     def take(self, hold: Hold) -> None:
         """Waits until it is this thread's turn."""
         with self._lock:
-            if self.holder is None and not self._changing:
+            if self.holder is None and not self.waiting:
                 self.holder = hold
                 return
         self._wait(hold)
@@ -56,19 +54,24 @@ class Turn:
         return self.holder is hold
 
     def _wait(self, hold: Hold) -> None:
-        change = hold[1] is CHANGE
-        with self._lock:
-            self.waiting += 1
-            self._changing += change
-            self._changer = hold[0] if change else self._changer
-            try:
-                while self.holder is not None or (self._changing and not change):
+        try:
+            self.waiting[id(hold)] = hold
+            while True:
+                with self._lock:
+                    if self.holder is None and (hold[1] is CHANGE or not self._is_to_change()):
+                        self.holder = hold
+                        return
                     self._refuse(hold)
-                    self._changed.wait(_LONGEST_WAIT)
-                self.holder = hold
-            finally:
-                self.waiting -= 1
-                self._changing -= change
+                    bell = threading.Lock()
+                    bell.acquire()
+                    self._bells.append(bell)
+                bell.acquire(timeout=_LONGEST_WAIT)
+        finally:
+            self.waiting.pop(id(hold), None)
+
+    def _is_to_change(self) -> bool:
+        """Whether a thread waits to change something."""
+        return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
         """Raises for a thread that would wait for itself, or for another thread's batch."""
@@ -78,7 +81,7 @@ class Turn:
             return
         if self.ended_by:
             raise self.closed_error()
-        if self.is_used_here() or (self._changing and self._changer == hold[0]):
+        if self.is_used_here() or (hold[0], CHANGE) in tuple(self.waiting.values()):
             raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
         if self.holder is not None and self.holder[1] is NEXT:
             raise RuntimeError(
@@ -92,7 +95,9 @@ class Turn:
     def wake(self) -> None:
         """For a thread that has let go, if others wait."""
         with self._lock:
-            self._changed.notify_all()
+            bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()
 
     def is_used_here(self) -> bool:
         """Whether this thread has the turn already, further up in its stack."""

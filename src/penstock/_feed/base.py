@@ -6,15 +6,15 @@ A feed draws runs: a run is one epoch that is being read, its steps drawn one af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import Source, working_at
+from penstock._at_work import Source, at_work
+from penstock._interrupts import Loan, with_loan
 from penstock._resume.reading import Mark, Reading, initial, opened, taken
-from penstock._wire.failure import annotate
+from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
 from penstock.errors import StateError
 from penstock.plan import Draw, OrderPlan, SamplerPlan
@@ -29,7 +29,9 @@ Plan = OrderPlan | SamplerPlan
 Now = Callable[[], tuple[Plan | None, int]]
 """Returns the loader's plan and epoch at the time of the call."""
 
-Borrow = Callable[..., AbstractContextManager[object]]
+T = TypeVar("T")
+
+Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
@@ -102,36 +104,30 @@ class Run:
     def _draw(self, seq: int, most: int) -> Task | None:
         if self.is_over or self.error is not None:
             return None
-        count, mark = 1, None
         try:
-            if self._take is not None:
-                keys, count = self._take(most)
-            else:
-                keys = self._next_keys()
-            if self._reading is not None:
-                mark = taken(self._reading.source, self._reading.mark)
+            keys, count = self._next_keys(most)
         except StopIteration:
             self.is_over = True
             if self._reading is not None and self.end is None:
                 self.end = taken(self._reading.source, self._reading.end)
             return None
-        except Exception as error:
-            self.error = error
+        if isinstance(keys, Raised) and (self._reading is None or isinstance(keys.error, StateError)):
+            self.error = keys.error
             return None
+        mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)
         task = Task(seq, self.number, self.epoch, self._step, keys, count, mark)
         self._step += count
         return task
 
-    def _next_keys(self) -> Any:
+    def _next_keys(self, most: int) -> tuple[Any, int]:
+        """The keys of the next step, or of several, or the error in their place; StopIteration at the end."""
         try:
-            return next(self._keys)
+            return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:
             raise
         except Exception as error:
-            annotate(error, f"While {self._what} was asked for step {self._step} of epoch {self.epoch}.")
-            if self._reading is None or isinstance(error, StateError):
-                raise
-            return Raised(error)
+            where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
+            return Raised(caught(error, where)), 1
 
     def continued(self, task: Task, position: bytes | None) -> Task:
         """A task of a stream for a new reader, which opens the stream at this position first."""
@@ -190,17 +186,21 @@ class Feed:
         """The steps of an epoch, from where it begins."""
         raise NotImplementedError
 
-    @contextmanager
-    def drawing(self, seed: int, epoch: int, number: int) -> Iterator[None]:
-        """Random numbers for a batch that is read in the caller's process: a function of these three.
+    def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)`, a read in the caller's process with random numbers that are a function of these three.
 
         So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
         """
-        from penstock._work.seeding import READ, borrowed_generators  # late: see InlineBackend
+        from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
-        with (self._borrow or borrowed_generators)(*of), working_at(StepSource(*of)):
-            yield
+        loan, source = (self._borrow or Borrowed)(*of), StepSource(*of)
+        # As `working_at`, whose end an interrupt may prevent.
+        outer, at_work.source = at_work.source, source
+        try:
+            return with_loan(loan, work, *args)
+        finally:
+            at_work.source = outer
 
     def read_from(self) -> Any:
         """The sampler or stream that is read in its own order; None if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -192,17 +191,17 @@ class ByKey(Feed):
 class _Drawn(Reading):
     """The keys of a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
 
-    def __init__(self, sampler: Any, drawing: Callable[[int], AbstractContextManager[None]]) -> None:
+    def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)
         self._drawing = drawing
 
     def open(self, mark: Mark | None = None) -> bool:
-        with self._drawing(-1):
-            return super().open(mark)
+        anew: bool = self._drawing(-1, super().open, mark)
+        return anew
 
     def take(self, size: int) -> list[Any]:
-        with self._drawing(self.read):
-            return super().take(size)
+        keys: list[Any] = self._drawing(self.read, super().take, size)
+        return keys
 
 
 class Keys:

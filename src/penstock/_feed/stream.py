@@ -37,7 +37,7 @@ class Stream(Feed):
             warnings.warn(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -76,13 +76,14 @@ class ByItem(Stream):
     ) -> Any:
         """The light items of one batch, read alike on every rank; StopIteration at the end."""
         size = self.options.batch_size or 1
+
+        def read() -> list[Any] | None:
+            return None if number == first and reading.open(mark) else reading.take(size)
+
         try:
-            with self.drawing(seed, epoch, number):
-                anew = number == first and reading.open(mark)
-                items = [] if anew else reading.take(size)
-            if anew:
-                with self.drawing(seed, epoch, number):
-                    items = reading.take(size)
+            items = self.drawing(seed, epoch, number, read)
+            if items is None:
+                items = self.drawing(seed, epoch, number, reading.take, size)
         except StopIteration as error:
             raise RuntimeError("The stream raised StopIteration, and not at its end.") from error
         if not items or (len(items) < size and self.options.drop_last):
@@ -137,7 +138,7 @@ class StreamFetch(Fetch):
     def _end(self, task: Task) -> NoReturn:
         self._runner.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
-        raise StreamEnded
+        raise StreamEnded(task)
 
     def _say(self) -> None:
         self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.forms import Table, is_namedtuple
 from penstock._memory.guests import HANDLERS
-from penstock._memory.tree import Spec, Table, flatten, is_namedtuple, unflatten
+from penstock._memory.tree import Spec, flatten, unflatten
 from penstock.batch import Batch
 from penstock.errors import CastError
 

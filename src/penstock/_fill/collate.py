@@ -8,7 +8,7 @@ with one `np.concatenate`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import fields
 from itertools import repeat
@@ -19,7 +19,9 @@ import numpy as np
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
-from penstock._memory.tree import MAX_DEPTH, close_dataclass, close_named, is_dataclass, is_namedtuple, remake
+from penstock._memory.forms import close_dataclass, close_named, is_dataclass, is_namedtuple, remake
+from penstock._memory.tree import MAX_DEPTH
+from penstock._wire.failure import shown
 from penstock.errors import CollateError
 
 
@@ -40,7 +42,9 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
                 return _rows(_as_array(samples), empty)
             if isinstance(samples, (Mapping, str, bytes)):
                 raise Misfit(f"a {name_of(type(samples))} is not a sequence of samples. Give a list of them")
-            samples = list(samples)
+            given, samples = samples, list(samples)
+            if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError or StopIteration ends a loop
+                raise Misfit(f"a {name_of(type(given))} has {len(given)} samples, and ends after {len(samples)}")
         if not samples:
             raise Misfit(_NO_SAMPLES)
         return _column(samples, empty, 0)
@@ -196,7 +200,9 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
         if least < 0 or most >= 2**64:
             rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
             large = f"(too large for int64: {in_rows(rows)}). {_NO_INT}"
-            raise Misfit(f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows) from None
+            raise Misfit(
+                f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows
+            ) from None
         array = np.array(values, np.uint64)
     return _copied(array, empty)
 
@@ -268,7 +274,8 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
         # A tensor's __array__ calls numpy(); this is the same, in 0.9 us instead of 2.
         with suppress(Exception):  # the loop below finds the row and says what is wrong
             made: list[Array] = list(map(kind.numpy, values))
-            if set(map(type, made)) == {np.ndarray}:
+            # A StopIteration would have ended the list.
+            if set(map(type, made)) == {np.ndarray} and len(made) == len(values):
                 return made
     try:
         for value in values:
@@ -297,7 +304,7 @@ def _as_array(value: Any) -> Array:
     try:
         return np.asarray(value)
     except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
-        said = str(error).rstrip(".")
+        said = shown(error).rstrip(".")
         raise Misfit(
             f"a {name_of(type(value))} cannot be made an array: {said}. Convert it in the dataset, or pass "
             "collate_fn="

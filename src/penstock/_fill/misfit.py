@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._memory.tree import is_dataclass
+from penstock._memory.forms import is_dataclass
 
 Column = Sequence[Any]
 Array = np.ndarray[Any, Any]

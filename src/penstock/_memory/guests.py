@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock._memory.tree import Table
+from penstock._memory.forms import Table
 
 if TYPE_CHECKING:
     from penstock._memory.layout import Writer

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.forms import PLAIN
 from penstock._memory.guests import HANDLERS, Spot
-from penstock._memory.tree import LEAF, Spec, flatten, unflatten
+from penstock._memory.tree import LEAF, Spec, flatten_exactly, unflatten
 
 # A cache line: no two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
@@ -33,7 +34,9 @@ class Layout:
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
         others = iter(rest)
-        leaves = [next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots]
+        leaves = [
+            next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots
+        ]
         return unflatten(self.spec, leaves)
 
 
@@ -109,12 +112,18 @@ class Writer:
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
         """Puts the arrays of the tree into the slab, and returns structure, spots and the other leaves.
 
-        If an array is in the tree twice, or two arrays share memory, the whole tree is one leaf: a pickle keeps
-        such identities, and a layout does not.
+        The tree is opened if its leaves are arrays and atoms. Otherwise, or if an array is in it twice, or two arrays
+        share memory, the whole tree is one leaf: a pickle keeps what objects have in common, and a layout does not.
         """
-        leaves, spec = flatten(tree)
+        pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
+        found = flatten_exactly(tree)
+        if found is None:
+            return pickled
+        leaves, spec = found
+        if not _placeable.issuperset(map(type, leaves)) and not all(map(_can_be_placed, map(type, leaves))):
+            return pickled
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
-            return LEAF, (None,), [tree]
+            return pickled
         used = self.used
         spots: list[Spot | None] = []
         rest: list[object] = []
@@ -129,14 +138,17 @@ class Writer:
                 continue
             handler = HANDLERS[type(leaf)]
             spot = handler and handler.store and handler.store(leaf, self)
-            spots.append(spot)
             if spot is None:
+                if type(leaf) not in _ATOMS:
+                    self.used = used
+                    return pickled
                 rest.append(leaf)
+            spots.append(spot)
         if len(self._copied) > 1 and any(
             a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
         ):
             self.used = used
-            return LEAF, (None,), [tree]
+            return pickled
         return spec, tuple(spots), rest
 
     def _base(self) -> int:
@@ -151,13 +163,25 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that has a spot in the slab is there twice."""
-    ids = [
-        id(leaf)
-        for leaf in leaves
-        if type(leaf) is np.ndarray or ((handler := HANDLERS[type(leaf)]) and handler.store)
-    ]
+    """True if a leaf that is not an atom is there twice."""
+    ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
+
+
+_ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.object_}
+"""Classes of values that refer to no other object."""
+
+
+_placeable: set[type] = {*_ATOMS, np.ndarray}
+"""Classes of leaves that can be placed. Those of guests are added as they are met."""
+
+
+def _can_be_placed(kind: type) -> bool:
+    """False for a class whose instances only pickle can send."""
+    handler = HANDLERS[kind]
+    if handler is not None and handler.store is not None:
+        _placeable.add(kind)
+    return kind in _placeable
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

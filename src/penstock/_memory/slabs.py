@@ -29,10 +29,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock._interrupts import call_at_end, interrupts_deferred
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -61,17 +64,18 @@ def mapped(fd: int | None, length: int, offset: int = 0) -> memoryview:
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _libc.mmap(None, length, access, flags, -1 if fd is None else fd, offset)
-    if address == _FAILED:
-        raise MemoryError(
-            f"{length} bytes of memory for batches could not be mapped: {os.strerror(ctypes.get_errno())}. Use "
-            "smaller batches, a smaller prefetch_factor, or fewer workers, or keep fewer batches."
-        )
-    memory: Any = (ctypes.c_ubyte * length).from_address(address)
-    array = np.frombuffer(memory, np.uint8)
-    # Not at the interpreter's exit: arrays may still use the memory then, and the system unmaps it anyway.
-    weakref.finalize(array, _libc.munmap, address, length).atexit = False
-    return array.data  # not the array: views of its views would keep it alive, and not the view that is lent
+    with interrupts_deferred():
+        address = _libc.mmap(None, length, access, flags, -1 if fd is None else fd, offset)
+        if address == _FAILED:
+            raise MemoryError(
+                f"{length} bytes of memory for batches could not be mapped: {os.strerror(ctypes.get_errno())}. Use "
+                "smaller batches, a smaller prefetch_factor, or fewer workers, or keep fewer batches."
+            )
+        memory: Any = (ctypes.c_ubyte * length).from_address(address)
+        array = np.frombuffer(memory, np.uint8)
+        memory.end = call_at_end(array, partial(_libc.munmap, address, length))  # lives as long as the array
+        # Not the array: views of its views would keep it alive, and not the view that is lent.
+        return array.data
 
 
 class Region(NamedTuple):

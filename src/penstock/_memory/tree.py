@@ -1,48 +1,25 @@
 """A nested structure as a list of its leaves, from left to right, and a Spec: how the leaves are nested.
 
-Containers are dict, list, tuple, namedtuple, dataclass instances, and subclasses of Mapping, list and tuple whose
-constructor, given the items, makes an equal object (this is tried for every instance). Everything else is a leaf, and
-so is a container that cannot be rebuilt from its items: a leaf is sent as a whole, so it arrives unchanged.
+Containers are dict, list and tuple, and those that have a form (`forms.py`): namedtuples, dataclass instances, other
+mappings and sequences. Everything else is a leaf, and so is a container that cannot be rebuilt from its parts.
+
+A batch that goes to another process is taken apart by `flatten_exactly`: there a container is opened only if pickle
+would rebuild the same object from the same parts.
 
 Specs are kept in a table: a structure that was seen before costs one look-up, and `==` compares two pointers.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from enum import Enum
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from operator import is_
-from types import NoneType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-import numpy as np
+from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, Table
 
 MAX_DEPTH = 64
 """Levels of containers in containers. Deeper structures are assumed to contain themselves."""
-
-_TABLE_LIMIT = 4096  # structures or classes
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-class Table(dict[_K, _V]):
-    """Makes the values that are missing, and forgets all when it is full: ever new keys must not fill the memory."""
-
-    def __init__(self, make: Callable[[_K], _V], most: int = _TABLE_LIMIT) -> None:
-        self._make = make
-        self._most = most
-
-    def __missing__(self, key: _K) -> _V:
-        value = self._make(key)
-        if len(self) >= self._most:
-            self.clear()
-        self[key] = value
-        return value
 
 
 class Spec:
@@ -93,7 +70,7 @@ class Spec:
     @property
     def names(self) -> tuple[Any, ...] | None:
         """The key or name of each value, if they have one."""
-        # Those of a defaultdict begin with its factory.
+        # Those of a defaultdict begin with its factory, others with a class of this module.
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
@@ -110,13 +87,32 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
     Raises ValueError for a structure that contains itself or is nested deeper than MAX_DEPTH.
     """
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAVES:
         return [tree], LEAF
     leaves: list[object] = []
     try:
-        spec = _walk(tree, leaves, 0)
+        spec = _walk(tree, leaves, 0, FORMS, [])
     except _TooDeep as error:
         raise ValueError(_too_deep(error.trail)) from None
+    return leaves, LEAF if spec is None else spec
+
+
+def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
+    """Like `flatten`, for a tree that is rebuilt in another process: the result is the same as with pickle.
+
+    Containers that pickle rebuilds in a way of their own are leaves. None if only pickle can keep the structure: a
+    container is in the tree twice, or contains itself, or is nested deeper than MAX_DEPTH.
+    """
+    if type(tree) in LEAVES:
+        return [tree], LEAF
+    leaves: list[object] = []
+    nodes: list[int] = []
+    try:
+        spec = _walk(tree, leaves, 0, EXACT_FORMS, nodes)
+    except _TooDeep:
+        return None
+    if len(nodes) > 1 and len(set(nodes)) < len(nodes):
+        return None
     return leaves, LEAF if spec is None else spec
 
 
@@ -125,20 +121,6 @@ def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
     if len(leaves) != spec.count:
         raise ValueError(f"the structure {spec!r} has {spec.count} leaves, but {len(leaves)} were given")
     return spec.build(iter(leaves))
-
-
-def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """`kind(values)` if that is of class `kind` and holds exactly these values, else None."""
-    constructor: Callable[[Any], Any] = kind
-    with suppress(Exception):  # a class of the user's: it may raise anything for values that it does not take
-        made = constructor(values)
-        same = len(made) == len(values) and type(made) is kind
-        if isinstance(values, Mapping):
-            same = same and list(made) == list(values) and all(made[key] is values[key] for key in values)
-        else:
-            same = same and all(map(is_, made, values))
-        return made if same else None
-    return None
 
 
 def _too_deep(trail: Sequence[object]) -> str:
@@ -156,8 +138,14 @@ class _TooDeep(Exception):
         self.trail: list[object] = []
 
 
-def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
-    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf."""
+def _walk(
+    node: Any, leaves: list[object], depth: int, forms: Table[type, Form | None], nodes: list[int]
+) -> Spec | None:
+    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf.
+
+    Appends the id of each container to `nodes`, except tuples of leaves: if one of these is there twice, no code can
+    tell it from two, and constants in a program are often such tuples.
+    """
     kind = type(node)
     keys: Hashable
     values: Any
@@ -166,26 +154,29 @@ def _walk(node: Any, leaves: list[object], depth: int) -> Spec | None:
     elif kind is tuple or kind is list:
         keys, values = len(node), node
     else:
-        form = _FORMS[kind]
+        form = forms[kind]
         opened = form and form.open(node)
         if not opened:
             leaves.append(node)
             return None
         keys, values = opened
     children: tuple[Spec | None, ...] | None = None
-    if _LEAVES.issuperset(map(type, values)):
+    if LEAVES.issuperset(map(type, values)):
         leaves += values
+        if kind is not tuple:
+            nodes.append(id(node))
     else:
+        nodes.append(id(node))
         if depth == MAX_DEPTH:
             raise _TooDeep
         below: list[Spec | None] = []
         try:
             for value in values:
-                if type(value) in _LEAVES:
+                if type(value) in LEAVES:
                     leaves.append(value)
                     below.append(None)
                 else:
-                    below.append(_walk(value, leaves, depth + 1))
+                    below.append(_walk(value, leaves, depth + 1, forms, nodes))
         except _TooDeep as error:
             error.trail.append(node)
             raise
@@ -229,7 +220,8 @@ def _builder(
         if children is None:
             return lambda leaves: kind(islice(leaves, size))
         return lambda leaves: kind([build(leaves) for build in builds])
-    form = _FORMS[kind]
+    marked = type(keys) is tuple and keys and type(keys[0]) is type
+    form = (MARKED.get(keys[0]) if marked else None) or FORMS[kind]
     if form is None:
         raise TypeError(f"{kind.__qualname__} is a container in the sending process, but not in this one")
     close = form.close
@@ -237,136 +229,6 @@ def _builder(
         return lambda leaves: close(kind, keys, list(islice(leaves, size)))
     return lambda leaves: close(kind, keys, [build(leaves) for build in builds])
 
-
-# ---- the forms of containers ----------------------------------------------------------------------
-
-
-class _Form(NamedTuple):
-    """How the containers of one class are taken apart and rebuilt."""
-
-    open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
-    """Keys and values; None if this instance cannot be rebuilt from them."""
-    close: Callable[[type, Any, list[Any]], Any]
-
-
-def _state(node: object) -> dict[str, Any]:
-    """The attributes of an instance, from its `__dict__` and its slots."""
-    state = object.__getstate__(node)
-    if type(state) is tuple:
-        return {**(state[0] or {}), **state[1]}
-    return state or {}  # type: ignore[return-value]
-
-
-def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal; False where that would take a `==` of the user's class."""
-    if one is other:
-        return True
-    kind = type(one)
-    if kind is not type(other):
-        return False
-    if kind is dict:
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if kind is list or kind is tuple:
-        return len(one) == len(other) and all(map(_same, one, other))
-    return kind in _PLAIN and bool(one == other)
-
-
-def _faithful(made: object, node: object) -> bool:
-    return made is not None and _same(_state(made), _state(node))
-
-
-def _open_mapping(node: Mapping[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
-    with suppress(Exception):  # a mapping with unhashable keys, or values that cannot be read, is a leaf
-        items = {key: node[key] for key in node}
-        if len(items) == len(node) and _faithful(remake(type(node), items), node):
-            return tuple(items), list(items.values())
-    return None
-
-
-def _open_sequence(node: Sequence[Any]) -> tuple[Hashable, Sequence[Any]] | None:
-    values = list(node)
-    return (len(values), values) if _faithful(remake(type(node), values), node) else None
-
-
-def _open_default(node: defaultdict[Any, Any]) -> tuple[Hashable, Sequence[Any]] | None:
-    factory = node.default_factory
-    return ((factory, *node), list(node.values())) if isinstance(factory, Hashable) else None
-
-
-def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
-    state, fields = _state(node), type(node).__dataclass_fields__
-    names = [name for name in fields if name in state]  # a field with init=False may be unset
-    names += [name for name in state if name not in fields]
-    return tuple(names), [state[name] for name in names]
-
-
-def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """A namedtuple with these values. Its `__new__` is not called: it may take other arguments."""
-    return tuple.__new__(kind, values)
-
-
-def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """A dataclass instance with these attributes, made without `__init__`; it may be frozen or slotted."""
-    made: Any = object.__new__(kind)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
-
-
-_MAPPING = _Form(_open_mapping, lambda kind, keys, values: kind(dict(zip(keys, values, strict=True))))
-_SEQUENCE = _Form(_open_sequence, lambda kind, size, values: kind(values))
-_NAMED = _Form(lambda node: None if _state(node) else (len(node), node), close_named)
-_DATACLASS = _Form(_open_dataclass, close_dataclass)
-_BUILT_IN: dict[type, _Form] = {
-    OrderedDict: _Form(
-        lambda node: None if _state(node) else (tuple(node), list(node.values())),
-        lambda kind, keys, values: OrderedDict(zip(keys, values, strict=True)),
-    ),
-    defaultdict: _Form(
-        _open_default, lambda kind, keys, values: defaultdict(keys[0], zip(keys[1:], values, strict=True))
-    ),
-}
-
-_PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
-_LEAVES: set[type] = {*_PLAIN, np.ndarray, np.memmap}
-"""Classes known not to be containers. More are added as they are met."""
-
-
-def is_namedtuple(kind: type) -> bool:
-    """True for a class made by `collections.namedtuple` or `typing.NamedTuple`, and for its subclasses."""
-    return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
-
-
-def is_dataclass(kind: type) -> bool:
-    """True for a dataclass whose instances can be made without `__init__`."""
-    if not dataclasses.is_dataclass(kind) or issubclass(kind, Enum):
-        return False
-    try:
-        object.__new__(kind)
-    except TypeError:  # the class also derives from a built-in class, such as Exception
-        return False
-    return True
-
-
-def _form(kind: type) -> _Form | None:
-    """The form of a class that is met for the first time; None for a leaf."""
-    if kind in _BUILT_IN:
-        return _BUILT_IN[kind]
-    if is_namedtuple(kind):
-        return _NAMED
-    if issubclass(kind, (list, tuple)):
-        return _SEQUENCE
-    if issubclass(kind, Mapping):
-        return _MAPPING
-    if is_dataclass(kind):
-        return _DATACLASS
-    if len(_LEAVES) >= _TABLE_LIMIT:
-        _LEAVES.intersection_update({*_PLAIN, np.ndarray, np.memmap})
-    _LEAVES.add(kind)
-    return None
-
-
-_FORMS: Table[type, _Form | None] = Table(_form)
 
 LEAF = Spec(None, None, None, 1)
 """The structure of a bare leaf."""

@@ -9,6 +9,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock._memory.guests import guest_in
+from penstock._wire.failure import described
 from penstock._wire.task import decode_mark, encode_mark
 from penstock.errors import StateError
 
@@ -333,6 +334,6 @@ def refusal(mark: bytes | None) -> str:
 def _refusal(owner: object, error: Exception) -> StateError:
     return StateError(
         f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), and its state "
-        f"cannot be taken ({type(error).__name__}: {error}). Fix its state_dict(), or remove both methods, and it is "
+        f"cannot be taken ({described(error)}). Fix its state_dict(), or remove both methods, and it is "
         "read from its beginning after a resume."
     )

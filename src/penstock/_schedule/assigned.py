@@ -3,24 +3,26 @@
 torch's loader has such workers: each has random generators of its own, and its own copy of a stream. So the worker
 that does a step decides what is in it. Steps go round the seats in turn; a seat whose stream has ended is skipped; a
 posted step is always done, because doing it advances the worker's generators; and a worker that dies cannot be
-replaced.
+replaced. If there is only one run, the worker of a stream that has ended leaves at once.
 """
 
 from __future__ import annotations
 
 from penstock._schedule.commands import Command, Fail, Hire, Post
-from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLost
+from penstock._schedule.events import Cancelled, Event, Opened, StepEnded, WorkerLeft, WorkerLost
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """As `Scheduler`, with a seat in every Post."""
+    """As `Scheduler`, with a seat in every Post. `once`: there is one run, and no other after it."""
 
     _rescinds = False
 
-    def __init__(self, *, window: int, workers: int, in_order: bool = True) -> None:
+    def __init__(self, *, window: int, workers: int, in_order: bool = True, once: bool = False) -> None:
         super().__init__(window=window, workers=workers, retries=0, in_order=in_order)
+        self._seats = workers
+        self._once = once
         self._ended: set[int] = set()  # seats whose stream has ended
         self._turn = 0
 
@@ -34,6 +36,8 @@ class Assigned(Scheduler):
     def _opened(self, event: Opened, out: list[Command]) -> None:
         if self._abandoned:
             self._impossible(event, "steps of the last run are not done yet")
+        if self._once and self._ended:
+            self._impossible(event, "workers of the last run have left")
         self._ended.clear()
         self._turn = event.seat
         super()._opened(event, out)
@@ -52,7 +56,7 @@ class Assigned(Scheduler):
 
     def _next_seat(self) -> int | None:
         """The seat whose turn it is; out of order, only if it has no more than its share of steps."""
-        workers = self._crew.size
+        workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):
             seat = self._turn
@@ -71,13 +75,22 @@ class Assigned(Scheduler):
         self._forget_posted(event.seq, event, out)
         self._ended.add(seat)
         self._abandon([seq for seq, step in self._steps.items() if step.seat == seat and seq > event.seq], out)
-        if len(self._ended) == self._crew.size:
+        if self._once:
+            self._crew.dismiss(seat, out)
+        if len(self._ended) == self._seats:
             self._drained = True
             self._lower_bound_to(self._next_seq)
 
     def _cancelled(self, event: Cancelled, out: list[Command]) -> None:
         super()._cancelled(event, out)
         self._drained = True
+
+    def _worker_left(self, event: WorkerLeft, out: list[Command]) -> None:
+        seat = self._crew.seats.get(event.worker)
+        super()._worker_left(event, out)
+        # The worker may have been killed before it had done them.
+        for seq in [seq for seq, step in self._abandoned.items() if step.seat == seat]:
+            self._forget_abandoned(seq, out)
 
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         out.append(Fail(event.worker))
@@ -96,4 +109,4 @@ class Assigned(Scheduler):
     def check(self) -> None:
         super().check()
         seats = [*(step.seat for step in self._steps.values()), *self._ended, self._turn]
-        assert all(0 <= seat < self._crew.size for seat in seats), "every step has a seat"
+        assert all(0 <= seat < self._seats for seat in seats), "every step has a seat"

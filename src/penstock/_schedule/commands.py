@@ -16,7 +16,12 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask one worker to leave after its present step: whichever is free first. `WorkerLeft` answers."""
+    """Ask one worker to leave after its present step: whichever is free first. `WorkerLeft` answers.
+
+    With a fixed assignment the worker in `seat` leaves, after all steps that were posted for it.
+    """
+
+    seat: int = -1
 
 
 class GiveUp(NamedTuple):

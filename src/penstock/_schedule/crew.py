@@ -56,6 +56,12 @@ class Crew:
             out.append(Retire())
         self.hire(out)
 
+    def dismiss(self, seat: int, out: list[Command]) -> None:
+        """Ask the worker in this seat to leave, for good."""
+        self.size -= 1
+        self.leaving += 1
+        out.append(Retire(seat))
+
     def lost(self, worker: int, idle: bool) -> int:
         """The seat that this worker's death has emptied."""
         seat = self.seats.pop(worker)

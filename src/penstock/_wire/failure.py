@@ -4,6 +4,9 @@
 the same type, args, attributes and notes, one more note that says where it happened, and the remote traceback as its
 cause. Neither fails, whatever the exception's own methods do.
 
+In a worker that is not a process, `caught` makes a copy instead, so that the user's own object is never changed: a
+program may raise one object many times, in several threads at once.
+
 Types without an importable name travel by tag (see `pickling.py`), so that `except MyError` works in the parent.
 Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over
 the parent's class.
@@ -13,16 +16,21 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._at_work import is_worker_process
+from penstock._ending import RAISING
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
-_dict_of = vars(BaseException)["__dict__"].__get__  # works also for types that define their own
+# By the descriptors of BaseException: the user's type may define attributes of these names.
+_members = vars(BaseException)
+dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", "args", "__traceback__"))
+_set = BaseException.__setattr__
 _SHOWN = 200  # characters of a repr that a note may hold
 
 _by_tag = by_tag()
@@ -40,17 +48,20 @@ class Failure:
     body: bytes
 
     @classmethod
-    def capture(cls, exc: BaseException, *, where: str) -> bytes:
-        """The exception as bytes; `where` is added to its notes. Never raises."""
+    def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
+        """The exception as bytes; `notes` and `where` are added to its own notes. Never raises."""
+        forget_earlier(exc)
         dropped: list[str] = []
         try:
             body = _body(exc, dropped)
         except BaseException:  # its __reduce__ may do anything; SIGINT is ignored in a worker
             body = b""
-        notes: list[str] = []
+        own, message = list[str](), ""
+        with suppress(BaseException):
+            message = shown(exc)
         with suppress(BaseException):  # it has none, or `__notes__` is not a list
-            notes = [_shown(note) for note in exc.__notes__]
-        return dumps(cls(type_name(exc), _shown(exc), where, _text(exc), (*notes, *dropped), body))
+            own = [shown(note) for note in exc.__notes__]
+        return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
         """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
@@ -62,9 +73,7 @@ class Failure:
             exc = RuntimeError(f"{self.name}: {self.message}")
         for note in (*self.notes, self.where):
             annotate(exc, note)
-        # Not by the type's own __setattr__, which may refuse.
-        BaseException.__setattr__(exc, "__cause__", RemoteTraceback(self.traceback))
-        return exc
+        return without_trace(exc, RemoteTraceback(self.traceback))
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
@@ -73,23 +82,66 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
     return failure.exception()
 
 
+def caught(exc: BaseException, *notes: str) -> BaseException:
+    """A copy of an exception that was just caught, with these notes added."""
+    forget_earlier(exc)
+    copy = copied(exc)
+    for note in notes:
+        annotate(copy, note)
+    return copy
+
+
+def copied(exc: BaseException) -> BaseException:
+    """A copy with the same type, args, attributes, notes, traceback and causes; `exc` itself if none can be made."""
+    try:
+        copy: BaseException = _rebuild(type(exc), _args_of(exc), dict(dict_of(exc)), _slots(exc))
+    except Exception:
+        return exc
+    notes = dict_of(copy).get("__notes__")
+    if isinstance(notes, list):
+        dict_of(copy)["__notes__"] = [*notes]
+    for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__"):
+        _set(copy, name, _members[name].__get__(exc))
+    return copy
+
+
 def keep(exc: BaseException, *, where: str) -> BaseException:
     """`exc` in the form that `restore` returns, for a worker that is not a process: to be kept, and not raised now.
 
     The traceback becomes text, because its frames keep samples alive.
     """
-    text = _text(exc)
-    exc.__traceback__ = exc.__context__ = None
-    BaseException.__setattr__(exc, "__cause__", RemoteTraceback(text))
-    return annotate(exc, where)
+    kept = caught(exc, where)
+    return without_trace(kept, RemoteTraceback(text_of(exc)))
+
+
+def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
+    """`exc` without its traceback and its context, and with this cause."""
+    for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
+        _set(exc, name, value)  # the type's own __setattr__ may refuse
+    return exc
+
+
+def forget_earlier(exc: BaseException) -> None:
+    """Shortens the traceback of an exception that was just caught, if the same object was raised before.
+
+    Python adds each new traceback in front of the older ones, which would grow for ever. The function that catches
+    occurs in each of them. It may also occur in the traceback of a loader inside the dataset: but there the exception
+    was raised by that loader's iterator.
+    """
+    first = at = _trace_of(exc)
+    while at is not None and (after := at.tb_next) is not None:
+        if after.tb_frame.f_code is first.tb_frame.f_code and at.tb_frame.f_code is not RAISING:
+            at.tb_next = None
+        at = at.tb_next
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
     """Adds the note `where` to `exc`, unless it has it already."""
-    with suppress(Exception):  # its notes may have been set to something that is not a list
-        notes = _dict_of(exc).setdefault("__notes__", [])  # not add_note: a __setattr__ may refuse
-        if where not in notes:
-            notes.append(where)
+    notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
+    if not isinstance(notes, list):
+        notes = dict_of(exc)["__notes__"] = []
+    if not any(note is where or (type(note) is str and note == where) for note in notes):
+        notes.append(where)
     return exc
 
 
@@ -97,7 +149,7 @@ def _body(exc: BaseException, dropped: list[str]) -> bytes:
     """`exc` pickled in its own way if the copy equals it, else taken apart."""
     data, copy = _round_trip(exc)
     # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
-    if type(copy) is type(exc) and all(_shown(copy, show) == _shown(exc, show) for show in (str, _args)):
+    if type(copy) is type(exc) and all(shown(copy, show) == shown(exc, show) for show in (str, _args)):
         return data
     return dumps(_Parts(exc, dropped), override=_by_tag)
 
@@ -120,7 +172,7 @@ class _Parts:
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
         args = tuple(_sendable(arg, dropped) for arg in exc.args)
-        attributes, slots = (_only_sendable(each, dropped) for each in (_dict_of(exc), _slots(exc)))
+        attributes, slots = (_only_sendable(each, dropped) for each in (dict_of(exc), _slots(exc)))
         self._parts = (type(exc), args, attributes, slots)
 
     def __reduce__(self) -> Any:
@@ -134,7 +186,7 @@ def _sendable(value: Any, dropped: list[str]) -> Any:
         return _Parts(value, dropped)
     if type(value) in (list, tuple):
         return type(value)(_sendable(item, dropped) for item in value)
-    return _shown(value, repr)
+    return shown(value, repr)
 
 
 def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
@@ -143,7 +195,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
         if _round_trip(value)[0]:
             kept[name] = value
         else:
-            dropped.append(f"its attribute {name!r} could not be sent: {_shown(value, repr)[:_SHOWN]}")
+            dropped.append(f"its attribute {name!r} could not be sent: {shown(value, repr)[:_SHOWN]}")
     return kept
 
 
@@ -162,12 +214,12 @@ def _slots(exc: BaseException) -> dict[str, Any]:
 
 def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], slots: dict[str, Any]) -> Any:
     exc = _bare(cls, args)
-    _dict_of(exc).update(attributes)
+    dict_of(exc).update(attributes)
     for name, value in slots.items():
         with suppress(Exception):  # the attribute may be read-only
             # Only what differs: OSError shows a filename2 that was set to None.
             if getattr(exc, name, _UNSET) is not value:
-                BaseException.__setattr__(exc, name, value)
+                _set(exc, name, value)
     return exc
 
 
@@ -180,7 +232,7 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
             with suppress(Exception):  # another base lays out the memory, or it wants other arguments
                 exc = base.__new__(cls, *given)
                 base.__init__(exc, *given)
-                BaseException.__setattr__(exc, "args", args)
+                _set(exc, "args", args)
                 return exc
     raise TypeError(f"no built-in exception can make a {cls}")
 
@@ -193,16 +245,25 @@ def type_name(obj: object) -> str:
         return "an object"
 
 
-def _shown(obj: object, show: Callable[[object], str] = str) -> str:
+def described(exc: BaseException) -> str:
+    """The type and the message, for a sentence."""
+    return f"{type(exc).__name__}: {shown(exc)}"
+
+
+def shown(obj: object, show: Callable[[object], str] = str) -> str:
+    """`str(obj)`, or `repr(obj)`. Nothing that these raise comes out, except a Ctrl-C of the calling process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:
+        if isinstance(exc, KeyboardInterrupt) and not is_worker_process():
+            raise
         return f"<{type(obj).__name__} whose {show.__name__}() raised {type(exc).__name__}>"
 
 
-def _text(exc: BaseException) -> str:
+def text_of(exc: BaseException) -> str:
+    """The traceback and the message, as Python shows them; never raises."""
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property
         frames = "".join(traceback.format_tb(exc.__traceback__))
-        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {_shown(exc)}\n"
+        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {shown(exc)}\n"

@@ -5,7 +5,7 @@ those that cannot be imported, and all of `__main__`, by value; importing it tak
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
-    reply     plain, else cloudpickle  out of band, in the slab             by value
+    reply     plain, else cloudpickle  out of band, in the slab             by tag where tagged, else by value
     mark      plain, else cloudpickle  inside the pickle                    by value
     failure   plain, else cloudpickle  inside the pickle                    by tag where tagged, else by value
     update    cloudpickle              inside the pickle                    by tag where known, else by value
@@ -51,11 +51,13 @@ def dumps(
     buffers: list[pickle.PickleBuffer] | None = None,
     *,
     override: Override | None = None,
+    otherwise: Override | None = None,
     by_value: bool = False,
 ) -> bytes:
     """Pickles with plain pickle, or with cloudpickle where plain pickle fails or `by_value` is set.
 
-    The bytes of arrays are appended to `buffers`, if it is given, instead of being part of the pickle.
+    The bytes of arrays are appended to `buffers`, if it is given, instead of being part of the pickle. `otherwise` is
+    the override for cloudpickle, if plain pickle has none.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -69,7 +71,7 @@ def dumps(
             raise
         if buffers is not None:
             buffers.clear()
-    return dumps(value, buffers, override=override, by_value=True)
+    return dumps(value, buffers, override=override or otherwise, by_value=True)
 
 
 def dump(

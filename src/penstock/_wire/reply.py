@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.slabs import mapped
 from penstock._memory.tree import Spec
-from penstock._wire.failure import annotate, restore
-from penstock._wire.pickling import dumps, loads
+from penstock._wire.failure import caught, copied, restore
+from penstock._wire.pickling import by_tag, dumps, loads
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
@@ -51,6 +52,8 @@ _UNPICKLABLE = (
     "Let collate_fn return objects that can be pickled, which locks, open files and generators cannot; or use "
     'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
+
+_by_tag = by_tag()
 
 Head = tuple[int, int, int]
 """How a reply begins: the seq, where the batch's piece of the slab begins, and the nanosecond when the work began."""
@@ -143,13 +146,13 @@ class Replier:
             return number, 0, 0
         buffers: list[pickle.PickleBuffer] = []
         try:
-            pickled = dumps(rest, buffers) if rest else None
+            pickled = dumps(rest, buffers, otherwise=_by_tag) if rest else None
         except Exception as error:
             error.add_note(_UNPICKLABLE)
             raise
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == _UNNUMBERED else None
-        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark)))
+        trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark), otherwise=_by_tag))
         # Numbered only now: the parent learns the layout from this trailer, so the trailer must have been written.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
@@ -177,7 +180,11 @@ class Strays:
 
         Also those whose replies are still to come: else a worker might wait for room in the socket.
         """
-        with socket.socket(fileno=os.dup(self.fd)) as strays, suppress(BlockingIOError):
+        with (
+            interrupts_deferred(),
+            socket.socket(fileno=os.dup(self.fd)) as strays,
+            suppress(BlockingIOError),
+        ):
             while True:
                 # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
                 with no_fork():
@@ -217,7 +224,7 @@ class Receiver:
         self._strays = strays
         self._names = names
         # By worker and number. An exception stands for a layout that could not be unpickled.
-        self._layouts: dict[tuple[int, int], Layout | Exception] = {}
+        self._layouts: dict[tuple[int, int], Layout | BaseException] = {}
 
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
@@ -238,10 +245,7 @@ class Receiver:
         if not length:
             if verdict == _ENDED:
                 return Ended(seq, worker)
-            layout = self._layouts[worker, number]
-            if isinstance(layout, Exception):
-                return Failed(seq, worker, layout)
-            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, None))
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (self._layouts[worker, number], None))
         data = root[start : start + length].tobytes()
         if verdict == _BUNDLE:
             steps: list[Any] = [self._outcome(root, reply) for reply in REPLY.iter_unpack(data)]
@@ -255,12 +259,10 @@ class Receiver:
             trailer: Trailer = loads(data)
         except Exception as error:  # of a user's class that is part of the batch's structure
             # Remembered, because the worker does not send this layout again.
-            self._layouts[worker, number] = error
-            note = f"While a batch was received from {self._names[worker]}."
-            return Failed(seq, worker, annotate(error, note))
+            note = f"It was received from {self._names[worker]}."
+            refused = self._layouts[worker, number] = caught(error, note)
+            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (refused, None))
         layout = trailer.layout or self._layouts[worker, number]
-        if isinstance(layout, Exception):
-            return Failed(seq, worker, layout)
         if number != _UNNUMBERED:
             self._layouts[worker, number] = layout
         mended = trailer.mended
@@ -269,8 +271,10 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """The batch: its arrays are views of the slab."""
+        """The batch: its arrays are views of the slab. Raises what the user's classes in it raise."""
         (layout, trailer), root = filled.held, filled.root
+        if isinstance(layout, BaseException):
+            raise copied(layout)
         rest = ()
         if trailer is not None and trailer.rest is not None:
             views = [root[start : start + length] for start, length in trailer.buffers]

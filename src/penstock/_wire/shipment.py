@@ -18,12 +18,12 @@ import pickle
 import struct
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
-from penstock._descriptors import close, open_memfd
+from penstock._descriptors import close, close_in_child, no_fork, open_memfd
 from penstock._memory.guests import Shipping
 from penstock._wire.failure import type_name
 from penstock._wire.pickling import adopt, dump, dumps, loads, tag
@@ -34,14 +34,15 @@ _ALIGN = 64  # a cache line, and what BLAS and torch like best
 _IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
 
 
-def pack(payload: object) -> int:
+def pack(payload: object, descriptors: list[int]) -> int:
     """Pickles `payload` into a new shipment, and returns its descriptor. Workers keep what they have mapped.
 
-    UnshippableDataset names the part that cannot be pickled.
+    Locks, queues, pipes and shared memory of multiprocessing stay shared. Workers must inherit the descriptors that
+    are added to `descriptors`, under the same numbers. UnshippableDataset names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
-        with open(fd, "wb", closefd=False) as file:
+        with open(fd, "wb", closefd=False) as file, _passing_on(descriptors):
             _write(file, payload)
     except BaseException:
         close(fd)
@@ -100,12 +101,66 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
         reduce = shipping[type(part)]
         if reduce is not None:
             return reduce(part)
-        reduced = otherwise(part)
+        reduced = _reduce_shared(part) or otherwise(part)
         if isinstance(part, type) and reduced is not NotImplemented and reduced[0] is not type:
             tags[tag(part)] = part
         return reduced
 
     dump(obj, file, override=override, aside=set_aside, by_value=True)
+
+
+# What multiprocessing shares: an object that it pickles only for a process that is being started
+
+
+def _reduce_shared(part: Any) -> Any:
+    """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot; None for other objects."""
+    from multiprocessing.reduction import ForkingPickler
+
+    reduce: Any = ForkingPickler._extra_reducers.get(type(part))  # type: ignore[attr-defined]
+    where = getattr(reduce, "__module__", "")
+    # Those in `reduction` are for methods and the like. An attribute tells whether an object of ctypes is shared.
+    if not where.startswith("multiprocessing.") or where == "multiprocessing.reduction":
+        return None
+    return reduce(part) if where != "multiprocessing.sharedctypes" or hasattr(part, "_wrapper") else None
+
+
+@contextmanager
+def _passing_on(descriptors: list[int]) -> Iterator[None]:
+    """In the block, multiprocessing takes this thread to be starting a process that inherits `descriptors`."""
+    from multiprocessing import context
+
+    outer = context.get_spawning_popen()
+    context.set_spawning_popen(_Popen(descriptors))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(outer)
+
+
+class _Descriptor:
+    """A descriptor that a worker has inherited. multiprocessing calls `detach()` to take it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def detach(self) -> int:
+        return self._fd
+
+
+class _Popen:
+    """What multiprocessing asks of a process that is being started, on behalf of the objects that it pickles."""
+
+    DupFd = _Descriptor
+
+    def __init__(self, descriptors: list[int]) -> None:
+        self._descriptors = descriptors
+
+    def duplicate_for_child(self, fd: int) -> int:
+        # A copy: workers may start at any time, also after the caller has closed the original.
+        with no_fork():
+            self._descriptors.append(os.dup(fd))
+            close_in_child(self._descriptors[-1])
+        return self._descriptors[-1]
 
 
 # Arrays

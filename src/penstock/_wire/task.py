@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._wire.failure import described, shown
 from penstock._wire.pickling import dumps, loads
 from penstock.errors import StateError
 
@@ -63,7 +64,7 @@ class Opening(NamedTuple):
 class Raised(NamedTuple):
     """In the place of a task's keys: the error that the sampler or stream raised when it was asked for them."""
 
-    error: Exception
+    error: BaseException
 
 
 class Mended(NamedTuple):
@@ -131,9 +132,10 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 def shorten(keys: Any) -> str:
     """The first few keys of a step and their number, for a message."""
     if not isinstance(keys, (list, np.ndarray)):
-        return repr(keys)
-    shown = ", ".join(repr(key) for key in (keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]))
-    return f"[{shown}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{shown}]"
+        return shown(keys, repr)
+    few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]
+    text = ", ".join(shown(key, repr) for key in few)
+    return f"[{text}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{text}]"
 
 
 class Filled(NamedTuple):
@@ -194,7 +196,7 @@ def decode_mark(data: bytes) -> Any:
     try:
         found = loads(data)
     except Exception as error:
-        why = f"the state that a worker sent cannot be unpickled here ({type(error).__name__}: {error})."
+        why = f"the state that a worker sent cannot be unpickled here ({described(error)})."
         raise StateError(f"The loader has no state now: {why}") from error
     if isinstance(found, StateError):
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
+from penstock._interrupts import Loan
 from penstock._memory.layout import Writer
-from penstock._wire.failure import Failure
+from penstock._wire.failure import Failure, caught, copied, dict_of, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change, Log
 from penstock._work.samples import Fetch, Samples
@@ -53,14 +53,15 @@ class Runner:
     def __init__(self, job: Job, who: str) -> None:
         self.job = job
         self.who = who
-        # What every task fails with, once there is such a thing: where, and the error with its traceback and notes.
-        self._broken: tuple[str, BaseException, TracebackType | None, list[str]] | None = None
+        # What every task fails with, once there is such a thing: where, and the error with its traceback.
+        self._broken: tuple[str, BaseException, TracebackType | None] | None = None
         # Only where the global generators belong to this process alone: threads share them with the caller.
         self._seed_step: Callable[[int, int, int], int] | None = None
         self._rank, self._world = job.shard
         # What is being done, and to which keys: put into words only when it fails.
         self._at = ""
         self._keys: Any = None
+        self.notes: list[str] = []  # about the error that comes out of `run`, and not for the user's object itself
         self.task: Task
         self.rows = 0
         self.mark: bytes | None = None
@@ -105,7 +106,8 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def _break(self, at: str, error: BaseException) -> None:
-        self._broken = at, error, error.__traceback__, list(getattr(error, "__notes__", ()))
+        kept = caught(error)
+        self._broken = at, kept, kept.__traceback__
 
     # Random numbers.
 
@@ -118,12 +120,12 @@ class Runner:
         assert self._seed_step is not None
         return self._seed_step(self.job.seed, epoch, number)
 
-    def borrowed(self, task: Task) -> AbstractContextManager[int]:
-        """In the caller's own process: as `prepare`, and the generators are put back afterwards."""
-        from penstock._work.seeding import borrowed_generators, seed_step  # late: see InlineBackend
+    def borrowed(self, task: Task) -> Loan:
+        """In the caller's own process: as `prepare`, and the generators are put back afterwards (see `with_loan`)."""
+        from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
         self._seed_step = seed_step
-        return borrowed_generators(self.job.seed, task.epoch, self.number(task.step))
+        return Borrowed(self.job.seed, task.epoch, self.number(task.step))
 
     def number(self, step: int) -> int:
         """The step's number among those of all ranks: ranks at the same step draw different numbers."""
@@ -141,6 +143,7 @@ class Runner:
         """The batch. Its arrays are in the writer's slab if penstock collates it."""
         self._at = ""
         self._keys = self.mark = None
+        self.notes.clear()
         self.task = task
         self.samples.begin(self.number(task.step))
         outer, at_work.source = at_work.source, self.samples  # as `working_at`, which costs 1 µs
@@ -148,19 +151,13 @@ class Runner:
             batch = self._run(task, writer)
             self.fetch.finish(task)
             return batch
-        except StopIteration as error:
-            raise RuntimeError(
-                "The dataset (or collate_fn, or worker_init_fn) raised StopIteration. That is an error, and does not "
-                "end the epoch: raise IndexError for a missing sample, or derive from IterableDataset for a stream."
-            ) from error
         finally:
             at_work.source = outer
 
     def _run(self, task: Task, writer: Writer) -> object:
         if self._broken is not None:
-            self._at, error, trace, notes = self._broken
-            error.__notes__ = list(notes)  # without those of the step before
-            raise error.with_traceback(trace)
+            self._at, error, trace = self._broken
+            raise copied(error).with_traceback(trace)
         if self._field is None:
             return self._batch(task, writer.empty)
         into = Into(self._field, writer.empty)
@@ -203,18 +200,22 @@ class Runner:
         self._at, self._keys = at, keys
 
     def name_rows(self, error: Exception, task: Task) -> None:
-        """Adds to an error about rows (see CollateError) which samples they are, if samples have keys."""
+        """Notes for an error about rows (see CollateError) which samples they are, if samples have keys."""
         keys = self.fetch.names(task) if self.mended is None else self.mended.keys
-        rows = [row for row in getattr(error, "rows", ()) if row < len(keys)]
+        rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
-            error.add_note(f"It is sample {keys[0]!s}.")
+            self.notes.append(f"It is sample {shown(keys[0])}.")
         elif rows:
-            named = ", ".join(f"row {row} is sample {keys[row]!s}" for row in rows[:8])
-            error.add_note(f"{named}{', ...' if len(rows) > 8 else ''}.")
+            named = ", ".join(f"row {row} is sample {shown(keys[row])}" for row in rows[:8])
+            self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
     def capture(self, error: BaseException, task: Task) -> bytes:
         """The error that just came out of `run`, as it travels to the caller."""
-        return Failure.capture(error, where=self.where(task))
+        return Failure.capture(error, where=self.where(task), notes=self.notes)
+
+    def caught(self, error: BaseException, task: Task) -> BaseException:
+        """The same, for a worker that is not a process."""
+        return caught(error, *self.notes, self.where(task))
 
     def where(self, task: Task) -> str:
         """Which sample of which step failed, and in which worker: for the error that just came out."""

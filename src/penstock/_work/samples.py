@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock._at_work import Source
-from penstock._wire.failure import annotate, keep
+from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
 
@@ -22,7 +22,12 @@ _MOST_REPLACEMENTS = 16
 
 
 class StreamEnded(Exception):
-    """The stream has nothing left for this step."""
+    """The stream has nothing left for the task that it is raised with."""
+
+
+def is_end(error: BaseException, task: Task) -> bool:
+    """True if the stream has ended at this task. A StreamEnded that a dataset raises is an error like any other."""
+    return type(error) is StreamEnded and len(error.args) == 1 and error.args[0] is task
 
 
 class Fetch:
@@ -123,7 +128,7 @@ class Samples(Source):
         loop = self._loop or self._left
         if loop is not None:
             key, row = _now(loop)
-            self._runner.doing(f"sample {key!r} (row {row}), ", None)
+            self._runner.doing(f"sample {shown(key, repr)} (row {row}), ", None)
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
         """See `penstock.each`."""
@@ -167,7 +172,8 @@ class Samples(Source):
                 except Exception as error:
                     if 0 < most == len(tried):
                         others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
-                        annotate(error, f"It stood in for sample {key!r}, which failed, as did {others}.")
+                        named = shown(key, repr)
+                        runner.notes.append(f"It stood in for sample {named}, which failed, as did {others}.")
                         raise
                     kept = self.keep(error, where=runner.where(task))
                     mended.errors.append((fetch.key(task, item, row), kept))

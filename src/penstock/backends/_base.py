@@ -13,7 +13,7 @@ from penstock._work.runner import Job
 class Lost(NamedTuple):
     """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0.
 
-    `unborn`: why no other could be started in its place, where that was tried.
+    `unborn`: why no other could be started in its place, where that was tried. `phrase`: how torch's loader says it.
     """
 
     worker: int
@@ -24,6 +24,7 @@ class Lost(NamedTuple):
     signal: str
     cause: BaseException | None
     unborn: str = ""
+    phrase: str = ""
 
 
 class Left(NamedTuple):
@@ -74,8 +75,11 @@ class Backend(Protocol):
     def hire(self, worker: int, seat: int) -> None:
         """Starts a worker."""
 
-    def retire(self) -> None:
-        """Asks one worker, whichever is free first, to leave after its present step: `poll` tells of it as `Left`."""
+    def retire(self, seat: int = -1) -> None:
+        """Asks one worker, whichever is free first, to leave after its present step: `poll` tells of it as `Left`.
+
+        Where tasks are for certain workers, it is the one in `seat` that leaves, after all its tasks.
+        """
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.
@@ -138,10 +142,10 @@ def _thread(job: Job, context: Any) -> Backend:
 
 
 def _process(job: Job, context: Any) -> Backend:
-    from penstock.backends._process.backend import ProcessBackend
+    from penstock.backends._process.backend import start
     from penstock.backends._process.methods import choose_method
 
-    return ProcessBackend(job, choose_method(context), explicit=context is not None)
+    return start(job, choose_method(context), explicit=context is not None)
 
 
 DEFAULT = "process"

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import interrupts_deferred, with_loan
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
-from penstock._wire.failure import annotate
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import is_end
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
 from penstock.errors import InternalError
@@ -39,12 +38,12 @@ def run_task(
     """Runs a task of one step in this process."""
     try:
         tree = runner.run(task, writer)
-    except StreamEnded:
-        return Ended(task.seq, worker, runner.mark)
     except BaseException as error:
+        if is_end(error, task):
+            return Ended(task.seq, worker, runner.mark)
         if interruptible and isinstance(error, KeyboardInterrupt):
             raise  # not the sample's, but the caller's own: workers do not see it
-        return Failed(task.seq, worker, annotate(error, runner.where(task)), runner.mark)
+        return Failed(task.seq, worker, runner.caught(error, task), runner.mark)
     used, root = writer.used, writer.root
     return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
 
@@ -95,7 +94,7 @@ class InlineBackend(_LocalBackend):
     def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         raise InternalError("without workers, there is none to leave")
 
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -111,8 +110,7 @@ class InlineBackend(_LocalBackend):
         task, slab = self._posted.popleft()
         runner, writer = self._runner, Writer(self._slabs.root(slab))
         # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
-        with runner.borrowed(task):
-            outcome = run_task(runner, self._worker, task, writer)
+        outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer)
         if type(outcome) is Filled:
             self._slabs.learn(writer.used)
         return [outcome]
@@ -147,12 +145,11 @@ class ThreadBackend(_LocalBackend):
         runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
         thread = threading.Thread(target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}")
         thread.daemon = True
-        self._threads[worker] = thread
-        # A Ctrl-C in the Condition that start() waits for may come out as a RuntimeError, as if there were no thread.
         with interrupts_deferred():
             thread.start()
+            self._threads[worker] = thread
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         self._leaves.append(None)
         self._permits.put(True)  # for a thread that waits
 
@@ -200,9 +197,7 @@ class ThreadBackend(_LocalBackend):
             self._permits.put(False)
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
-            # One that could not be started, or whose start was interrupted: then it finds its permit to end.
-            with suppress(RuntimeError):
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:

@@ -24,7 +24,7 @@ Source = Callable[[Any], tuple[bytes | NDArray[Any], Any, str]]
 class Images(Dataset[Any]):
     """Images with labels: a sample is `(image, label)`, or the image alone with `labels=False`.
 
-    A subclass defines `__len__` and `_source(key)`: the encoded image (or its pixels, uint8 of shape (height,
+    A subclass defines `__len__` and `read(key)`: the encoded image (or its pixels, uint8 of shape (height,
     width, 3 or 1)), its label, and a name for errors. If all images have one shape, the last step of
     the transform writes them straight into the batch.
     """
@@ -38,13 +38,14 @@ class Images(Dataset[Any]):
         self.transform = Transform() if transform is None else transform
         self.labels = labels
 
-    def _source(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
+    def read(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
+        """The encoded image or its pixels, its label, and a name for errors. Defined by subclasses."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define _source, which returns the image, its label and its name."
+            f"{type(self).__name__} must define read(key), which returns the image, its label and its name."
         )
 
     def __getitem__(self, key: Any) -> Any:
-        return self._made(*self._source(key))
+        return self._made(*self.read(key))
 
     def _made(self, data: bytes | NDArray[Any], label: Any, name: str) -> Any:
         image = self.transform(data, name=name)
@@ -52,7 +53,7 @@ class Images(Dataset[Any]):
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
-        return self._gathered(self._source, keys, empty)
+        return self._gathered(self.read, keys, empty)
 
     def _gathered(self, source: Source, keys: Any, empty: Empty) -> Any:
         if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
@@ -136,7 +137,7 @@ class ImageFolder(Images):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def _source(self, key: int) -> tuple[bytes, Any, str]:
+    def read(self, key: int) -> tuple[bytes, Any, str]:
         path = os.path.join(self.root, self.paths[key])
         with open(path, "rb", buffering=0) as file:
             data: bytes = file.read()

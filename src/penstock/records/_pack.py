@@ -141,7 +141,7 @@ class Encoded(Dataset[Any]):
         return len(self._images)
 
     def __getitem__(self, key: int) -> tuple[bytes, Any]:
-        data, label, name = self._images._source(key)
+        data, label, name = self._images.read(key)
         picture = open_image(data, "rgb", name)
         if self._resize is None or min(picture.height, picture.width) <= self._resize:
             # Stored unchanged. Decoding it, as small as possible, is the only way to know that it is complete.

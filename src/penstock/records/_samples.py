@@ -21,7 +21,7 @@ StoredImage = tuple[bytes | NDArray[Any], Any, str]
 class Samples(Dataset[Any]):
     """The samples of a file: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
-    `_sample` and `_source`, which is that of `Images`, take positions; negative ones count from the end.
+    `_sample` and `_source`, which is like `Images.read`, take positions; negative ones count from the end.
     """
 
     def __init__(self, path: str, transform: Transform | None, labels: bool) -> None:

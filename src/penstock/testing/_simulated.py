@@ -6,19 +6,21 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import get_worker_info, set_worker_info
+from penstock._interrupts import with_loan
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job, Runner
-from penstock._work.seeding import borrowed_generators
+from penstock._work.seeding import Borrowed
 from penstock.backends import Bundle, Doing, Filled, Left, Lost, Outcome
 from penstock.backends._local import run_task
 
@@ -130,7 +132,7 @@ class SimulatedBackend:
         self._workers[worker] = _Worker(worker, seat)
         self.flush()
 
-    def retire(self) -> None:
+    def retire(self, seat: int = -1) -> None:
         self._leaving += 1
 
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -288,8 +290,9 @@ class SimulatedBackend:
             worker.kill()
             return
         worker.runner = runner = (job.make_runner or Runner)(job, worker.who)
-        with self._at_work(worker), borrowed_generators(job.seed, -1, runner.number(worker.seat)):
-            runner.begin(worker.seat, alone=False)
+        with self._at_work(worker):
+            loan = Borrowed(job.seed, -1, runner.number(worker.seat))
+            with_loan(loan, partial(runner.begin, worker.seat, alone=False))
 
     @contextmanager
     def _at_work(self, worker: _Worker) -> Iterator[None]:
@@ -321,10 +324,8 @@ class SimulatedBackend:
         changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes
         with self._at_work(worker):
             if changes:
-                with runner.borrowed(task):
-                    runner.change(loads(change) for change in changes)
-            with runner.borrowed(task):
-                outcome: Outcome = run_task(runner, worker.id, task, writer)
+                with_loan(runner.borrowed(task), runner.change, map(loads, changes))
+            outcome: Outcome = with_loan(runner.borrowed(task), run_task, runner, worker.id, task, writer)
         if isinstance(outcome, Filled):
             outcome = outcome._replace(seconds=worker.took)
         posted.done.append(outcome)

@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import *  # noqa: F403
 
-from penstock.torch._iterators import served
-from penstock.torch._loader import DataLoader, disable, enable
+from penstock.torch._loader import DataLoader, disable, enable, status
+from penstock.torch._status import LoaderUse, Status, served
 
-__all__ = [*_theirs.__all__, "DataLoader", "disable", "enable", "served"]  # noqa: PLE0604
+__all__ = [*_theirs.__all__, "DataLoader", "LoaderUse", "Status", "disable", "enable", "served", "status"]  # noqa: PLE0604

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,9 +12,12 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
+from penstock._interrupts import Loan
+from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
-from penstock._work.seeding import borrowed_generators
+from penstock._work.seeding import Borrowed, seed_step
+from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
@@ -33,7 +34,7 @@ class Stacked:
             return collate(samples, empty)
         except Exception as error:
             rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
-            error.rows = tuple(rows)  # type: ignore[attr-defined]
+            dict_of(error)["rows"] = tuple(rows)  # a __setattr__ may refuse
             raise
 
 
@@ -61,20 +62,26 @@ class SeededRunner(Runner):
         torch.default_generator.manual_seed(state)
         return state
 
-    def borrowed(self, task: Task) -> AbstractContextManager[int]:
-        return _with_torchs(super().borrowed(task))
+    def borrowed(self, task: Task) -> Loan:
+        self._seed_step = seed_step
+        return _Borrowed(self.job.seed, task.epoch, self.number(task.step))
 
 
-@contextmanager
-def _with_torchs(borrowed: AbstractContextManager[int]) -> Iterator[int]:
-    """Borrows torch's global generator too."""
-    ours = torch.get_rng_state()
-    try:
-        with borrowed as state:
-            torch.default_generator.manual_seed(state)
-            yield state
-    finally:
-        torch.set_rng_state(ours)
+class _Borrowed(Borrowed):
+    """Torch's global generator too."""
+
+    _torch: torch.Tensor | None = None
+
+    def begin(self) -> int:
+        self._torch = torch.get_rng_state()
+        state = super().begin()
+        torch.default_generator.manual_seed(state)
+        return state
+
+    def end(self) -> None:
+        super().end()
+        if self._torch is not None:
+            torch.set_rng_state(self._torch)
 
 
 class Core(DataLoader[Any]):
@@ -82,9 +89,7 @@ class Core(DataLoader[Any]):
 
     _make_runner = SeededRunner
 
-    @staticmethod
-    def _borrow(*of: int) -> AbstractContextManager[int]:
-        return _with_torchs(borrowed_generators(*of))
+    _borrow = _Borrowed
 
     @staticmethod
     def _has_load(dataset: Any) -> bool:
@@ -125,7 +130,7 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["collate_fn"] = _STACKED
     if loader.num_workers and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
-        settings["multiprocessing_context"] = multiprocessing.get_start_method()
+        settings["multiprocessing_context"] = configured_method()
     return settings
 
 

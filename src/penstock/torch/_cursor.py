@@ -7,18 +7,19 @@ evaluated or unpickled; a dataset or sampler of the user's may put other data in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
+from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, asked, has_state, initial, known, opened, taken
 from penstock._resume.state import Progress, State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.torch import _private as private
-from penstock.torch._sampling import Sampling, given_to, lent, parse_states, sampler_of, set_all, texts_of
+from penstock.torch._sampling import Lent, Sampling, given_to, parse_states, sampler_of, set_all, texts_of
 
 # The field that only states without a seed have.
 PART = "torch"
@@ -161,12 +162,13 @@ class Cursor:
             self.sampling.restore()
         mark = opened(self._copies[0].mark) if self._copies and not self._workers else None
         if mark is not None:
-            with lent({}) if mark.kept else nullcontext():
+            if mark.kept:
+                with_loan(Lent({}), self._reading.prepare, mark)
+            else:
                 self._reading.prepare(mark)
 
-    @contextmanager
-    def beginning(self, iterator: Any = None, *, sampler: bool = True) -> Iterator[None]:
-        """Surrounds code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
+    def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
+        """Calls code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
 
         Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -175,8 +177,10 @@ class Cursor:
         saved = self._saved
         if saved is not None and (saved.origin if iterator is None else saved.base_seed) is None:
             saved = None
-        with nullcontext() if saved is None else lent(saved.states):
-            yield
+        if saved is None:
+            work()
+        else:
+            with_loan(Lent(saved.states), work)
         if saved is not None and (not sampler or saved.origin is None):
             set_all(self.generators, saved.given)  # otherwise the sampler draws from them again
         if iterator is not None:
@@ -238,7 +242,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         warnings.warn(
             "torch's engine reads DataPipes and does not report its position, so this state is empty: loading it "
             "starts from the beginning.",
-            stacklevel=3,
+            stacklevel=4,
         )
         return {}
     if loader._saved is not None:

@@ -7,45 +7,39 @@ name in a profile, and the attributes that frameworks look for.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import weakref
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
+from penstock._ending import END, Instead, never_ends, raises_instead
 from penstock._epoch.engine import Engine
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
-from penstock.backends._process.backend import ProcessBackend
-from penstock.backends._process.methods import choose_method
+from penstock.backends._process.backend import start
+from penstock.backends._process.methods import choose_method, configured_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
-from penstock.torch._worker import NOT_THE_END, Replica, sealed
-
-_served = 0
-
-
-def served() -> int:
-    """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
-    return _served
+from penstock.torch._status import begun_on_penstock
+from penstock.torch._worker import Replica, sealed
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """Without workers: torch's plain loop. A StopIteration from a sample is an error here."""
+    """Without workers: torch's plain loop."""
 
+    @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning(self):
-            super().__init__(loader)
-            if cursor.is_stream:
-                cursor.open_stream(self._dataset_fetcher, loader.batch_size or 1)
+        cursor.begin(partial(self._begin, loader), self)
         self._sampler_iter = cursor.keys(self)
         self._num_yielded = cursor.progress.steps
         self._profile_name = private.profiled_as(private.InlineIterator)
@@ -54,13 +48,21 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         _begun(loader, cursor)
 
+    def _begin(self, loader: Any) -> None:
+        super().__init__(loader)
+        if self._cursor.is_stream:
+            fetcher = self._dataset_fetcher
+            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
+            self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
+
+    @raises_instead
     def _next_data(self) -> Any:
         cursor = self._cursor
         try:
             index = self._next_index()
         except StopIteration:
             cursor.end()
-            raise
+            return END
         except Exception:
             cursor.passed_inline(failed=True)
             raise
@@ -68,11 +70,11 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         try:
             data = self._dataset_fetcher.fetch(index)
             failed = False
-        except StopIteration as error:
-            ended = cursor.is_stream
-            if not ended:
-                raise RuntimeError(NOT_THE_END) from error
-            raise
+        except StopIteration:
+            if not cursor.is_stream:
+                raise
+            ended = True
+            return END
         finally:
             cursor.end() if ended else cursor.passed_inline(failed=failed)
         if self._into is not None:
@@ -83,12 +85,12 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
+    @never_ends
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
         self._run: Run | None = None
         cursor = self._cursor = Cursor.of(loader)
-        with cursor.beginning(self, sampler=False):
-            private.BaseIterator.__init__(self, loader)
+        cursor.begin(partial(private.BaseIterator.__init__, self, loader), self, sampler=False)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
@@ -96,6 +98,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         self._runs = itertools.count()
         self._reset(loader, first_iter=True)
 
+    @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._run, engine = None, self._engine
         if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
@@ -108,8 +111,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         cursor = self._cursor
         if engine is None:
             engine = self._engine = _new_engine(loader, self._base_seed, cursor)
-        with cursor.beginning():
-            private.BaseIterator._reset(self, loader, first_iter)
+        cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
         keys = cursor.keys(self)
@@ -121,12 +123,18 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)
         self._workers = engine.backend.workers
-        _raise_the_samplers_error(run)
+        error, run.error = run.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it in turn
         _begun(loader, cursor)
 
+    @raises_instead
     def _next_data(self) -> Any:
         if self._engine is None or self._run is None:  # closed, or the epoch could not begin
-            raise StopIteration
+            return END
         engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
@@ -136,42 +144,55 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
-        _raise_the_samplers_error(run)
-        if delivery.error is not None:
-            try:
-                raise delivery.error
-            finally:
-                del delivery  # the error's traceback holds this frame, which must not hold it in turn
+        # Like torch, raises from the call in which the sampler was asked, although that was for a later step.
+        error, run.error = run.error, None
+        if error is None:
+            error = delivery.error
+        if error is not None:
+            return Instead(error)
         if delivery.task is None:
             self._cursor.end(run.ends.items())
             if not self._persistent_workers:
                 self._shutdown_workers()
-            raise StopIteration
+            return END
         return delivery.data if self._deliver is None else self._deliver(delivery.data)
 
     def _shutdown_workers(self) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
-        if engine is not None:
-            engine.close()
+        with interrupts_deferred():
+            engine, self._engine = getattr(self, "_engine", None), None
+            if engine is not None:
+                engine.close()
 
-    __del__ = _shutdown_workers
+    __del__ = finalizer(_shutdown_workers)
+
+
+class _Closed:
+    """In the place of the batches of a closed iterator. The garbage collector may close it at any moment."""
+
+    def __next__(self) -> Any:
+        raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
     """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
+    # For an iterator whose constructor was interrupted.
+    _core: Core | None = None
+    _persistent_workers = False
+
     def __init__(self, loader: Any) -> None:
-        self._core: Core | None = None
-        self._stream: Any = None
+        self._stream: Any = _Closed()
         self._persistent_workers = loader.persistent_workers
         kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
         self._profile_name = private.profiled_as(kind)
         self._reset(loader)
 
+    @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._stream = None  # gives its engine back
+        self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
         self._stream = iter(core)
+        self._handles: dict[int, Any] = getattr(self._stream._engine.backend, "handles", {})
         _begun(loader)
 
     def __next__(self) -> Any:
@@ -184,33 +205,26 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        return [] if self._core is None else self._core.workers
+        """The last worker of each seat, dead or alive."""
+        return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
-        self._stream = None
-        if self._core is not None and self._persistent_workers:
-            self._core.close()
+        with interrupts_deferred():
+            self._stream = _Closed()
+            if self._core is not None and self._persistent_workers:
+                self._core.close()
 
-    def __del__(self) -> None:
-        self._stream = None
+    def _drop(self) -> None:
+        self._stream = _Closed()
         core = self._core if self._persistent_workers else None
         if core is not None and (engine := core._engines.take()) is not None:
             engine.close()  # its workers are idle: no other iterator uses them
 
-
-def _raise_the_samplers_error(run: Run) -> None:
-    """Like torch, raises from the call in which the sampler was asked, although that was for a later step."""
-    error, run.error = run.error, None
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
+    __del__ = finalizer(_drop)
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:
-    global _served
-    _served += 1
+    begun_on_penstock(loader)
     if cursor is not None and cursor.is_tracked:
         loader._saved, loader._cursor = None, cursor
 
@@ -233,7 +247,14 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
         assigned=True,
     )
     # torch's default start method: a program that works with torch's loader works here without changes.
-    context = loader.multiprocessing_context or multiprocessing.get_start_method()
-    backend = ProcessBackend(job, choose_method(context), explicit=True)
-    scheduler = Assigned(window=loader.prefetch_factor * workers, workers=workers, in_order=loader.in_order)
-    return Engine(backend, scheduler, job, retries=0, look_ahead=False)
+    context = loader.multiprocessing_context
+    if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
+        context = configured_method()
+    backend = start(job, choose_method(context), explicit=True)
+    try:
+        window, once = loader.prefetch_factor * workers, not loader.persistent_workers
+        scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
+        return Engine(backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead)
+    except BaseException:
+        backend.close()
+        raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 import torch.utils.data
 
+from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
@@ -20,6 +19,7 @@ from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
+from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,6 +33,9 @@ _NEED_SEED = {
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
+    "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
+    "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
+    "workers of the next epoch start with the dataset as it is then.",
 }
 
 
@@ -56,8 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
     not on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
-    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`
-    and `batches()` are those of penstock's loader.
+    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`,
+    `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -130,6 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self._iterator = None  # of workers that have ended
 
+    @never_ends
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
 
@@ -138,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
 
+    @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter()` continues where the state was taken.
 
@@ -175,6 +180,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """With `seed=`: changes the dataset here and in every worker, as `penstock.DataLoader.update` does.
+
+        `update(size=416)` sets attributes; a function is called with the dataset. The next batch that is handed out
+        has the change: prefetched batches are computed again.
+        """
+        _seeded(self, "update()").update(change, **attributes)
+
+    @_Shown
+    def _is_accelerate_prepared(self) -> bool:
+        """accelerate reads this before it makes a loader of torch's class from this one."""
+        if not enable._on:
+            warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
+        return False
+
+    @never_ends
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
@@ -187,22 +208,39 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
     return core_of(loader)
 
 
-@cache
-def _warn_of_pipes() -> None:
-    text = "DataPipes are seeded and sharded by torch's own engine, so this loader uses that engine."
-    warnings.warn(text, stacklevel=4)
+def _kind_of_iterator(kind: type, loader: Any) -> type:
+    """The class to use for an iterator of `kind`: torch's two classes become ours, others stay as they are."""
+    if issubclass(kind, (Inline, Workers, Seeded)):
+        return kind
+    if kind is private.InlineIterator:
+        return Inline
+    if kind is not private.WorkersIterator:
+        reason = f"its iterators are of a class of their own, {kind.__name__}, which changes parts of torch's engine"
+    elif isinstance(loader.dataset, private.PIPES):
+        reason = "DataPipes are seeded and sharded by torch's own engine"
+    else:
+        return Workers
+    begun_on_torch(loader, reason)
+    return kind
 
 
-def _iterate(loader: Any) -> Any:
-    if loader.num_workers and isinstance(loader.dataset, private.PIPES):
-        _warn_of_pipes()
-        return _theirs(loader)
-    if isinstance(loader, DataLoader) and loader._ours["seed"] is not None:
-        return Seeded(loader)
-    if not loader.num_workers:
-        return Inline(loader)
-    loader.check_worker_number_rationality()
-    return Workers(loader)
+def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """The `__new__` of torch's iterators, from the first `enable()` on."""
+    return object.__new__(
+        _kind_of_iterator(kind, args[0] if args else kwargs.get("loader")) if enable._on else kind
+    )
+
+
+def _iterate(loader: DataLoader[Any]) -> Any:
+    kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
+    are_pipes = isinstance(loader.dataset, private.PIPES)
+    if loader._ours["seed"] is not None and not (loader.num_workers and are_pipes):
+        kind = Seeded
+    elif loader.num_workers:
+        loader.check_worker_number_rationality()
+    iterator: Any = object.__new__(_kind_of_iterator(kind, loader))
+    iterator.__init__(loader)
+    return iterator
 
 
 # The arguments of the installed torch, and ours.
@@ -211,32 +249,44 @@ _named = [each for each in _all[1].parameters.values() if each.kind is each.KEYW
 _signature = _all[0].replace(parameters=[*_all[0].parameters.values(), *_named])
 DataLoader.__init__.__signature__ = _signature  # type: ignore[attr-defined]
 
-_theirs = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
 
 class enable:
     """From now on every loader of torch's in this process uses penstock's engine.
 
-    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing.
+    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
+    an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():
     ...     pass
     """
 
+    _on = False
+
     def __init__(self) -> None:
-        self._was = getattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD)
-        setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _iterate)
+        self._was = enable._on
+        enable._on = True
+        # It stays for good: a class that has lost its `__new__` takes no arguments any more.
+        private.BaseIterator.__new__ = _new
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        if self._was is not _iterate:
+        if not self._was:
             disable()
 
 
 def disable() -> None:
     """Loaders of torch's use torch's own engine again. Iterators that exist stay as they are."""
-    setattr(torch.utils.data.DataLoader, private.ITERATOR_METHOD, _theirs)
+    enable._on = False
+
+
+def status() -> Status:
+    """Which loaders of this process have run on penstock's engine, and which on torch's, by class.
+
+    Print it for a summary. Loaders that ran on torch's engine are counted while `enable()` is in effect.
+    """
+    return status_of(enable._on)

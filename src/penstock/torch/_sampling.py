@@ -7,7 +7,7 @@ import inspect
 import random
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -17,6 +17,7 @@ import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock._resume.state import Progress
 
@@ -105,8 +106,7 @@ class Sampling:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
         if mark is not None and not mark.at_end and mark.kept:
-            with lent({}, self.generators):
-                self._reading.prepare(mark)
+            with_loan(Lent({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
@@ -162,22 +162,24 @@ class Sampling:
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
         """The same, and the sampler is asked for its first keys now."""
+        if self._origin is not None and "epoch" in self._origin:
+            self.sampler.set_epoch(self._origin["epoch"])
+        return with_loan(Lent(states), self._open_rest, begun, mark)
+
+    def _open_rest(self, begun: Iterator[Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
-        if "epoch" in origin:
-            self.sampler.set_epoch(origin["epoch"])
-        with lent(states):
-            if mark is not None:
-                self._reading.open(mark)
-            elif self._is_torchs:
-                skip = steps * self._index.batch_size if self._batched else steps
-                return self._steps(_from(self.sampler, origin.get("seed"), skip))
-            else:
-                source = iter(self.sampler) if self._batched else begun
-                if not self._has_state(source):
-                    return _passed(self._steps(by_next(source)), steps)
-                self._reading.begin(source)
-            self._reading.pass_over(steps, self._size)
-            return self._marked()
+        if mark is not None:
+            self._reading.open(mark)
+        elif self._is_torchs:
+            skip = steps * self._index.batch_size if self._batched else steps
+            return self._steps(_from(self.sampler, origin.get("seed"), skip))
+        else:
+            source = iter(self.sampler) if self._batched else begun
+            if not self._has_state(source):
+                return _passed(self._steps(by_next(source)), steps)
+            self._reading.begin(source)
+        self._reading.pass_over(steps, self._size)
+        return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
         """True if the sampler may have drawn already: one of the user's that draws in `iter()`."""
@@ -315,25 +317,31 @@ def take_states() -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The states among the results of `take_states`, ready for `lent`; any exception if one is damaged."""
+    """The states among the results of `take_states`, ready for `Lent`; any exception if one is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
-    with lent(states):  # raises if one is damaged
-        return states
+    with_loan(Lent(states), bool)  # raises if one is damaged
+    return states
 
 
-@contextmanager
-def lent(states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Sets global generators to these states for the block, and then puts back all of them, and those in `given`."""
-    before = {name: kind.take() for name, kind in _GLOBALS.items()}
-    theirs = [(each, each.get_state()) for each in given]
-    try:
-        for name, state in states.items():
+class Lent:
+    """Global generators in these states; afterwards all of them, and those in `given`, are as they were."""
+
+    def __init__(self, states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> None:
+        self._states = states
+        self._given = given
+        self._before: dict[str, Any] = {}
+        self._theirs: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def begin(self) -> None:
+        self._before = {name: kind.take() for name, kind in _GLOBALS.items()}
+        self._theirs = [(each, each.get_state()) for each in self._given]
+        for name, state in self._states.items():
             _GLOBALS[name].put(state)
-        yield
-    finally:
-        for name, state in before.items():
+
+    def end(self) -> None:
+        for name, state in self._before.items():
             _GLOBALS[name].put(state)
-        for each, state in theirs:
+        for each, state in self._theirs:
             each.set_state(state)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.multiprocessing import reductions
 
 from penstock._memory.guests import Handler
 
@@ -49,7 +50,15 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
     """A view of `root` with a dtype that numpy has."""
-    return torch.from_numpy(np.ndarray(shape, dtype, root, at))
+    tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
+    # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
+    # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
+    tensor.untyped_storage().is_shared = _is_shared  # type: ignore[method-assign]
+    return tensor
+
+
+def _is_shared() -> bool:
+    return True
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
@@ -145,6 +154,8 @@ def _storage_reducer() -> Reduce:
 
     def reduce_storage(storage: Any) -> Any:
         memory = storage._untyped_storage  # the public `untyped()` warns that typed storages are deprecated
+        if memory.is_shared():  # and stays so
+            return reductions.reduce_typed_storage(storage)  # type: ignore[no-untyped-call]
         if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
             return NotImplemented
         first = of_memory.setdefault(memory.data_ptr(), storage)
@@ -153,6 +164,15 @@ def _storage_reducer() -> Reduce:
         return rebuild_storage, (first, storage.dtype)
 
     return reduce_storage
+
+
+def reduce_storage(storage: Any) -> Any:
+    """Like `__reduce_ex__`, for the memory of tensors that torch pickles: subclasses, and those with attributes."""
+    memory = storage._untyped_storage
+    if memory.device.type != "cpu" or not memory.nbytes():
+        return storage.__reduce__()
+    array: Any = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+    return rebuild_storage, (pickle.PickleBuffer(array), storage.dtype)
 
 
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
@@ -196,7 +216,7 @@ def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | N
 class _Torch:
     """Answers the questions of `_memory.guests.Guest`."""
 
-    reducers: Mapping[type, Reduce] = {torch.Tensor: reduce}
+    reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)
     _derived = Handler(torch.Tensor.clone, pinned)
 
@@ -206,7 +226,7 @@ class _Torch:
         return self._derived if issubclass(kind, torch.Tensor) else None
 
     def shipping(self) -> Mapping[type, Reduce]:
-        return {torch.TypedStorage: _storage_reducer()}
+        return {torch.TypedStorage: _storage_reducer(), torch.UntypedStorage: reductions.reduce_storage}
 
     def is_parameters(self, state_dict: Any) -> bool:
         return getattr(state_dict, "__module__", None) == torch.nn.Module.__module__

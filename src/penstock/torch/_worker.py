@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,12 @@ from penstock._at_work import set_worker_info
 from penstock._fill.cast import Into
 from penstock._memory.layout import Writer
 from penstock._resume.reading import Mark, Reading, has_state, taken
-from penstock._wire.failure import annotate
-from penstock._wire.pickling import dumps
+from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
+from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
 from penstock._work.runner import Job
 from penstock._work.samples import StreamEnded
+from penstock.errors import RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import collate
 from penstock.worker_info import WorkerInfo
@@ -38,7 +40,7 @@ class Replica:
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
         self._job, self._who = job, who
         self._seat = -1
-        self._init_error: Exception | None = None
+        self._init_error: tuple[BaseException, TracebackType | None] | None = None
         self._is_stream = stream
         self._stream, self._stream_run = Reading(()), -1
         self._marks = marks
@@ -69,7 +71,8 @@ class Replica:
             try:
                 job.worker_init_fn(seat)
             except Exception as error:
-                self._init_error = error
+                kept = caught(error)
+                self._init_error = kept, kept.__traceback__
 
     def prepare(self, task: Task) -> None:
         """Does nothing: the generators are seeded once."""
@@ -78,34 +81,33 @@ class Replica:
         """The batch. With torch's default collate_fn, its tensors are in the writer's slab."""
         self._at = self.mark = None
         if self._init_error is not None:
-            raise self._init_error
+            error, trace = self._init_error
+            raise copied(error).with_traceback(trace)
         job = self._job
-        try:
-            samples = self._samples(task)
-            into = None if self._field is None else Into(self._field, writer.empty)
-            if job.collate_fn is None:
-                batch = collate(samples, into or writer.empty, alone=False)
-            else:
-                batch = job.collate_fn(samples)
-            return batch if into is None else into.finish(batch, len(samples) if job.batched else 0)
-        except StopIteration as error:
-            raise RuntimeError(NOT_THE_END) from error
+        samples = self._samples(task)
+        into = None if self._field is None else Into(self._field, writer.empty)
+        if job.collate_fn is None:
+            batch = collate(samples, into or writer.empty, alone=False)
+        else:
+            batch = job.collate_fn(samples)
+        return batch if into is None else into.finish(batch, len(samples) if job.batched else 0)
 
     def capture(self, error: BaseException, task: Task) -> bytes:
         """The exception as bytes, in torch's words. SystemExit and the like are raised here: they end the worker."""
         if not isinstance(error, Exception):
             raise error
+        forget_earlier(error)
         where = f"step {task.step}, in {self._who}."
         if self._at is not None:
-            where = f"sample {self._at!r} of {where}"
+            where = f"sample {shown(self._at, repr)} of {where}"
         elif not self._is_stream:
             where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
-        thrown = type(error), error, error.__traceback__
-        wrapped = private.ExceptionWrapper(thrown, where=f"in DataLoader worker process {self._seat}")
-        with suppress(Exception):  # an exception that cannot be pickled
-            return dumps(TorchFailure(wrapped, f"In {where}"))
-        text = f"Caught {type(error).__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
-        return dumps(TorchFailure(text, f"In {where}"))
+        process, body = f"in DataLoader worker process {self._seat}", b""
+        with suppress(BaseException):  # an exception that cannot be shown by torch, or cannot be pickled
+            wrapped = private.ExceptionWrapper((type(error), error, error.__traceback__), where=process)
+            body = dumps(wrapped)
+        text = f"Caught {type(error).__name__} {process}.\nOriginal {text_of(error)}"
+        return dumps(TorchFailure(body, text, f"In {where}"))
 
     def _samples(self, task: Task) -> Any:
         dataset = self._job.dataset
@@ -141,7 +143,7 @@ class Replica:
             if self._marks:
                 self.mark = taken(self._job.dataset, stream.end)
             stream.close()
-            raise StreamEnded
+            raise StreamEnded(task)
         if self._marks and stream.read % self._marks == 0:
             self.mark = taken(self._job.dataset, stream.mark)
         return samples if self._job.batched else samples[0]
@@ -160,15 +162,23 @@ class Replica:
 class TorchFailure(NamedTuple):
     """An exception in transit, as torch wraps it: of the same type, with the traceback in its text."""
 
-    wrapped: Any  # the text alone if the exception cannot be pickled
+    wrapped: bytes  # pickled; empty if the exception cannot be pickled
+    text: str
     note: str
 
     def exception(self) -> BaseException:
-        try:
-            raise RuntimeError(self.wrapped) if isinstance(self.wrapped, str) else self.wrapped.reraise()
-        except BaseException as error:
-            error.__traceback__ = error.__context__ = None
-            return annotate(error, self.note)
+        error: BaseException = RuntimeError(self.text)
+        wrapped = None
+        with suppress(Exception):  # a type that this process cannot build
+            wrapped = loads(self.wrapped)
+        if wrapped is not None:
+            try:
+                wrapped.reraise()
+            except BaseException as raised:
+                # For an exception group torch raises a TypeError of its constructor, which says nothing.
+                told = type(raised) is wrapped.exc_type
+                error = without_trace(raised, None if told else RemoteTraceback(self.text))
+        return annotate(error, self.note)
 
 
 def sealed(keys: Any) -> Any:
@@ -178,9 +188,3 @@ def sealed(keys: Any) -> Any:
 
 def _keys(sent: Any) -> Any:
     return sent[0] if type(sent) is tuple else sent.tolist() if type(sent) is np.ndarray else sent
-
-
-NOT_THE_END = (
-    "The dataset (or collate_fn) raised StopIteration. This is an error, and does not end the epoch: raise "
-    "IndexError for a missing sample, or derive from IterableDataset for a stream."
-)

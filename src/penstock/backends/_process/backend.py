@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
+from penstock._interrupts import interrupts_deferred
 from penstock._memory.slabs import Slabs
+from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
@@ -24,7 +26,7 @@ from penstock.backends._base import LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
-from penstock.backends._process.process import SEATS, WorkerProcess, fate
+from penstock.backends._process.process import LINGER, SEATS, WorkerProcess, fate, phrase
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
 
@@ -42,21 +44,26 @@ _FORKED_ANYWAY = (
 class ProcessBackend:
     """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
-    Where tasks are assigned to workers, each seat has its own pipe of tokens.
+    Where tasks are assigned to workers, each seat has its own pipe of tokens. Make one with `start`.
     """
 
     copies_dataset = True
     leaves_nothing = False
     clock = staticmethod(time.monotonic)
 
-    def __init__(self, job: Job, method: str, *, explicit: bool) -> None:
+    def __init__(
+        self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend] | None = None
+    ) -> None:
         self._pid = os.getpid()
         self.most_steps = 1 if job.assigned else MOST_STEPS
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
+        self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = Strays(-1)
         self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
+        if among is not None:
+            among.append(self)
         try:
             self._start(job, method, explicit)
         except BaseException:
@@ -64,7 +71,7 @@ class ProcessBackend:
             raise
 
     def _start(self, job: Job, method: str, explicit: bool) -> None:
-        with no_fork():
+        with interrupts_deferred(), no_fork():
             take_standard_streams()
             self._theirs = theirs = {
                 name: self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0]
@@ -90,15 +97,16 @@ class ProcessBackend:
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
-        self._launchers.append(Launcher(method, main, payload, theirs, explicit=explicit))
+        Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
-        self._poller = select.poll()
+        self._poller, self._deaths = select.poll(), select.poll()  # of everything, and of dead workers only
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
         self._strays = Strays(strays)
         self._receiver = Receiver(self._strays, self._names)
         self._unsent = [b""] * len(self._tokens)
+        self._retired: set[int] = set()  # seats whose workers leave when they have done their tasks
         self._latest = -1  # the highest seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by seq: slot, and the slab's memory
 
@@ -109,27 +117,31 @@ class ProcessBackend:
 
     def hire(self, worker: int, seat: int) -> None:
         process = self._launch(worker * SEATS + seat)
-        self._workers[worker] = process
+        self._workers[worker] = self.handles[seat] = process
         self._names[worker] = f"worker {seat} (pid {process.pid})"
         self._poller.register(process.fileno(), select.POLLIN)
+        self._deaths.register(process.fileno(), select.POLLIN)
 
     def _launch(self, number: int) -> WorkerProcess:
         if self._fork_is_our_choice and (method := choose_method(None)) != "fork":
             try:
                 return self._launch_by(method, number)
             except Exception as error:  # pickling runs the user's code
-                text = f"{_FORKED_ANYWAY} {type(error).__name__}: {error}"
+                text = f"{_FORKED_ANYWAY} {described(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 self._fork_is_our_choice = False
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
         """Starts this worker and all later ones with another method, and the dataset and the log as they are now."""
-        self._launchers.append(Launcher(method, main, self._job(), self._theirs))
+        known = len(self._launchers)
         try:
+            Launcher(method, main, self._job(), self._theirs, among=self._launchers)
             process = self._launchers[-1].start(number)
         except Exception:
-            self._launchers.pop().close()
+            for launcher in self._launchers[known:]:
+                launcher.close()
+            del self._launchers[known:]
             raise
         self._main_is_there = self._fork_is_our_choice = False
         self._known = frozenset()  # the new workers do not have our tags
@@ -151,9 +163,14 @@ class ProcessBackend:
             self._latest = seq
             self._unsent[seat] += token  # seat -1, any worker, is the only pipe
 
-    def retire(self) -> None:
-        if self._assigned:
-            raise InternalError("a worker was asked to leave, and tasks are assigned to fixed workers")
+    def retire(self, seat: int = -1) -> None:
+        if self._assigned != (seat >= 0):
+            raise InternalError("with tasks that are assigned to workers a certain worker leaves, and else any")
+        if seat >= 0:
+            self.flush()  # these tasks are done before the worker finds the end of its pipe
+            self._retired.add(seat)
+            self._close_fds(self._tokens[seat])
+            return
         self._board.want_leave()
         self._unsent[0] += NO_TASK
         self.flush()
@@ -205,6 +222,10 @@ class ProcessBackend:
         outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
+    def has_dead(self) -> bool:
+        """True if a worker is dead and `poll` has not told of it yet."""
+        return bool(self._deaths.poll(0))
+
     def open(self, outcome: Filled) -> object:
         return self._receiver.open(outcome)
 
@@ -232,16 +253,22 @@ class ProcessBackend:
 
     def close(self) -> None:
         # A child that the user forked has this object too, and must leave the workers alone.
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            with interrupts_deferred():
+                self._close()
+
+    def _close(self) -> None:
         self._close_fds(*self._tokens)
         deadline = time.monotonic() + _GRACE
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
-        for worker, process in list(self._workers.items()):
+        for worker, process in self._workers.items():
+            if self._board.is_ending(worker):  # and sends what is left in a queue of multiprocessing
+                process.join(max(0.0, deadline + LINGER - time.monotonic()))
+        for process in self._workers.values():
             process.kill()
-            process.join()
-            process.close()
+        for worker, process in list(self._workers.items()):
+            process.release()
             del self._workers[worker]
         for launcher in self._launchers:
             launcher.close()
@@ -297,11 +324,12 @@ class ProcessBackend:
         worker = next(id for id, process in self._workers.items() if process.fileno() == pidfd)
         process = self._workers[worker]
         self._poller.unregister(pidfd)
+        self._deaths.unregister(pidfd)
         process.join()
         how, name = fate(process.exitcode)
-        cause = process.failure
-        process.close()
-        # After close(): an interrupt leaves the rest to `close`.
+        cause, said = process.failure, phrase(process.pid, process.exitcode)
+        process.release()
+        # After release(): an interrupt leaves the rest to `close`.
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
@@ -314,6 +342,20 @@ class ProcessBackend:
                 lost, at = seq, self._board.at(slot)
         if lost is not None:
             self._forget(lost)
+        if process.worker in self._retired:  # what it had in hand is not wanted
+            return Left(worker)
         if not self._assigned:
             self._send_tokens_again()
-        return Lost(worker, lost, at, who, how, name, cause)
+        return Lost(worker, lost, at, who, how, name, cause, phrase=said)
+
+
+def start(job: Job, method: str, *, explicit: bool) -> ProcessBackend:
+    """A backend that has acquired what it needs. It has no workers yet."""
+    made: list[ProcessBackend] = []
+    try:
+        ProcessBackend(job, method, explicit=explicit, among=made)
+        return made[0]
+    except BaseException:
+        for backend in made:
+            backend.close()
+        raise

@@ -41,10 +41,12 @@ _NOTICE = 16
 _WORDS = _STRIDE // 8
 
 # Slot 0 holds no task, so that a token may name none. It has the numbers of leaves that were wanted and taken, and
-# after all slots are the workers that took them, in order. All of these are words.
+# after all slots are the workers that took them, in order. All of these are words. Last come the workers that have
+# done their last task.
 _NO_SLOT = 0
 _WANTED, _TAKEN = 8, 9
 _TAKERS = SLOTS * _WORDS
+_ENDINGS = (_TAKERS + SLOTS) * 8  # a byte for each worker
 
 TOKEN = struct.Struct("<2q")  # slot, seq
 NO_TASK = TOKEN.pack(_NO_SLOT, -1)
@@ -55,7 +57,7 @@ class Board:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        size = (_TAKERS + SLOTS) * 8
+        size = _ENDINGS + SLOTS
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
         self._memory = memoryview(mapped(fd, size)).cast("B")
@@ -164,3 +166,10 @@ class Board:
     def took_leave(self, worker: int) -> bool:
         """True if this worker took a leave."""
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
+
+    def end(self, worker: int) -> None:
+        """This worker has done its last task, and exits as soon as its exit functions have run."""
+        self._memory[_ENDINGS + worker % SLOTS] = 1
+
+    def is_ending(self, worker: int) -> bool:
+        return bool(self._memory[_ENDINGS + worker % SLOTS])

@@ -11,7 +11,7 @@ A fresh interpreter becomes a spawned worker, or the template, which forks a wor
 imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload once, and all its
 workers share this copy. Parent and template talk over a socket, one answer to each request:
 
-    request  START number | REAP pid
+    request  START number, child | REAP pid
     answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
 
 The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
@@ -36,7 +36,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import acquire, interrupts_deferred
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.pickling import tag_exceptions
@@ -44,9 +44,10 @@ from penstock._wire.shipment import pack, unpack
 from penstock.backends._process import methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProcess, fork, live, seat_of
+from penstock.backends._process.relatives import Itself, Lineage, inheriting, next_child
 from penstock.errors import InternalError, WorkerLost
 
-_REQUEST = struct.Struct("=Bq")  # what, number or pid
+_REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
 _START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
 
@@ -55,10 +56,10 @@ _PIDFD = struct.Struct("i")  # as it travels beside an answer
 _ENTER = """\
 import marshal, os, sys
 boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
-role, number = sys.argv[2], int(sys.argv[3])
+role, number, child = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 sys.path[:] = boot["path"]
 from penstock.backends._process.launcher import enter
-enter(boot, role, number)
+enter(boot, role, number, child)
 """
 
 
@@ -67,11 +68,19 @@ class Launcher:
 
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. `explicit` says that
     the user named the method: then a fork beside threads causes no warning. A payload that cannot be sent (spawn,
-    forkserver) raises UnshippableDataset here, before any process starts.
+    forkserver) raises UnshippableDataset here, before any process starts. Before it acquires anything, the launcher
+    adds itself to the list `among`: see `_interrupts.py`.
     """
 
     def __init__(
-        self, method: str, main: Main, payload: object, fds: Mapping[str, int], *, explicit: bool = False
+        self,
+        method: str,
+        main: Main,
+        payload: object,
+        fds: Mapping[str, int],
+        *,
+        explicit: bool = False,
+        among: list[Launcher] | None = None,
     ) -> None:
         _require_linux()
         self.method = methods.choose_method(method)
@@ -80,30 +89,44 @@ class Launcher:
         self._fds = dict(fds)
         self._explicit = explicit
         self.owner = os.getpid()
+        self.lineage = Lineage.of_children(self.method)
         self._closed = False
         self._holders = 1  # the launcher itself, and each open handle of a worker
         self._starting, self._holding = threading.Lock(), threading.Lock()
         self.template: Template | None = None
         self._parents_end = -1
         self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
+        if among is not None:
+            among.append(self)
+        self._lent: tuple[int, ...] = ()  # and those that are not ours
         try:
             self.own["words"] = open_memfd("penstock-last-words")
             fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
-            with no_fork():
+            with interrupts_deferred(), no_fork():
                 self.own["lifeline"], self._parents_end = os.pipe()
                 close_in_child(self.own["lifeline"], self._parents_end)
             if self.method != "fork":
-                self.own["shipment"] = pack((main, payload))
-                self._payload = None  # it is in the shipment
-                self.own["boot"] = open_memfd("penstock-boot")
-                path = [entry for entry in sys.path if isinstance(entry, str)]
-                boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
-                os.write(self.own["boot"], marshal.dumps(boot))
+                self._ship(payload)
             if self.method == "forkserver":
                 self._start_template()
         except BaseException:
             self.close()
             raise
+
+    def _ship(self, payload: object) -> None:
+        """Writes down what a fresh interpreter needs: the payload, and how to become a worker."""
+        descriptors: list[int] = []
+        try:
+            self.own["shipment"] = pack((self._main, payload), descriptors)
+        finally:
+            self.own |= {f"inherited {fd}": fd for fd in descriptors}
+        self._payload = None  # it is in the shipment
+        self.own["boot"] = open_memfd("penstock-boot")
+        path, tracker = [entry for entry in sys.path if isinstance(entry, str)], tracker_fd()
+        boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
+        boot |= {"lineage": tuple(self.lineage), "tracker": tracker}
+        self._lent = () if tracker is None else (tracker,)
+        os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
         """Starts a worker. With forkserver it waits for the template, and raises what failed there."""
@@ -111,26 +134,19 @@ class Launcher:
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
-        process: WorkerProcess | None = None
-        with self._starting:
-            if self.template is not None:
+        if self.template is not None:
+            with self._starting:
                 self._await_template()
-            try:
-                with interrupts_deferred():
-                    process = self._start(number)
-            except BaseException:  # an interrupt after the start: no other code knows this worker
-                if process is not None:
-                    process.close()
-                raise
-        return process
+        return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
         """Frees the shipped memory at once, and ends the template with the last worker."""
-        if self._closed or self.owner != os.getpid():
-            return
-        self._closed = True
-        close(*(self.own.pop(name) for name in ("shipment", "boot") if name in self.own))
-        self.release()
+        with interrupts_deferred():
+            if self._closed or self.owner != os.getpid():
+                return
+            self._closed = True
+            close(*(self.own.pop(name) for name in list(self.own) if name not in ("words", "lifeline")))
+            self.release()
 
     def hold(self) -> None:
         with self._holding:
@@ -142,16 +158,18 @@ class Launcher:
             if self._holders:
                 return
         if self.template is not None:
-            self.template.close()
+            self.template.release()
         close(*(fd for fd in (self._parents_end, *self.own.values()) if fd >= 0))
 
     def _start(self, number: int) -> WorkerProcess:
-        if self.template is not None:
-            return WorkerProcess(number, *self.template.fork(number), self)
-        pid = self._fork(number) if self.method == "fork" else self._spawn("worker", number)
-        return WorkerProcess(number, pid, processes.pidfd_of_child(pid), self)
+        with self._starting:
+            child = next_child()
+            if self.template is not None:
+                return WorkerProcess(number, child, *self.template.fork(number, child), self)
+            pid = self._fork(number, child) if self.method == "fork" else self._spawn("worker", number, child)
+            return WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
 
-    def _fork(self, number: int) -> int:
+    def _fork(self, number: int, child: int) -> int:
         tag_exceptions()
         lifeline = self.own["lifeline"]
         own_fork.now = True
@@ -159,34 +177,35 @@ class Launcher:
             with kept_by_child((*self._fds.values(), lifeline)):
                 pid = fork(quiet=self._explicit or methods.survives_fork())
             if pid == 0:
-                live(number, self._main, self._payload, self._fds, lifeline)
+                itself = Itself(self.lineage, child)
+                live(number, itself, self._main, self._payload, self._fds, lifeline=lifeline)
         finally:
             own_fork.now = False
         return pid
 
-    def _spawn(self, role: str, number: int, *further: int) -> int:
-        fds = (*self._fds.values(), *self.own.values(), *further)
-        return start_python(self.own["boot"], role, number, fds)
+    def _spawn(self, role: str, number: int, child: int, *further: int) -> int:
+        fds = (*self._fds.values(), *self.own.values(), *self._lent, *further)
+        return start_python(self.own["boot"], role, number, child, fds)
 
     def _start_template(self) -> None:
-        with no_fork():
-            ours, theirs = socket.socketpair()
-            close_in_child(ours.fileno(), theirs.fileno())
-        try:
-            with interrupts_deferred():  # else no code would know the template, and reap it
-                pid = self._spawn("template", theirs.fileno(), theirs.fileno())
+        with interrupts_deferred():
+            with no_fork():
+                ours, theirs = socket.socketpair()
+                close_in_child(ours.fileno(), theirs.fileno())
+            try:
+                pid = self._spawn("template", theirs.fileno(), 0, theirs.fileno())
                 self.template = Template(pid, processes.pidfd_of_child(pid), ours)
                 ours.detach()
-        finally:
-            if ours.fileno() >= 0:
-                close(ours.detach())
-            close(theirs.detach())
+            finally:
+                if ours.fileno() >= 0:
+                    close(ours.detach())
+                close(theirs.detach())
 
     def _await_template(self) -> None:
         """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
         assert self.template is not None
         if not self.template.ready():
-            self.template.close()
+            self.template.release()
             self._start_template()
             if not self.template.ready():
                 raise WorkerLost(self.template.obituary())
@@ -194,8 +213,9 @@ class Launcher:
 
 def _require_linux() -> None:
     try:
-        os.close(os.pidfd_open(os.getpid()))
-        os.close(os.memfd_create("penstock-probe"))
+        with interrupts_deferred():
+            os.close(os.pidfd_open(os.getpid()))
+            os.close(os.memfd_create("penstock-probe"))
     except (AttributeError, OSError) as exc:
         if getattr(exc, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
@@ -218,12 +238,12 @@ class Template(Handle):
     def ready(self) -> bool:
         """Waits until the template has unpacked the payload; False if it is dead."""
         if not self._is_ready and self.is_alive():
-            self._is_ready = self._ask() is not None
+            self._ask()
         return self._is_ready and self.is_alive()
 
-    def fork(self, number: int) -> tuple[int, int]:
+    def fork(self, number: int, child: int) -> tuple[int, int]:
         """Has a worker forked. Returns its pid and a pidfd."""
-        answer = self._ask(_START, number)
+        answer = self._ask(_START, number, child)
         if answer is None:
             raise WorkerLost(self.obituary())
         pid, pidfds = answer
@@ -237,14 +257,15 @@ class Template(Handle):
         """The exit code of a worker that is dead."""
         answer = None
         with suppress(OSError):
-            answer = self._ask(_REAP, pid)
+            answer = self._ask(_REAP, pid, 0)
         return UNKNOWN if answer is None else answer[0]
 
-    def close(self) -> None:
+    def release(self) -> None:
         # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
-        if self._usable():
-            super().close()
-            close(self._link)
+        with interrupts_deferred():
+            if self._usable():
+                super().release()
+                close(self._link)
 
     def obituary(self) -> str:
         self.join(processes.LINGER)
@@ -264,31 +285,48 @@ class Template(Handle):
             # Replaced while workers of it live: the number of its link may be another file's.
             if not self._usable():
                 return None
-            link = socket.socket(fileno=self._link)
-            try:
-                if request:
-                    link.send(_REQUEST.pack(*request), socket.MSG_NOSIGNAL)
+            if not request:
+                processes.readable(self._link, None)  # may take seconds, and can be interrupted
+            with interrupts_deferred():
+                return self._exchange(request)
+
+    def _exchange(self, request: tuple[int, ...]) -> tuple[int, list[int]] | None:
+        link = socket.socket(fileno=self._link)
+        try:
+            if request:
+                link.send(_REQUEST.pack(*request), socket.MSG_NOSIGNAL)
                 processes.readable(self._link, None)
-                with no_fork():
-                    # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
-                    room, flags = socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
-                    answer, control, _, _ = link.recvmsg(_ANSWER.size, room, flags)
-                    pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
-                    close_in_child(*pidfds)
-                if len(answer) < _ANSWER.size:
-                    return None
-                what, number, length = _ANSWER.unpack(answer)
-                failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
-            except (BrokenPipeError, ConnectionResetError):
+            with no_fork():
+                # Not socket.recv_fds: it does not pass on its flags (Python 3.11).
+                room, flags = socket.CMSG_LEN(_PIDFD.size), socket.MSG_CMSG_CLOEXEC
+                answer, control, _, _ = link.recvmsg(_ANSWER.size, room, flags)
+                pidfds = [_PIDFD.unpack(data)[0] for _, _, data in control]
+                close_in_child(*pidfds)
+            if len(answer) < _ANSWER.size:
                 return None
-            finally:
-                link.detach()
+            what, number, length = _ANSWER.unpack(answer)
+            failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        finally:
+            link.detach()
         if failure:
             raise restore(failure)
+        self._is_ready = True
         return number, pidfds
 
 
-def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int:
+def tracker_fd() -> int | None:
+    """The descriptor of multiprocessing's resource tracker, if it runs.
+
+    A worker with a tracker of its own would have shared memory of the program removed when the worker ends.
+    """
+    tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
+    fd: int | None = None if tracker is None else tracker._resource_tracker._fd
+    return fd
+
+
+def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
     """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
     import subprocess  # late: fork needs none of it
 
@@ -298,7 +336,7 @@ def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int
             ' pass multiprocessing_context="fork" or backend="thread"'
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number)]
+    command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]
     # The mask survives exec: a Ctrl-C is held back until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -312,17 +350,22 @@ def start_python(boot: int, role: str, number: int, fds: tuple[int, ...]) -> int
 # From here on: the code that runs in the fresh interpreter itself.
 
 
-def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
+def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
     """Becomes the worker with this number, or the template on the socket with this number."""
     sys.argv[:] = boot["argv"]
-    processes.settle(boot["lifeline"])
-    requests = None
+    sentinel = processes.settle(boot["lifeline"])
+    requests, itself = None, Itself(Lineage._make(boot["lineage"]), child)
+    if boot["tracker"] is not None:
+        from multiprocessing import resource_tracker
+
+        resource_tracker._resource_tracker._fd = boot["tracker"]  # type: ignore[attr-defined]
     if role == "template":
         # Where the parent ignores it, no exit status can be read.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests = socket.socket(fileno=number)
     try:
-        main, payload = unpack(boot["shipment"])
+        with inheriting(itself):
+            main, payload = unpack(boot["shipment"])
     except BaseException as exc:  # unpickling runs the user's code
         pid = os.getpid()
         if requests is not None:
@@ -336,7 +379,7 @@ def enter(boot: dict[str, Any], role: str, number: int) -> NoReturn:
     if requests is not None:
         _serve(requests, main, payload, boot)
     os.close(boot["lifeline"])
-    live(number, main, payload, boot["fds"])
+    live(number, itself, main, payload, boot["fds"], sentinel=sentinel)
 
 
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
@@ -347,7 +390,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
         request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)
         if len(request) < _REQUEST.size:
             os._exit(0)
-        what, about = _REQUEST.unpack(request)
+        what, about, child = _REQUEST.unpack(request)
         if what == _REAP:
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
@@ -360,7 +403,8 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
             continue
         if pid == 0:
             requests.close()
-            live(about, main, payload, boot["fds"], boot["lifeline"])
+            itself = Itself(Lineage._make(boot["lineage"]), child)
+            live(about, itself, main, payload, boot["fds"], lifeline=boot["lifeline"])
         socket.send_fds(requests, [_ANSWER.pack(_STARTED, pid, 0)], [pidfd])
         close(pidfd)
 

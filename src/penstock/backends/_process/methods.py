@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+import warnings
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy  # noqa: F401  (its BLAS starts threads, which must exist when the threads are counted)
 
@@ -40,22 +43,81 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
     Where fork is multiprocessing's default, finding fork set there does not count as a choice: multiprocessing fixes
     its default as soon as a program makes a lock, as tqdm does, and that looks the same.
+
+    A context that a library has made is used by its start method. If that is none of the three, one warning says
+    which method is used instead.
     """
-    # If no module has imported multiprocessing, it holds no choice, and `asked` is no context of it.
-    multiprocessing = sys.modules.get("multiprocessing")
-    if asked is None and multiprocessing is not None:
-        asked = multiprocessing.get_start_method(allow_none=True)
-        if asked == "fork" == multiprocessing.get_all_start_methods()[0]:
-            asked = None
-    elif asked is not None and not isinstance(asked, str):
-        if multiprocessing is None or not isinstance(asked, multiprocessing.context.BaseContext):
-            raise TypeError(f"{_MUST_BE}, or a multiprocessing context, not {type(asked).__name__}")
-        asked = asked.get_start_method(allow_none=True)
+    if isinstance(asked, str):
+        if asked not in METHODS:
+            raise ValueError(f"{_MUST_BE}, not {asked!r}")
+        return asked
     if asked is None:
-        return "fork" if survives_fork() else "forkserver"
-    if asked not in METHODS:
-        raise ValueError(f"{_MUST_BE}, not {asked!r}")
-    return asked
+        return _configured() or _safe()
+    is_context = callable(getattr(asked, "get_start_method", None)) and hasattr(asked, "Process")
+    if isinstance(asked, type) or not is_context:
+        raise TypeError(f"{_MUST_BE}, or a multiprocessing context, not {type(asked).__name__}")
+    return _of_context(asked)
+
+
+def configured_method() -> str:
+    """The start method that is set in multiprocessing, or else multiprocessing's default."""
+    import multiprocessing
+
+    method = multiprocessing.get_start_method()
+    return method if method in METHODS else choose_method(None)
+
+
+def _configured() -> str | None:
+    """The start method that the program has set in multiprocessing."""
+    # If no module has imported multiprocessing, it holds no choice.
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return None
+    method: str | None = multiprocessing.get_start_method(allow_none=True)
+    if method is None or method == "fork" == multiprocessing.get_all_start_methods()[0]:
+        return None
+    if method in METHODS:
+        return method
+    used = _safe()
+    _warn(f"multiprocessing's start method {method!r}", used)
+    return used
+
+
+def _safe() -> str:
+    return "fork" if survives_fork() else "forkserver"
+
+
+def _of_context(context: Any) -> str:
+    process = context.Process
+    names: list[Any] = []
+    with suppress(Exception):  # the code of a library
+        names.append(context.get_start_method(allow_none=True))
+        if names == [None]:  # the default context, and no method is set
+            return choose_method(None)
+    # A subclass of a context of Python's may have another name; its processes are started in the same way.
+    names += [getattr(base, "_name", None) for base in type(context).__mro__]
+    names += [getattr(process, "_start_method", None)]
+    method = next((name for name in names if name in METHODS), None)
+    if method is None or not _is_pythons(process):
+        method = method or choose_method(None)
+        _warn(f"The multiprocessing_context {type(context).__module__}.{type(context).__qualname__}", method)
+    return method
+
+
+def _is_pythons(process: Any) -> bool:
+    """True for a Process class of Python's own, and for the method of that name of Python's default context."""
+    return getattr(process, "__module__", "").partition(".")[0] == "multiprocessing"
+
+
+@cache
+def _warn(what: str, used: str) -> None:
+    """Warns once in a process."""
+    warnings.warn(
+        f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
+        f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '
+        f"{', '.join(METHODS)}.",
+        stacklevel=2,
+    )
 
 
 def survives_fork() -> bool:

@@ -17,12 +17,16 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._descriptors import close, close_in_child, no_fork
+from penstock._interrupts import interrupts_deferred
 from penstock._wire.failure import Failure, restore
+from penstock.backends._process.relatives import Child, Itself
 
 if TYPE_CHECKING:
     from penstock.backends._process.launcher import Launcher, Template
@@ -44,17 +48,26 @@ LINGER = 5.0  # seconds that `close` waits for a killed process; only one stuck 
 
 _LAST_WORDS = struct.Struct("=qq")  # pid, bytes that follow
 
+_SHARED_MEMORY = (
+    " It is possible that dataloader's workers are out of shared memory."
+    " Please try to raise your shared memory limit."
+)
+
 
 class Handle:
     """A process. In a process that is forked from this one, the handle knows nothing and does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
-        self.pid = pid
+        self._pid = pid
         self._pidfd = pidfd
         self._owner = os.getpid()
         self._template = template
         self._exitcode: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask for the exit code while it is read
+
+    @property
+    def pid(self) -> int:
+        return self._pid
 
     def fileno(self) -> int:
         """A pidfd: readable when the process is dead."""
@@ -69,32 +82,49 @@ class Handle:
     def join(self, timeout: float | None = None) -> None:
         """Waits until the process is dead, at most `timeout` seconds."""
         if self._usable() and self._exitcode is None and readable(self._pidfd, timeout):
-            with self._lock:
-                if self._exitcode is None:
-                    self._exitcode = self._reap()
+            self._look()
 
     @property
     def exitcode(self) -> int | None:
         """None while the process runs; negative for a signal; 256 where the system did not tell the status."""
-        self.join(0)
+        self._look()
         return self._exitcode
 
     def kill(self) -> None:
         """Sends SIGKILL, unless the process is dead already."""
-        if self._usable() and self._exitcode is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._send(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Releases the handle, and kills the process if it still runs. The exit code stays readable."""
-        if self._usable():
-            self.kill()
-            self.join(LINGER)
-            pidfd, self._pidfd = self._pidfd, -1
-            close(pidfd)
+    def terminate(self) -> None:
+        """Sends SIGTERM, unless the process is dead already."""
+        self._send(signal.SIGTERM)
+
+    def release(self) -> None:
+        """Gives the handle up, and kills the process if it still runs. The exit code stays readable."""
+        with interrupts_deferred():
+            if self._usable():
+                self.kill()
+                self.join(LINGER)
+                with self._lock:
+                    pidfd, self._pidfd = self._pidfd, -1
+                    close(pidfd)
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._usable() and self._exitcode is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _look(self) -> None:
+        """Reads the exit code, if the process is dead."""
+        if self._exitcode is None and self._usable():
+            # The system tells the exit code once, and another thread may release the handle meanwhile.
+            with interrupts_deferred(), self._lock:
+                if self._pidfd >= 0 and readable(self._pidfd, 0):
+                    code = self._reap()
+                    if self._exitcode is None:
+                        self._exitcode = code
 
     def _reap(self) -> int:
         try:
@@ -105,17 +135,40 @@ class Handle:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-class WorkerProcess(Handle):
-    """The handle of a worker process. `worker` is its seat."""
+class WorkerProcess(Handle, Child):
+    """The handle of a worker process. `worker` is its seat. It can do what a `multiprocessing.Process` can."""
 
-    def __init__(self, number: int, pid: int, pidfd: int, launcher: Launcher) -> None:
-        super().__init__(pid, pidfd, launcher.template)
+    def __init__(self, number: int, child: int, pid: int, pidfd: int, launcher: Launcher) -> None:
+        Child.__init__(self, launcher.lineage, child)
+        Handle.__init__(self, pid, pidfd, launcher.template)
         self.worker = seat_of(number)
         self._launcher = launcher
+        self._past = -1
         launcher.hold()
+        self.register()
 
     def __repr__(self) -> str:
-        return f"<WorkerProcess {self.worker} pid={self.pid} exitcode={self.exitcode}>"
+        return f"<WorkerProcess {self.worker} name={self.name!r} pid={self.pid} exitcode={self.exitcode}>"
+
+    @property
+    def ident(self) -> int:
+        return self.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable when the process is dead, also after the handle was released."""
+        if not self._usable() and self._past < 0:
+            with no_fork():
+                self._past, end = os.pipe()
+                close_in_child(self._past)
+                os.close(end)
+            weakref.finalize(self, close, self._past).atexit = False
+        return self._past if self._past >= 0 else self._pidfd
+
+    def close(self) -> None:
+        """Does nothing if the process is dead: its loader closes the handle. While it runs, ValueError."""
+        if self.is_alive():
+            raise ValueError("A process cannot be closed while it runs: call terminate() and join() first.")
 
     @property
     def failure(self) -> BaseException | None:
@@ -131,10 +184,12 @@ class WorkerProcess(Handle):
                 return restore(said[start - length : start])
         return None
 
-    def close(self) -> None:
-        if self._usable():
-            super().close()
-            self._launcher.release()
+    def release(self) -> None:
+        with interrupts_deferred():
+            if self._usable():
+                super().release()
+                self.unregister()
+                self._launcher.release()
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
@@ -164,6 +219,18 @@ def fate(exitcode: int | None) -> tuple[str, str]:
         return f"exited with code {exitcode}", ""
     name = {known.value: known.name for known in signal.Signals}.get(-exitcode, "unknown")
     return f"was killed by signal {-exitcode} ({name})", name
+
+
+def phrase(pid: int, exitcode: int | None) -> str:
+    """How torch's loader says that a worker is dead. Programs search error messages for these words."""
+    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
+    if exitcode is None or exitcode == UNKNOWN:
+        return said
+    if exitcode >= 0:
+        return f"{said}\n  DataLoader worker (pid {pid}) exited unexpectedly with exit code {exitcode}."
+    name = signal.strsignal(-exitcode) if -exitcode in signal.valid_signals() else "Unknown signal"
+    said += f"\n  DataLoader worker (pid {pid}) is killed by signal: {name}."
+    return said + _SHARED_MEMORY if exitcode == -signal.SIGBUS else said
 
 
 def readable(fd: int, timeout: float | None) -> bool:
@@ -197,7 +264,14 @@ def fork(*, quiet: bool) -> int:
 
 
 def live(
-    number: int, main: Main, payload: object, fds: Mapping[str, int], lifeline: int | None = None
+    number: int,
+    itself: Itself,
+    main: Main,
+    payload: object,
+    fds: Mapping[str, int],
+    *,
+    lifeline: int | None = None,
+    sentinel: int = -1,
 ) -> NoReturn:
     """Runs `main` and exits. A forked process gives its `lifeline` and settles first.
 
@@ -206,26 +280,39 @@ def live(
     code = 1
     try:
         if lifeline is not None:
-            settle(lifeline)
+            sentinel = settle(lifeline)
             os.close(lifeline)
-        main(number, payload, fds)
-        code = 0
-    except SystemExit as leaving:
-        if leaving.code is None or isinstance(leaving.code, int):
-            code = (leaving.code or 0) & 0xFF
-        else:
-            print(leaving.code, file=sys.stderr)
+        code = itself.live(partial(_work, number, main, payload, fds), sentinel)
     except BaseException:  # nothing may unwind into the parent's code
-        with suppress(BaseException):  # no standard error, or an exception that cannot be shown
-            heading = f"penstock worker {seat_of(number)} (pid {os.getpid()}) ended with an exception:\n"
-            sys.stderr.write(heading + traceback.format_exc())
+        _complain(number)
     finally:
         _flush()
         os._exit(code)
 
 
-def settle(lifeline: int) -> None:
-    """Gives this process a worker's signals and standard input, and ties its life to the parent's."""
+def _work(number: int, main: Main, payload: object, fds: Mapping[str, int]) -> None:
+    try:
+        main(number, payload, fds)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            leaving.code &= 0xFF
+        raise
+    except BaseException:
+        _complain(number)
+        sys.exit(1)
+
+
+def _complain(number: int) -> None:
+    with suppress(BaseException):  # no standard error, or an exception that cannot be shown
+        heading = f"penstock worker {seat_of(number)} (pid {os.getpid()}) ended with an exception:\n"
+        sys.stderr.write(heading + traceback.format_exc())
+
+
+def settle(lifeline: int) -> int:
+    """Gives this process a worker's signals and standard input, and ties its life to the parent's.
+
+    Returns a descriptor that is readable when the parent is dead.
+    """
     # Cyclic garbage that the parent left is the parent's to finalize, and a collection that looks at inherited
     # objects would copy their memory pages.
     gc.freeze()
@@ -239,10 +326,10 @@ def settle(lifeline: int) -> None:
         os.close(null)
         # A new stream: the old one may hold input that the parent has read ahead.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    _arm(lifeline)
+    return _arm(lifeline)
 
 
-def _arm(lifeline: int) -> None:
+def _arm(lifeline: int) -> int:
     """Has the kernel kill this process when the parent's end of the lifeline is closed.
 
     The read end raises SIGKILL instead of SIGIO, which works inside a long C call too. It needs a file description
@@ -257,11 +344,13 @@ def _arm(lifeline: int) -> None:
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:
-        return  # then an idle worker ends when the pipe of tokens is closed, and a busy one after its task
+        # Then an idle worker ends when the pipe of tokens is closed, and a busy one after its task.
+        return os.dup(lifeline)
     watch = select.poll()
     watch.register(own, 0)  # POLLHUP is always reported
     if watch.poll(0):  # the parent was dead before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
+    return own
 
 
 def _flush() -> None:

@@ -17,7 +17,7 @@ from penstock._wire.failure import Failure
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.task import Notice, Task
 from penstock._work.runner import Job, Runner
-from penstock._work.samples import StreamEnded
+from penstock._work.samples import is_end
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.process import SEATS
 from penstock.backends._stack import tell_when_asked
@@ -44,6 +44,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             notice = board.claim(slot, seq, worker)
             if notice is not None:
                 desk.do(slot, notice)
+        board.end(worker)
 
 
 def _give_way() -> None:
@@ -105,9 +106,9 @@ class _Desk:
             runner.prepare(task)
             tree = runner.run(task, writer)
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
-        except StreamEnded:
-            return self._replier.ended(head, writer, runner.mark)
         except BaseException as error:
+            if is_end(error, task):
+                return self._replier.ended(head, writer, runner.mark)
             failure = runner.capture(error, task)
             writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
             return self._replier.failed(head, failure, writer, runner.mark)

@@ -1,0 +1,121 @@
+"""Workers as multiprocessing knows them.
+
+Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), list and watch
+worker processes (`active_children()`), and authenticate themselves to managers and queues (`authkey`). Workers are
+not started by multiprocessing, but it must not notice: the parent registers a handle for each worker, and a worker
+runs its main function as multiprocessing's own processes do, exit functions included.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+# `_process_counter` numbers the children of this process, and `_children` are those that are alive.
+_known: Any = multiprocessing.process
+
+
+class Lineage(NamedTuple):
+    """What a worker inherits from the process that starts it, in types that marshal can write."""
+
+    identity: tuple[int, ...]
+    config: dict[str, Any]
+    pid: int
+    name: str
+    method: str  # the start method
+
+    @classmethod
+    def of_children(cls, method: str) -> Lineage:
+        """The lineage of workers that this process starts."""
+        parent: Any = multiprocessing.current_process()
+        inherited = {name: value for name, value in parent._config.items() if isinstance(value, (str, bytes))}
+        config = {**inherited, "authkey": bytes(parent.authkey), "daemon": True}
+        return cls(parent._identity, config, os.getpid(), parent.name, method)
+
+
+def next_child() -> int:
+    """The number of the next child of this process."""
+    return int(next(_known._process_counter))
+
+
+class Relative(BaseProcess):
+    """A process with the name, the flags and the key that multiprocessing would have given to it."""
+
+    def __init__(self, lineage: Lineage, child: int) -> None:
+        # Not BaseProcess.__init__: it describes a child that this process is about to start.
+        self._identity = (*lineage.identity, child)
+        self._name = "Process-" + ":".join(map(str, self._identity))
+        self._config = {**lineage.config, "authkey": _known.AuthenticationString(lineage.config["authkey"])}
+        self._parent_pid, self._parent_name = lineage.pid, lineage.name
+        self._popen: Any = None
+        self._closed = False
+
+
+class Itself(Relative):
+    """In a worker: what `multiprocessing.current_process()` returns."""
+
+    def __init__(self, lineage: Lineage, child: int) -> None:
+        super().__init__(lineage, child)
+        self._start_method = lineage.method
+        self._work: Callable[[], object] = bool
+
+    def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
+        """Does the work and what multiprocessing does before and after it. Returns the exit code."""
+        self._work = work
+        code: int = self._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
+        return code
+
+    def run(self) -> None:
+        self._work()
+
+
+@contextmanager
+def inheriting(itself: Relative) -> Iterator[None]:
+    """In a fresh interpreter: code that is run by unpickling in the block sees a worker's name and key.
+
+    `_inheriting` lets the proxies of a manager count themselves when the worker begins, not when they are unpickled.
+    """
+    current: Any = multiprocessing.current_process()
+    current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
+    try:
+        yield
+    finally:
+        del current._inheriting
+
+
+class Child(Relative):
+    """In the parent: a worker that `active_children()` lists. A subclass knows the process itself."""
+
+    def register(self) -> None:
+        self._popen = _Popen(self)
+        _known._children.add(self)
+
+    def unregister(self) -> None:
+        self._popen = None
+        _known._children.discard(self)
+
+
+class _Popen:
+    """What multiprocessing uses of a worker: `active_children()` polls, the interpreter's exit terminates."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def poll(self) -> int | None:
+        return self._child.exitcode
+
+    def terminate(self) -> None:
+        # Then it would wait for the worker, which may not react to SIGTERM. The engine's finalizer ends the worker.
+        _known._children.discard(self._child)
+
+
+def _disown() -> None:
+    """In a forked process: the workers are the parent's, and this process must neither list nor end them."""
+    _known._children = {child for child in _known._children if not isinstance(child, Child)}
+
+
+os.register_at_fork(after_in_child=_disown)
