@@ -187,16 +187,7 @@ class DataLoader(Generic[_T_co]):
 
         Returns JSON-serialisable data. May be called at any time, even inside a loop.
         """
-        epochs = self._epochs
-        progress = epochs.progress if epochs.loaded is None else None
-        if progress is not None and not progress.is_over:
-            state = progress.as_dict()
-        else:
-            start = epochs.start()
-            if not start.begun:
-                mark = start.mark or self._feed.beginning(is_fresh=epochs.are_fresh)
-                start = start._replace(about=self._about(), mark=mark)
-            state = start.as_dict()
+        state = self._epochs.as_dict(self._about, self._feed.beginning)
         state["seed"] = self.seed
         if self._feed.keeps_state():
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)

@@ -522,6 +522,6 @@ def test_a_gap_in_the_steps_has_the_mark_of_an_earlier_step() -> None:
 def test_a_dataset_that_grows_leaves_the_length_of_the_epoch_in_its_state() -> None:
     data = list(range(4))
     loader = DataLoader(data, batch_size=2)  # type: ignore[arg-type]
-    batches = iter(loader)
+    iter(loader)
     data.append(4)
     assert saved(loader)["about"]["length"] == 4

@@ -12,7 +12,7 @@ from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
-from penstock.plan import OrderPlan, Sequential, rest
+from penstock.plan import END, Calls, OrderPlan, Sequential, rest
 from penstock.plan._plan import check_reached
 
 
@@ -67,27 +67,24 @@ class ByItem(Stream):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
-        items = map(partial(self._items, reading, at.mark, first, seed, epoch), itertools.count(first))
+        items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
         steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
         return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
 
     def _items(
         self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int
     ) -> Any:
-        """The light items of one batch, read alike on every rank; StopIteration at the end."""
+        """The light items of one batch, read alike on every rank."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
             return None if number == first and reading.open(mark) else reading.take(size)
 
-        try:
-            items = self.drawing(seed, epoch, number, read)
-            if items is None:
-                items = self.drawing(seed, epoch, number, reading.take, size)
-        except StopIteration as error:
-            raise RuntimeError("The stream raised StopIteration, and not at its end.") from error
+        items = self.drawing(seed, epoch, number, read)
+        if items is None:
+            items = self.drawing(seed, epoch, number, reading.take, size)
         if not items or (len(items) < size and self.options.drop_last):
-            raise StopIteration
+            return END
         return items[0] if self.options.batch_size is None else items
 
 

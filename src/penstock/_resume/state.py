@@ -7,7 +7,7 @@ it is checked before any of it is used.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from hashlib import blake2b
@@ -265,6 +265,19 @@ class Epochs:
             return self.loaded
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
+
+    def as_dict(
+        self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]
+    ) -> dict[str, Any]:
+        """The state, without seed and dataset. `about` and `beginning` describe an epoch that would begin now."""
+        progress = self.progress if self.loaded is None else None
+        if progress is not None and not progress.is_over:
+            return progress.as_dict()
+        start = self.start()
+        if not start.begun:
+            mark = start.mark or beginning(is_fresh=self.are_fresh)
+            start = start._replace(about=about(), mark=mark)
+        return start.as_dict()
 
     def restores(self) -> bool:
         """True if the sampler or stream must load its state: no live object has the state that the mark describes."""

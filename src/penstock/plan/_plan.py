@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice, repeat
+from functools import partial
+from itertools import count, islice
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -249,19 +250,38 @@ class SamplerPlan:
     ) -> Iterator[Any]:
         """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `rest`."""
         _check_start(start)
-        of_all_ranks = map(self._read, repeat(take or _taking(iter(self.sampler))))
+        of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken)
 
-    def _read(self, take: _Take) -> Any:
-        """The next batch of all ranks together: a sampler that has raised may go on. StopIteration at the end."""
+    def _read(self, take: _Take, number: int) -> Any:
+        """The next batch of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
+        keys = take(size)
+        if not keys or (len(keys) < size and self.drop_last):
+            return END
+        return list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+END = object()
+
+
+class Calls(Iterator[Any]):
+    """The results of `make(number)`, with the numbers from `first` on, until it returns END.
+
+    Unlike a generator it goes on after an exception. A StopIteration of the user's is not taken for the end.
+    """
+
+    def __init__(self, make: Callable[[int], Any], first: int = 0) -> None:
+        self._make, self._numbers = make, count(first)
+
+    def __next__(self) -> Any:
         try:
-            keys = take(size)
-            if keys and (len(keys) == size or not self.drop_last):
-                return list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+            made = self._make(next(self._numbers))
         except StopIteration as error:
-            raise RuntimeError("The sampler raised StopIteration, and not at its end.") from error
-        raise StopIteration
+            raise RuntimeError("A sampler or stream raised StopIteration, and not at its end.") from error
+        if made is END:
+            raise StopIteration
+        return made
 
 
 def _taking(keys: Iterator[Any]) -> _Take:

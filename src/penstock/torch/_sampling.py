@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain, count, islice, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock._resume.state import Progress
+from penstock.plan import END, Calls
 
 if TYPE_CHECKING:
     from penstock.torch._cursor import Saved
@@ -196,7 +197,7 @@ class Sampling:
         """The steps of a sampler with a state. The mark of each is kept until the step was handed out."""
         if source is not None:
             self._reading.begin(source)
-        return map(self._marked_step, count(self._progress.steps))
+        return Calls(self._marked_step, self._progress.steps)
 
     def _marked_step(self, step: int) -> Any:
         reading, size = self._reading, self._size
@@ -217,7 +218,7 @@ class Sampling:
             return keys if self._batched else keys[0]
         if self.end is None:
             self.end = taken(self.sampler, reading.end)
-        raise StopIteration
+        return END
 
     @property
     def _size(self) -> int:
