@@ -41,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10**9, help="stop after so many seconds")
     parser.add_argument("--histories", type=int, default=10**9, help="stop after so many histories")
     parser.add_argument("--seed", type=int, default=0, help="the first seed is a million times this number")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many seeds")
     parser.add_argument("--face", default="core", choices=["core", "torch"])
     parser.add_argument(
         "--without", nargs="*", default=[], metavar="OPERATION", help="operations to leave out"
@@ -73,7 +74,7 @@ class Campaign:
 
     def run(self) -> None:
         given = self._given
-        for seed in itertools.count(given.seed * 10**6):
+        for seed in itertools.count(given.seed * 10**6 + given.first):
             spent = time.monotonic() - self._began
             if spent > given.seconds or self._operations.total() >= given.operations:
                 return

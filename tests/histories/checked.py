@@ -771,7 +771,9 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
     with penstock.prefetch(loader.real, depth=depth) as ahead:
         iter(ahead)
         reader = Reader(loader, ahead, loader.model.begin(), False)
-        reader.compare(reader._ask(), reader.expected.next())  # before that, the state may be of the epoch before
+        reader.compare(
+            reader._ask(), reader.expected.next()
+        )  # before that, the state may be of the epoch before
         state, at = _through_json(ahead.state_dict()), loader.model.position()
         for act in acts:
             if act == "state":
@@ -782,7 +784,8 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
                 loader.model.load(at)
                 reader.expected = loader.model.begin()
             elif act == "reset":
-                reader.next()  # before the first batch, whether an epoch has begun depends on the thread
+                # Before the first batch, whether an epoch has begun depends on the thread.
+                reader.compare(reader._ask(), reader.expected.next())
                 ahead.reset()
                 reader.expected = loader.model.begin()
             elif act == "iter":

@@ -16,11 +16,13 @@ SECONDS = float(os.environ.get("PENSTOCK_SOAK", "0"))
 @pytest.mark.parametrize("face", ["core", "torch"])
 def test_random_histories_find_nothing(face: str) -> None:
     """In a process of its own, which forks their programs: it must have one thread and no other children."""
-    command = [sys.executable, "-m", "tests.histories", "--face", face, "--most", "3"]
+    command = [sys.executable, "-m", "tests.histories", "--face", face]
     if SECONDS:
-        command += ["--seconds", str(SECONDS), "--seed", str(int(time.time()))]
+        command += ["--seconds", str(SECONDS), "--seed", str(int(time.time())), "--most", "3"]
     else:
-        command += ["--histories", {"core": "40", "torch": "12"}[face], "--quiet", "--shrink", "20"]
+        # Among these few are some that find the bugs which tests/planted has for them.
+        few = {"core": ["--first", "85", "--histories", "22"], "torch": ["--histories", "8"]}[face]
+        command += [*few, "--quiet", "--most", "1", "--shrink", "20"]
     ran = subprocess.run(command, capture_output=True, text=True)
     print(ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
