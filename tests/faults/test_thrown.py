@@ -291,8 +291,9 @@ class Sampler:
 
     def __next__(self) -> Any:
         self.at += 1
-        if self.at == 2:
-            throw(self.name) if self.place == "__next__" else None
+        if self.at == 2 and self.place == "__next__":
+            throw(self.name)
+        if self.at >= 2:
             raise StopIteration
         return [self.at] if self.place == "batch" else self.at
 
@@ -336,19 +337,14 @@ LOCAL = ["inline", "thread", "simulated"]
 
 @pytest.mark.parametrize("backend", [*LOCAL, pytest.param("fork", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_a_sampler_that_raises_ends_the_epoch_after_what_it_gave(kind: str, backend: str, make: Any) -> None:
+def test_an_error_of_a_sampler_comes_after_what_it_gave(kind: str, backend: str, make: Any) -> None:
     for name in CALLERS:
         sampler = (Sampler if kind == "sampler" else BatchSampler)(name, "__next__")
         loader = make(backend, range(2), **{kind: sampler})
         batches = outcome(lambda: iter(loader))  # noqa: B023 - called at once
-        if (
-            name in NOT_CAUGHT
-        ):  # a signal handler may have raised it: it comes out at once, and ends the workers
-            found = (
-                [batches]
-                if isinstance(batches, BaseException)
-                else [outcome(batches.__next__) for _ in "012"]
-            )
+        if name in NOT_CAUGHT:  # a signal handler may have raised it: it comes out at once, and ends the workers
+            begun = not isinstance(batches, BaseException)
+            found = [outcome(batches.__next__) for _ in "012"] if begun else [batches]
             errors = [error for error in found if isinstance(error, BaseException)]
             assert type(errors[0]) is comes_out_as(name)
             assert all("was ended by" in str(error) for error in errors[1:])
