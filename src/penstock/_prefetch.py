@@ -44,8 +44,10 @@ class Sweep:
     A permit is for a sweep, and a batch is of one. Batches of any sweep but the wanted one are dropped.
     """
 
-    def __init__(self, loaded: bool, state: Any) -> None:
+    def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
         self.loaded = loaded
+        self.loads = loads  # how many states were loaded before it
+        self.is_open = False  # `iter()` of the source was called for it
         self.is_over = False  # True once the consumer has met its end
         self.state = state  # the source's, after the batch delivered last; known when `opened` is set
         self.opened = threading.Event()
@@ -178,6 +180,7 @@ class Producer:
         self.can_restart = not is_iterator or self._reset is not None
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self.wanted: Sweep | None = None  # set by the consumer
+        self.loads = 0  # how many states were loaded
         self.turn = threading.Lock()  # held by the thread for each batch, and by the consumer to load a state
         self._reading: Sweep | None = None  # the sweep that the iterator belongs to
         self._iterator: Iterator[Any] | None = None
@@ -205,7 +208,16 @@ class Producer:
             note = f"While batch {number} of the source was read ahead."
             return Made(sweep, Instead(caught(error, note)), state=self._state_if_any())
 
+    def open_unwanted(self, sweep: Sweep) -> None:
+        """Opens a sweep that a reset has replaced before it was opened.
+
+        So which epoch of a loader is read does not depend on how far the thread was when the reset came.
+        """
+        with suppress(BaseException):  # nobody waits for this sweep
+            self._open(sweep)
+
     def _open(self, sweep: Sweep) -> None:
+        sweep.is_open = True
         again, self._reading, self._count = self._reading is not None, sweep, 0
         self.leave()
         if again and not sweep.loaded and self._reset is not None:
@@ -245,6 +257,9 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
             if producer.wanted is sweep:
                 has_read = True
                 gate.made.put(producer.make(sweep))
+            elif not sweep.is_open and sweep.loads == producer.loads:
+                has_read = True
+                producer.open_unwanted(sweep)
         del producer
     producer = reference()
     if producer is not None and has_read:  # otherwise another thread may be reading

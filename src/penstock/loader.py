@@ -187,14 +187,8 @@ class DataLoader(Generic[_T_co]):
 
         Returns JSON-serialisable data. May be called at any time, even inside a loop.
         """
-        progress = self._epochs.progress
-        if self._epochs.loaded is not None or progress is None or progress.is_over:
-            state = self._epochs.start().as_dict()
-        else:
-            state = progress.as_dict()
+        state = self._epochs.as_dict(self._about, self._feed.beginning)
         state["seed"] = self.seed
-        if not state["steps"] and not state["beyond"]:  # else as it was when the epoch began
-            state["about"] = self._about()
         if self._feed.keeps_state():
             state["dataset"] = asked(self._dataset, self._dataset.state_dict)
         return state
@@ -405,18 +399,18 @@ class DataLoader(Generic[_T_co]):
             else:
                 start = start._replace(about=about)
             engine = self._take_engine(plan, about["length"])
+            copied = feed.one_reader and engine.backend.copies_dataset
             try:
                 run = engine.ahead
                 if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
                     # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
-                    restores = epochs.restores() or (feed.one_reader and engine.backend.copies_dataset)
+                    restores = epochs.restores() or copied
                     mark = known(start.mark) if restores else None
                     at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
+                    if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
+                        # Now: what reads ahead moves on before the first batch is asked for.
+                        start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
-                reads_on = options.num_workers and not engine.backend.copies_dataset
-                if reads_on and not start.begun and start.mark is None:
-                    # Threads read on before the first batch is asked for: later nobody knows where a stream began.
-                    start = start._replace(mark=feed.beginning())
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)

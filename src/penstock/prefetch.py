@@ -196,6 +196,7 @@ class Prefetcher:
         with self._producer.turn:
             try:
                 self._source.load_state_dict(state)
+                self._producer.loads += 1
                 self._begin(again=True, loaded=True, first=state)
             except BaseException as error:
                 if not isinstance(error, Exception):  # an interrupt: the state may be half loaded
@@ -262,7 +263,7 @@ class Prefetcher:
                     self._thread = thread
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
                 self._gate.drain()
-                sweep = producer.wanted = Sweep(loaded, first)
+                sweep = producer.wanted = Sweep(loaded, first, producer.loads)
                 for _ in range(self.depth):
                     self._gate.permits.put(sweep)
                 self._ended_by = None

@@ -1092,3 +1092,13 @@ def test_the_next_epoch_draws_as_if_nobody_had_looked_for_the_end_of_the_one_bef
     other = make()
     other.load_state_dict(through_a_file(loader.state_dict()))
     assert same(list(other), epochs[1])
+
+
+def test_a_dataset_that_grows_before_the_first_batch_leaves_the_length_of_the_epoch_in_its_state() -> None:
+    loader = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    batches = iter(loader)
+    loader.update(n=16)
+    state = loader.state_dict()
+    again = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
+    again.load_state_dict(state)
+    assert same(list(again), list(batches))

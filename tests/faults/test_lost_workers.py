@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -580,3 +580,62 @@ def test_a_lost_worker_takes_no_bad_sample_along(tmp_path: Path, on_error: str) 
         assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in inline]
         assert [key for key, _ in loader.skipped] == [key for key, _ in inline.skipped]
     assert sorted((tmp_path / "deaths").read_text().split()) == ["13", "30"]
+
+
+class Stumbling(IterableDataset[int]):
+    """Its iterator has a state, raises in the place of some items, and goes on. Its reader tells its pid."""
+
+    def __iter__(self) -> Iterator[int]:
+        return StumblingIterator()
+
+
+class StumblingIterator(Iterator[int]):
+    at = 0
+
+    def __next__(self) -> int:
+        if self.at == 12:
+            raise StopIteration
+        self.at += 1
+        if self.at in (1, 6):
+            raise ValueError(f"item {self.at}")
+        return self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def outcomes(batches: Iterator[Any], then: Callable[[], object]) -> list[Any]:
+    """What `next` gives until the end; `then` is called after each error."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(batches).tolist())
+        except StopIteration:
+            return found
+        except ValueError as error:
+            found.append(str(error))
+            then()
+
+
+def test_a_reader_that_is_killed_after_it_has_raised_is_replaced() -> None:
+    with DataLoader(Stumbling(), 2, seed=3, num_workers=1, prefetch_factor=1) as loader:
+
+        def kill() -> None:
+            (reader,) = loader.workers
+            reader.kill()
+            reader.join()
+
+        found = outcomes(iter(loader), kill)
+    assert found == outcomes(iter(DataLoader(Stumbling(), 2, seed=3)), lambda: None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_stream_that_goes_on_belongs_to_one_rank(workers: int) -> None:
+    whole = outcomes(iter(DataLoader(Stumbling(), 2, seed=3)), lambda: None)
+    for rank in range(2):
+        settings: dict[str, Any] = {"shard": (rank, 2), "last_batch": "keep", "num_workers": workers}
+        with DataLoader(Stumbling(), 2, seed=3, **settings) as loader:
+            assert outcomes(iter(loader), lambda: None) == whole[rank::2]

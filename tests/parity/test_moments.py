@@ -496,3 +496,32 @@ def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
     other.load_state_dict(saved(loader))
     with pytest.raises(StateError, match="Stubborn gives nothing, though iterated twice"):
         epoch(other)
+
+
+def test_a_gap_in_the_steps_has_the_mark_of_an_earlier_step() -> None:
+    def make() -> Any:
+        settings: Any = {"num_workers": 1, "prefetch_factor": 1, "in_order": False}
+        return DataLoader(range(8), sampler=Anew(8), batch_size=2, **settings)  # type: ignore[arg-type]
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = saved(loader)
+    state["beyond"] = [[2, 2]]  # as if step 2 had come before step 1
+    again = make()
+    again.load_state_dict(state)
+    batches = iter(again)
+    assert next(batches).tolist() == [2, 3]
+    gap = saved(again)
+    assert gap["steps"] == 3 and gap["mark"]["read"] <= 3
+    last = make()
+    last.load_state_dict(gap)
+    assert epoch(last) == epoch(batches) == [[6, 7]]
+
+
+def test_a_dataset_that_grows_leaves_the_length_of_the_epoch_in_its_state() -> None:
+    data = list(range(4))
+    loader = DataLoader(data, batch_size=2)  # type: ignore[arg-type]
+    iter(loader)
+    data.append(4)
+    assert saved(loader)["about"]["length"] == 4

@@ -77,8 +77,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "self.mark = mark",
     },
     "the state of a sampler is that of the last prefetched step": {
-        "old": "self._marks.get(steps))",
-        "new": "self._marks[max(self._marks)])",
+        "old": "return self._marks.pop(step, None)",
+        "new": "return self._marks.get(max(self._marks, default=step))",
     },
     "a worker in a long call outlives a killed parent": {
         "old": "    return _arm(lifeline)\n",
@@ -221,11 +221,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     # ---- resume --------------------------------------------------------------------------------------------
     "the end of a stream leaves nothing to the next epoch": {
         "file": "loader.py",
-        "old": "restores = epochs.restores() or (feed.one_reader and engine.backend.copies_dataset)",
+        "old": "restores = epochs.restores() or copied",
         "new": "restores = epochs.restores()",
     },
     "the mark of a delivered step is not kept for a replacement": {
-        "old": "self._position = None if outcome.mark is None else (task.run, outcome.mark)",
+        "old": "self._position = task.run, outcome.mark",
         "new": "self._position = None",
     },
     "a batch that raised is not counted as read": {
@@ -375,8 +375,8 @@ _MORE = [
         "the step of a lost worker is done twice",
         "scheduling",
         "_epoch/engine.py",
-        "        steps = [] if seq is None else self._course.split(seq)\n",
-        "        steps = [] if seq is None else self._course.split(seq)\n        self._course._again.extend(steps)\n",
+        "        self._losses[worker] = loss\n        self._replaced",
+        "        self._losses[worker] = loss\n        self._course._again.extend(steps)\n        self._replaced",
         _HISTORIES,
         "A batch comes twice if its worker was killed.",
     ),

@@ -206,5 +206,4 @@ def test_tensors_that_share_memory_are_shipped_once() -> None:
     there["all"][3, 0] = -1
     assert there["row"][0] == -1 and there["bytes"][3, 0] == 255
     shipping = Shipping()
-    kind = type(whole.untyped_storage())
-    assert shipping[kind] is None  # only typed storages are pickled
+    assert shipping[torch.Generator] is None  # no special treatment

@@ -1180,3 +1180,30 @@ def test_the_example_of_its_docstring_runs() -> None:
 
 def test_a_source_without_a_state_has_none() -> None:
     assert not hasattr(prefetch([]), "state_dict")
+
+
+def test_which_epoch_is_read_after_a_reset_does_not_depend_on_the_threads_timing() -> None:
+    for waits in (True, False):
+        loader = DataLoader(np.arange(4), 2, shuffle=True, seed=1)
+        epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+        loader.set_epoch(0)
+        with prefetch(loader) as ahead:
+            if waits:
+                next(ahead)
+            else:
+                iter(ahead)
+            ahead.reset()
+            assert [batch.tolist() for batch in ahead] == epochs[1]
+
+
+def test_a_loaded_state_is_not_used_up_by_a_start_that_came_before_it() -> None:
+    loader = DataLoader(np.arange(8), 2, seed=1)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    for _ in range(20):
+        with prefetch(loader) as ahead:
+            iter(ahead)
+            ahead.reset()
+            ahead.load_state_dict(state)
+            assert [batch.tolist() for batch in ahead] == [[2, 3], [4, 5], [6, 7]]

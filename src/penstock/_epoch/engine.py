@@ -29,7 +29,7 @@ from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
 from penstock._wire.failure import caught, described
-from penstock._wire.task import Mended, Task, shorten
+from penstock._wire.task import Mended, Raised, Task, shorten
 from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
@@ -230,10 +230,7 @@ class Engine:
                 self._let_go()
 
     def update(self, change: bytes) -> None:
-        """While it is held: the dataset was changed, and every step that was not handed out is done again.
-
-        `change` is what the backend has encoded.
-        """
+        """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
         if self.closed:
             return
         # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
@@ -254,10 +251,7 @@ class Engine:
     # The end.
 
     def close(self) -> None:
-        """Ends the workers. Batches that were handed out stay valid.
-
-        While another thread waits for a batch, that thread is woken and ends them.
-        """
+        """Ends the workers, or wakes the thread that waits for a batch and ends them. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
@@ -320,8 +314,8 @@ class Engine:
             task = self._course.find(seq)
             if task is not None:  # otherwise it was cancelled
                 self._outcomes[seq] = outcome
-                if not isinstance(outcome, Bundle):
-                    self._position = None if outcome.mark is None else (task.run, outcome.mark)
+                if not isinstance(outcome, Bundle) and outcome.mark is not None:
+                    self._position = task.run, outcome.mark
                 if not isinstance(outcome, Failed):
                     steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
                     self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
@@ -348,7 +342,7 @@ class Engine:
         self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
-        """Where the stream of this run was behind its last filled step, if that is known."""
+        """Where the stream of this run was behind its last step that told it, if any did."""
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 
@@ -384,6 +378,10 @@ class Engine:
                 self._events.append(events.Bounded(seq))
         if resume and task is not None and self._course.run is not None:
             task = self._course.run.continued(task, self._position_in(self._course.run))
+        if task is not None and isinstance(task.keys, Raised):
+            self._outcomes[seq] = Failed(seq, events.CALLER, task.keys.error)
+            self._events.append(events.StepFilled(seq, events.CALLER))
+            return
         if task is not None:
             try:
                 self.backend.post(task, slab, seat)

@@ -90,7 +90,7 @@ class Reader:
         self.skipped += errors[:room]
         if room >= len(errors):
             return None
-        why = f"It is raised because {most} samples of this epoch have failed before it: max_errors={most}."
+        why = f"It is raised because max_errors={most}, and as many samples of this epoch have failed before it."
         error: BaseException = errors[room][1]
         return annotate(error, why)
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from penstock._at_work import Source, at_work
 from penstock._interrupts import Loan, with_loan
-from penstock._resume.reading import Mark, Reading, opened, taken
+from penstock._resume.reading import Mark, Reading, initial, opened, taken
 from penstock._wire.failure import caught
-from penstock._wire.task import Mended, Opening, Task
+from penstock._wire.task import Mended, Opening, Raised, Task
+from penstock.errors import StateError
 from penstock.plan import Draw, OrderPlan, SamplerPlan
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Begin(NamedTuple):
 
 
 class Run:
-    """The steps of one epoch, in order. Once a step cannot be drawn there are no more.
+    """The steps of one epoch, in order.
+
+    If `read_from` raises, the error takes the place of a step. If drawing fails otherwise, there are no more steps.
 
     `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and
     skipped by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys
@@ -91,7 +94,7 @@ class Run:
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the user's code raised."""
+        """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the run cannot go on."""
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -101,32 +104,37 @@ class Run:
     def _draw(self, seq: int, most: int) -> Task | None:
         if self.is_over or self.error is not None:
             return None
-        count = 1
         try:
-            if self._take is not None:
-                keys, count = self._take(most)
-            else:
-                keys = next(self._keys)
+            keys, count = self._next_keys(most)
         except StopIteration:
             self.is_over = True
             if self._reading is not None and self.end is None:
                 self.end = taken(self._reading.source, self._reading.end)
             return None
-        except Exception as error:
-            where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
-            self.error = caught(error, where)
+        if isinstance(keys, Raised) and (self._reading is None or isinstance(keys.error, StateError)):
+            self.error = keys.error
             return None
         mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)
         task = Task(seq, self.number, self.epoch, self._step, keys, count, mark)
         self._step += count
         return task
 
+    def _next_keys(self, most: int) -> tuple[Any, int]:
+        """The keys of the next step, or of several, or the error in their place; StopIteration at the end."""
+        try:
+            return (next(self._keys), 1) if self._take is None else self._take(most)
+        except StopIteration:
+            raise
+        except Exception as error:
+            where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
+            return Raised(caught(error, where)), 1
+
     def continued(self, task: Task, position: bytes | None) -> Task:
         """A task of a stream for a new reader, which opens the stream at this position first."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
-        return task._replace(keys=Opening(task.keys, mark, mark.read))
+        return task._replace(keys=Opening(task.keys, mark))
 
 
 class Feed:
@@ -194,9 +202,13 @@ class Feed:
         finally:
             at_work.source = outer
 
-    def beginning(self) -> bytes | None:
-        """The mark of an epoch that begins now, if one reader reads a stream with a state."""
+    def read_from(self) -> Any:
+        """The sampler or stream that is read in its own order; None if there is none."""
         return None
+
+    def beginning(self, *, is_fresh: bool) -> bytes | None:
+        """The mark of an epoch that begins now, if the sampler or stream has a state: see `initial`."""
+        return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: Plan | None) -> Any:
         """The order that samples are replaced from (`on_error="replace"`), if there is one."""

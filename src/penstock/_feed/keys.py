@@ -111,6 +111,9 @@ class ByKey(Feed):
         options = self.options
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
+    def read_from(self) -> Any:
+        return self._given()
+
     def length(self) -> int | None:
         return len(self.dataset) if isinstance(self.dataset, Sized) else None
 
@@ -150,7 +153,7 @@ class ByKey(Feed):
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
-        steps = plan.draw(epoch, at.steps, reading.take, reading.read)
+        steps = plan.draw(epoch, at.steps, reading.take, reading.read, reading.is_broken)
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: Plan | None) -> Order | None:

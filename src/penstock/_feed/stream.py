@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
 from typing import Any, NoReturn
 
 from penstock._feed.base import Begin, Feed, Plan, Run
-from penstock._resume.reading import Mark, Reading, has_state, taken
+from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
-from penstock.plan import OrderPlan, Sequential, rest
+from penstock.plan import END, Calls, OrderPlan, Sequential, rest
 from penstock.plan._plan import check_reached
 
 
@@ -19,6 +20,9 @@ class Stream(Feed):
     """What every stream has: a length that it promises, and no plan."""
 
     _promised: int | None = None
+
+    def read_from(self) -> Any:
+        return self.dataset
 
     def steps(self, epoch: int, plan: Plan | None) -> int:
         if not isinstance(self.dataset, Sized):
@@ -63,25 +67,25 @@ class ByItem(Stream):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
-        items = self._items(reading, at.mark, first, seed, epoch)
-        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last)
+        items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
+        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
         return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
 
-    def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int) -> Iterator[Any]:
-        """The light items from the mark on, in lists of one batch each, read alike on every rank."""
+    def _items(
+        self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int
+    ) -> Any:
+        """The light items of one batch, read alike on every rank."""
         size = self.options.batch_size or 1
 
-        def read(number: int) -> list[Any] | None:
+        def read() -> list[Any] | None:
             return None if number == first and reading.open(mark) else reading.take(size)
 
-        for number in itertools.count(first):
-            items = self.drawing(seed, epoch, number, read, number)
-            if items is None:
-                items = self.drawing(seed, epoch, number, reading.take, size)
-            if items and (len(items) == size or not self.options.drop_last):
-                yield items[0] if self.options.batch_size is None else items
-            if reading.ended:
-                return
+        items = self.drawing(seed, epoch, number, read)
+        if items is None:
+            items = self.drawing(seed, epoch, number, reading.take, size)
+        if not items or (len(items) < size and self.options.drop_last):
+            return END
+        return items[0] if self.options.batch_size is None else items
 
 
 # ---- one reader -----------------------------------------------------------------------------------
@@ -92,7 +96,7 @@ class StreamFetch(Fetch):
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
-    _replayed = 0  # so many batches were handed out before: what they raised was raised then
+    _since = 0  # what an earlier batch raised was raised before the run was resumed
     _restored = True  # the dataset was given the state that the stream was opened with
     _ended = -1  # the run at whose end the dataset is
 
@@ -101,14 +105,20 @@ class StreamFetch(Fetch):
         if task.run != self._run:
             self._open(task, opening)
         self._pass_over(task, runner.number(task.step))
-        if opening is not None:
+        if not self._job.drop_last or self._stream.read >= task.step * self._job.shard[1]:
+            self._stream.raise_last_error(self._since)
+        if opening is not None and not self._stream.is_broken():
             world = self._job.shard[1]
             behind = task.step * world
             check_reached(behind - self._stream.read, behind, world)
         self._say()
-        samples = self._stream.take(self._job.batch_size)
-        runner.mark = taken(self._stream.source, self._stream.mark)
+        try:
+            samples = self._stream.take(self._job.batch_size)
+        finally:  # a batch that an error takes the place of was read too
+            runner.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
+            if self._stream.read > task.step * self._job.shard[1]:
+                self._stream.raise_last_error(self._since)
             self._end(task)
         return samples
 
@@ -117,7 +127,9 @@ class StreamFetch(Fetch):
         world = self._job.shard[1]
         if self._job.drop_last and world > 1:
             self._pass_over(task, (task.step + 1) * world)
-            if self._stream.ended:
+            is_complete = self._stream.is_broken() and self._stream.read == (task.step + 1) * world
+            if self._stream.ended and not is_complete:
+                self._stream.raise_last_error(self._since)
                 self._end(task)
 
     def _end(self, task: Task) -> NoReturn:
@@ -141,15 +153,15 @@ class StreamFetch(Fetch):
                 self._runner.reseed(task.epoch, number)
             self._say()
 
-        self._stream.pass_over(until, self._job.batch_size, self._replayed, before)
+        self._stream.pass_over(until, self._job.batch_size, before)
         self._runner.reseed(task.epoch, until)
 
     def _open(self, task: Task, opening: Opening | None) -> None:
         runner = self._runner
         self._run = task.run
-        opening = opening or Opening(0, None, 0)
-        self._replayed = opening.replayed
+        opening = opening or Opening(0, None)
         mark: Mark | None = None if 0 <= self._ended == opening.after else opening.mark
+        self._since = runner.number(task.step - 1) + 1
         runner.doing("iter(dataset), ", None)
         if runner.number(task.step) > 0:
             runner.reseed(task.epoch, 0)
@@ -170,10 +182,6 @@ class ByStream(Stream):
 
     _last_run = -1
 
-    def beginning(self) -> bytes | None:
-        stream: Any = self.dataset
-        return taken(stream, lambda: Mark(0, {"iterable": stream.state_dict()})) if has_state(stream) else None
-
     def check(self) -> None:
         options = self.options
         if options.on_error == "skip":
@@ -193,9 +201,8 @@ class ByStream(Stream):
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         size = self.options.batch_size or 1
         # The reader passes over what was handed out before.
-        replayed = at.steps * self.options.shard.world
         after = -1 if at.resumed else self._last_run
-        first = [Opening(size, at.mark, replayed, after)] if at.steps or at.mark is not None else []
+        first = [Opening(size, at.mark, after)] if at.steps or at.mark is not None else []
         keys = itertools.chain(first, itertools.repeat(size))
         run = Run(numbers, epoch, keys, None, at, repeats=True, what="the stream")
         self._last_run = run.number

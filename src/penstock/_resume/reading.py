@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice, repeat
+from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock._memory.guests import guest_in
@@ -19,7 +20,7 @@ class Mark(NamedTuple):
     """A position: after `read` batches, with the states of the iterable and of its iterator.
 
     `states` is None at the end of an epoch. `kept` are the states there: the next epoch starts with them, so the mark
-    before the first batch of that epoch has them too.
+    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable.
     """
 
     read: int
@@ -80,6 +81,10 @@ class Reading:
         self.ended = self.gave = False
         self.source: Any = source
         self._items: Iterator[Any] | None = iter(())  # None: `iter()` is called for the first batch
+        self._iterator: Any = None
+        self._raised = False  # by the last batch, and nothing says whether the iterator goes on
+        self._broken = False  # an exception has ended the iterator
+        self._passed: tuple[int, Exception] | None = None  # raised in the place of a batch that was passed over
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
         self._renewed = False
@@ -116,7 +121,7 @@ class Reading:
         """Starts with this iterator of the iterable, after its state was restored."""
         if mark is not None and mark.states and "iterator" in mark.states:
             _restore(items, mark.states["iterator"])
-        self._items = by_next(items)
+        self._items, self._iterator = by_next(items), items
         # An iterable that is its own iterator may start over in `iter()`, so it is restored after that.
         parts = {"iterator": items} if items is self.source else {"iterable": self.source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
@@ -127,10 +132,18 @@ class Reading:
         if self._items is None:
             self.open()
         assert self._items is not None
-        taken = list(islice(self._items, size))
+        try:
+            taken = list(islice(self._items, size))
+        except BaseException:
+            self.note_error()
+            raise
         if len(taken) < size:
             self._items = iter(())  # some iterators start over if they are asked again after their end
             self.ended = True
+            self._broken = self._broken or (self._raised and not taken)
+        self._raised = False
+        if taken:
+            self._passed = None
         if self._renewed and not taken:
             name = type(self.source).__name__
             raise StateError(
@@ -141,24 +154,51 @@ class Reading:
         self._renewed, self.gave = False, self.gave or bool(taken)
         return taken
 
-    def pass_over(
-        self, until: int, size: int, replayed: int, before: Callable[[int], object] = lambda number: None
-    ) -> None:
-        """Reads batches and drops them, up to batch `until`, calling `before` with the number of each.
+    def note_error(self) -> None:
+        """The iterator raised an exception. A generator has ended then; other iterators may go on."""
+        self.gave = True
+        self._broken = self.ended = isinstance(self._iterator, GeneratorType)
+        self._raised, self._renewed = "iterator" not in self._stateful, False
 
-        The first `replayed` were handed out before: their exceptions were raised then, and are not raised again.
+    def note_batch(self) -> None:
+        """The iterator gave a batch: it goes on."""
+        self._raised = False
+
+    def is_broken(self) -> bool:
+        """True if an exception has ended the iterable."""
+        return self._broken
+
+    def pass_over(
+        self, until: int, size: int, before: Callable[[int], object] = lambda number: None
+    ) -> None:
+        """Reads batches that are handed out elsewhere, up to batch `until`, calling `before` with the number of each.
+
+        Other ranks hand them out, or they were handed out before this run was resumed: so are their exceptions.
         """
         while self.read < until and not self.ended:
             before(self.read)
             try:
                 self.take(size)
-            except Exception:
-                if self.read > replayed:
-                    raise
+            except StateError:
+                raise
+            except Exception as error:
+                self._passed = self.read - 1, error
+
+    def raise_last_error(self, since: int) -> None:
+        """Raises the exception that has ended the iterable in a batch that was passed over, `since` this batch.
+
+        Once, and on every rank: otherwise the others would end without a word.
+        """
+        passed, self._passed = self._passed if self.ended and self._broken else None, None
+        if passed is not None and passed[0] >= since:
+            raise passed[1]
 
     def mark(self) -> Mark | None:
-        """The present position; None if neither the iterable nor its iterator has a state."""
-        if not self._stateful:
+        """The present position; None if neither the iterable nor its iterator has a state, or if it is unknown.
+
+        It is unknown after an exception, unless the iterator has a state: an earlier mark still holds.
+        """
+        if not self._stateful or self._broken or self._raised:
             return None
         if self.ended:
             return Mark(self.read, None, self._keep())
@@ -167,8 +207,10 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading, and returns the mark that the next epoch starts from, once.
 
-        None if there is no state, or if the epoch had no items: the next one must not have to have some.
+        None if there is no state, if the epoch had no items (the next one must not have to have some), or if an
+        exception ended it: then it is left early, and nothing is carried into the next one.
         """
+        self._broken = self._broken or self._raised
         try:
             kept = self._keep() if self.gave or self._kept else None
         finally:
@@ -181,25 +223,51 @@ class Reading:
 
     def _keep(self) -> dict[str, Any] | None:
         """The states at the end. An iterable that is its own iterator outlives its epoch."""
-        if self._kept is not None or not self._stateful:
+        if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
         return {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
 
 
+def initial(source: Any, *, is_fresh: bool) -> bytes | None:
+    """The mark of an epoch that starts with the iterable as it is now; None if its state does not say where.
+
+    `is_fresh` says that no epoch was begun before. After an epoch that was left early most iterables start over, and
+    their state, which is in the middle of that epoch, does not say so. An iterable that is its own iterator does not.
+    """
+    if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
+        return None
+    with suppress(Exception):  # some have a state only while they are iterated
+        return encode_mark(Mark(0, {}, {"iterable": source.state_dict()}))
+    return None
+
+
 def _renew(source: Any, kept: Mapping[str, Any]) -> None:
-    """Restores an iterable to the end of an epoch, so that the next `iter()` starts the next epoch."""
+    """Restores an iterable to the state between two epochs, so that the next `iter()` starts the second.
+
+    Many iterables continue from a loaded state at the next `iter()`, and start over at the one after it.
+    """
+    if "iterator" not in kept and _is_at(source, kept["iterable"]):
+        return
     if "iterable" in kept:
         _restore(source, kept["iterable"])
     items: Iterator[Any] = iter(source)
     if "iterator" in kept:
         _restore(items, kept["iterator"])
         return  # even if it has items: the dataset may have grown since, but that epoch is over
+    first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
-        if not list(islice(by_next(items), 1)):
-            return  # this was the end of the epoch, and the next `iter()` starts another
+        first = list(islice(by_next(items), 1))
+    if first == [] or _is_at(source, kept["iterable"]):
+        return  # this was the end of the epoch, or nothing has moved: the next `iter()` starts another
     del items
     _restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
+
+
+def _is_at(part: Any, state: Any) -> bool:
+    with suppress(Exception):  # the user's code, and states that cannot be compared
+        return has_state(part) and bool(part.state_dict() == state)
+    return False
 
 
 def _restore(part: Any, state: Any) -> None:

@@ -7,7 +7,7 @@ it is checked before any of it is used.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from hashlib import blake2b
@@ -240,6 +240,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self.next = 0
+        self.are_fresh = True  # no epoch was begun, and no state was loaded
         self.begun: int | None = None
         self.progress: Progress | None = None  # of the epoch that was begun last
         self.loaded: State | None = None
@@ -256,7 +257,7 @@ class Epochs:
     def load(self, state: State) -> None:
         """The next epoch continues from this state."""
         self.set(state.epoch)
-        self.loaded = state
+        self.loaded, self.are_fresh = state, False
 
     def start(self) -> State:
         """The state that the next epoch starts from."""
@@ -265,6 +266,19 @@ class Epochs:
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
 
+    def as_dict(
+        self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]
+    ) -> dict[str, Any]:
+        """The state, without seed and dataset. `about` and `beginning` describe an epoch that would begin now."""
+        progress = self.progress if self.loaded is None else None
+        if progress is not None and not progress.is_over:
+            return progress.as_dict()
+        start = self.start()
+        if not start.begun:
+            mark = start.mark or beginning(is_fresh=self.are_fresh)
+            start = start._replace(about=about(), mark=mark)
+        return start.as_dict()
+
     def restores(self) -> bool:
         """True if the sampler or stream must load its state: no live object has the state that the mark describes."""
         begun = None if self.progress is None else self.progress.begin.mark
@@ -272,7 +286,7 @@ class Epochs:
 
     def begin(self, progress: Progress) -> None:
         """An epoch was begun. In this order: another thread may take a state between any two assignments."""
-        self.progress, self.loaded = progress, None
+        self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:

@@ -49,6 +49,10 @@ class Exhausted(NamedTuple):
     seq: int
 
 
+CALLER = -1
+"""In the place of a worker: the step failed in the calling process, and was not posted."""
+
+
 class StepFilled(NamedTuple):
     """The result of a step arrived: a batch or the user's error, which makes no difference here."""
 
@@ -71,7 +75,7 @@ class WorkerLost(NamedTuple):
 
     `seq` is the task that it had claimed and not finished: a bundle of `steps` steps of the plan, of which it was
     doing number `at` (None if that is unknown). From here on they are single steps: seq, seq + 1 and so on.
-    `resumable` matters for streams: the position behind the last filled step of the run is known.
+    `resumable` matters for streams: a position behind an earlier step of the run is known.
     """
 
     worker: int

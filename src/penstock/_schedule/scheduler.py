@@ -256,10 +256,11 @@ class Scheduler:
 
     def _step_filled(self, event: events.StepFilled, out: list[Command]) -> None:
         seq, worker = event
-        if worker not in self._crew.seats:
+        if worker in self._crew.seats:
+            if self._crew.losses:
+                self._crew.worked(worker)
+        elif worker != events.CALLER:
             self._impossible(event, "it comes from a worker that is not alive")
-        if self._crew.losses:
-            self._crew.worked(worker)
         step = self._steps.get(seq)
         if step is None:
             if seq not in self._abandoned:

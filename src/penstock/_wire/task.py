@@ -52,14 +52,19 @@ class Task(NamedTuple):
 class Opening(NamedTuple):
     """The keys of a task at which a worker may have to open a stream, in the place of `size` alone.
 
-    The stream continues from `mark`, or begins if there is none. Of its batches, `replayed` were handed out before. A
-    worker that has read the run number `after` to its end holds the stream in that state already.
+    The stream continues from `mark`, or begins if there is none. A worker that has read the run number `after` to its
+    end holds the stream in that state already.
     """
 
     size: int
     mark: Any
-    replayed: int
     after: int = -1
+
+
+class Raised(NamedTuple):
+    """In the place of a task's keys: the error that the sampler or stream raised when it was asked for them."""
+
+    error: BaseException
 
 
 class Mended(NamedTuple):

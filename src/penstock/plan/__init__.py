@@ -1,7 +1,7 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._plan import Draw, OrderPlan, Plan, SamplerPlan, rest
+from penstock.plan._plan import END, Calls, Draw, OrderPlan, Plan, SamplerPlan, rest
 from penstock.plan._samplers import (
     BatchSampler,
     DistributedSampler,
@@ -14,7 +14,9 @@ from penstock.plan._samplers import (
 from penstock.plan._seeds import mix
 
 __all__ = [
+    "END",
     "BatchSampler",
+    "Calls",
     "DistributedSampler",
     "Draw",
     "Drawn",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Protocol
+from functools import partial
+from itertools import count, islice
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +210,7 @@ class SamplerPlan:
     With `batched` the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
     `batch_size`, or passed on one by one if that is None. Each `draw` calls `iter()` once, or continues a reading
     that is open; to start at a later step it reads and discards those before. Each rank reads the whole sampler,
-    which must be the same on all ranks, and takes every world-th step.
+    which must be the same on all ranks, and takes every world-th step. An exception takes the place of a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -239,17 +240,48 @@ class SamplerPlan:
     def pad(self, epoch: int, step: int) -> int:
         return 0
 
-    def draw(self, epoch: int, start: int = 0, take: _Take | None = None, read: int = 0) -> Iterator[Any]:
-        """`take(size)` continues a reading that is open, of which `read` batches were taken."""
+    def draw(
+        self,
+        epoch: int,
+        start: int = 0,
+        take: _Take | None = None,
+        read: int = 0,
+        broken: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Any]:
+        """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `rest`."""
         _check_start(start)
-        of_all_ranks = self._read(take or _taking(iter(self.sampler)))
-        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last)
+        of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
+        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken)
 
-    def _read(self, take: _Take) -> Iterator[Any]:
-        """The batches of all ranks together."""
+    def _read(self, take: _Take, number: int) -> Any:
+        """The next batch of all ranks together."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
-        while (keys := take(size)) and (len(keys) == size or not self.drop_last):
-            yield list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+        keys = take(size)
+        if not keys or (len(keys) < size and self.drop_last):
+            return END
+        return list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+
+
+END = object()
+
+
+class Calls(Iterator[Any]):
+    """The results of `make(number)`, with the numbers from `first` on, until it returns END.
+
+    Unlike a generator it goes on after an exception. A StopIteration of the user's is not taken for the end.
+    """
+
+    def __init__(self, make: Callable[[int], Any], first: int = 0) -> None:
+        self._make, self._numbers = make, count(first)
+
+    def __next__(self) -> Any:
+        try:
+            made = self._make(next(self._numbers))
+        except StopIteration as error:
+            raise RuntimeError("A sampler or stream raised StopIteration, and not at its end.") from error
+        if made is END:
+            raise StopIteration
+        return made
 
 
 def _taking(keys: Iterator[Any]) -> _Take:
@@ -257,19 +289,83 @@ def _taking(keys: Iterator[Any]) -> _Take:
 
 
 def rest(
-    batches: Iterator[Any], steps: int, read: int, rank: int, world: int, drop_last: bool
+    batches: Iterator[Any],
+    steps: int,
+    read: int,
+    rank: int,
+    world: int,
+    drop_last: bool,
+    broken: Callable[[], bool] = lambda: True,
 ) -> Iterator[Any]:
-    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read."""
-    unread = steps * world - read
-    if unread > 0:
-        batches = _skip(batches, unread, world)
-    return deal(batches, rank, world, drop_last) if world > 1 else batches
+    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read.
+
+    `broken()` says whether an error that came last has ended the batches.
+    """
+    if world == 1 and steps <= read:
+        return batches
+    return _Rest(batches, steps, read, rank, world, drop_last, broken)
 
 
-def _skip(batches: Iterator[Any], count: int, world: int) -> Iterator[Any]:
-    skipped = sum(1 for _ in islice(batches, count))
-    check_reached(count - skipped, count, world)
-    yield from batches
+class _Rest(Iterator[Any]):
+    """Passes over the steps that were handed out before, and those of other ranks, with the errors in their place.
+
+    An error that ends the batches is raised on every rank: otherwise the others would end without a word.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        steps: int,
+        read: int,
+        rank: int,
+        world: int,
+        drop_last: bool,
+        broken: Callable[[], bool],
+    ) -> None:
+        self._batches, self._numbers, self._broken = batches, count(read), broken
+        self._done, self._rank, self._world = steps * world, rank, world
+        # With `drop_last` a step counts only if every rank has a batch of it.
+        self._last = world - 1 if drop_last else rank
+        self._raised_before = self._done - world + rank  # the number of this rank's last step before
+        self._drop_last = drop_last
+        self._error: tuple[int, Exception] | None = None  # in the place of the last batch that was read
+
+    def __next__(self) -> Any:
+        mine: Any = None
+        for number in self._numbers:
+            owner = number % self._world
+            try:
+                keys = next(self._batches)
+                error = self._error = None
+            except StopIteration:
+                self._end(number)
+            except StateError:
+                raise
+            except Exception as caught:
+                keys, error = None, caught
+                self._error = number, caught
+            if number < self._done:
+                continue
+            if owner == self._rank:
+                mine = keys, error
+            if owner == self._last:
+                keys, error = mine
+                if error is None:
+                    return keys
+                self._raised_before = number
+                raise error
+        raise AssertionError  # the numbers do not end
+
+    def _end(self, number: int) -> NoReturn:
+        at, error = (self._error if self._broken() else None) or (-1, None)
+        if error is None:
+            check_reached(self._done - number, self._done, self._world)
+        self._numbers = count(number)
+        # An error in an incomplete round has taken the place of its step.
+        if error is None or at <= self._raised_before or (self._drop_last and number < self._done):
+            raise StopIteration
+        self._raised_before = at
+        raise error
 
 
 def check_reached(missing: int, expected: int, world: int) -> None:
@@ -280,17 +376,6 @@ def check_reached(missing: int, expected: int, world: int) -> None:
             f"The resume state was taken after {expected} batches, but now there are only {expected - missing}: the "
             "sampler or the stream has changed. Use the one that it was taken with, or start without the state."
         )
-
-
-def deal(steps: Iterator[Any], rank: int, world: int, drop_last: bool) -> Iterator[Any]:
-    """Every world-th step, for one rank; with `drop_last` only from rounds in which every rank gets one.
-
-    >>> [list(deal(iter("abcde"), rank, world=3, drop_last=False)) for rank in range(3)]
-    [['a', 'd'], ['b', 'e'], ['c']]
-    """
-    if not drop_last:
-        return islice(steps, rank, None, world)
-    return (of_all_ranks[rank] for of_all_ranks in zip(*[steps] * world, strict=False))
 
 
 def _check(batch_size: int | None, drop_last: bool, rank: int, world: int) -> None:

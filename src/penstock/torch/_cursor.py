@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from penstock._interrupts import with_loan
-from penstock._resume.reading import Mark, Reading, asked, has_state, known, opened, taken
+from penstock._resume.reading import Mark, Reading, asked, has_state, initial, known, opened, taken
 from penstock._resume.state import Progress, State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.torch import _private as private
-from penstock.torch._sampling import Lent, Sampling, given_to, parse_states, set_all, texts_of
+from penstock.torch._sampling import Lent, Sampling, given_to, parse_states, sampler_of, set_all, texts_of
 
 # The field that only states without a seed have.
 PART = "torch"
@@ -84,11 +85,18 @@ class Cursor:
         self.dataset = loader.dataset
         self._workers: int = before._workers if before is not None and lives else loader.num_workers
         self.is_stream = private.is_stream(loader)
-        self.progress = Progress(State(0, 0) if saved is None else saved.state, None)
+        if saved is None:
+            end = None if before is None or before.sampling is None else before.sampling.end
+            begin = end or self._beginning(None if self.is_stream else sampler_of(loader), before)
+            self.progress = Progress(State(0, 0, mark=begin), None)
+        else:
+            self.progress = Progress(saved.state, None)
         self._first = self.progress.steps
-        end = None if before is None or before.sampling is None else before.sampling.end
-        begin = end if saved is None else saved.state.mark
-        self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress, begin)
+        self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress)
+        self.length: int | None = None
+        if not self.is_stream and isinstance(self.dataset, Sized):
+            with suppress(Exception):  # the user's code: torch finds out by itself
+                self.length = len(self.dataset)  # now: it may grow during the epoch
         self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
@@ -102,15 +110,21 @@ class Cursor:
             self._copies = saved.copies or self._copies
             self._seat = saved.seat
             here = [] if self._workers else [opened(copy.mark) for copy in self._copies]
-            self._began_at_end = any(mark is not None and mark.at_end for mark in [opened(begin), *here])
+            marks = [opened(saved.state.mark), *here]
+            self._began_at_end = any(mark is not None and mark.at_end for mark in marks)
         elif before is not None and lives:
             self.base_seed = before.base_seed
             self._copies = [old.next_epoch() if self.is_stream else Copy(old.mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
+        if saved is None and self.is_stream and not self._workers and self._copies[0].mark is None:
+            self._copies = [Copy(self._beginning(self.dataset, before))]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
         self._reading = Reading(self.dataset)
         self._fetcher: Any = None
+
+    def _beginning(self, source: Any, before: Cursor | None) -> bytes | None:
+        return initial(source, is_fresh=before is None) if self.is_tracked else None
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
@@ -134,8 +148,9 @@ class Cursor:
             return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
         if self._fetcher is None or self.progress.steps == self._first:
             return self._copies[0]  # a generator that has not run yet has not used a state
-        self._reading.ended = self._fetcher.ended
-        return Copy(self._reading.mark())
+        self._reading.ended = self._reading.ended or self._fetcher.ended
+        mark = self._reading.mark()
+        return self._copies[0] if mark is None else Copy(mark)
 
     def restore(self) -> None:
         """Restores the generators, the sampler, and the caller's own copy of the dataset."""
@@ -187,23 +202,26 @@ class Cursor:
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
-        reading.pass_over(until, size, replayed=until)
+        reading.pass_over(until, size)
         fetcher.ended = reading.ended
         if self.is_tracked and reading.has_state:
             self._fetcher = fetcher
 
     def passed(self, task: Task, worker: int) -> None:
         """A worker's step was handed out, as a batch or as an error."""
-        self.progress.passed(task.step, None)
+        self.progress.passed(task.step, None if self.sampling is None else self.sampling.handed_out(task.step))
         if self._copies:
             self._copies[worker].moved(task.mark)
             self._seat = (worker + 1) % self._workers
 
-    def passed_inline(self) -> None:
-        """A step that was done in this process was handed out."""
-        self.progress.passed(self.progress.steps, None)
+    def passed_inline(self, *, failed: bool) -> None:
+        """A step that was done in this process was handed out, as a batch or as an error."""
+        step = self.progress.steps
+        self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[0].more += 1
+        if self._fetcher is not None:
+            self._reading.note_error() if failed else self._reading.note_batch()
 
     def end(self, ends: Iterable[tuple[int, bytes]] = ()) -> None:
         """The caller was told that the epoch is over; `ends`: see `Run`."""
@@ -213,7 +231,8 @@ class Cursor:
         if self._fetcher is not None and not self._began_at_end:
             self._reading.gave = self.progress.steps > 0
             end = taken(self.dataset, self._reading.end)
-            self._copies = self._copies if end is None else [Copy(end)]
+            if end is not None or self._reading.is_broken():
+                self._copies = [Copy(end)]
         self._fetcher = None
 
 
@@ -235,11 +254,9 @@ def state_of(loader: Any) -> dict[str, Any]:
         cursor = Cursor(loader, before=cursor, lives=cursor is not None and loader._iterator is not None)
     sampling = cursor.sampling
     origin = sampling.origin if sampling is not None and begun else None
-    mark = None if sampling is None else sampling.mark
     return {
         **cursor.progress.as_dict(),
         "about": _about(loader, cursor),
-        "mark": None if mark is None else mark._asdict(),
         PART: {
             "base_seed": cursor.base_seed,
             "origin": None if origin is None else dict(origin),
@@ -252,10 +269,10 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
     """A description of the loader, which must be the same when the state is loaded."""
-    dataset, sampling = loader.dataset, cursor.sampling
+    sampling = cursor.sampling
     return {
         "kind": "torch's, a stream" if sampling is None else "torch's, by key",
-        "length": len(dataset) if sampling is not None and isinstance(dataset, Sized) else None,
+        "length": cursor.length,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         **({} if sampling is None else sampling.about),

@@ -63,16 +63,20 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         except StopIteration:
             cursor.end()
             return END
-        ended = False
+        except Exception:
+            cursor.passed_inline(failed=True)
+            raise
+        ended, failed = False, True
         try:
             data = self._dataset_fetcher.fetch(index)
+            failed = False
         except StopIteration:
             if not cursor.is_stream:
                 raise
             ended = True
             return END
         finally:
-            cursor.end() if ended else cursor.passed_inline()
+            cursor.end() if ended else cursor.passed_inline(failed=failed)
         if self._into is not None:
             data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
         return data if self._deliver is None else self._deliver(data)

@@ -6,10 +6,11 @@ import copy
 import inspect
 import random
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from functools import cache, partial
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock._resume.state import Progress
+from penstock.plan import END, Calls
 
 if TYPE_CHECKING:
     from penstock.torch._cursor import Saved
@@ -29,16 +31,22 @@ _RANDOM = {RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler}
 _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
+def sampler_of(loader: Any) -> Any:
+    """The sampler of the keys, or of whole batches if the user gave one."""
+    index = loader._index_sampler
+    return index.sampler if type(index) is BatchSampler else index
+
+
 class Sampling:
     """One pass over the sampler: the keys of each step, from the first step that was not handed out.
 
-    `begin` is the mark that a sampler with a state starts from: of a resume state, or of the previous epoch's end.
+    `progress` has the mark that a sampler with a state starts from: of a resume state, or of the last epoch's end.
     """
 
-    def __init__(self, loader: Any, progress: Progress, begin: bytes | Mark | None) -> None:
+    def __init__(self, loader: Any, progress: Progress) -> None:
         self._index = index = loader._index_sampler
         self._batched = type(index) is BatchSampler
-        self.sampler: Any = index.sampler if self._batched else index
+        self.sampler = sampler_of(loader)
         self._is_torchs = type(self.sampler) in _TORCHS
         self._progress = progress
         self.generators = given_to(loader, index, getattr(index, "sampler", None))
@@ -46,10 +54,14 @@ class Sampling:
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
-        self._begin = begin
-        self._first = progress.steps
+        self._begin = progress.begin.mark
+        self._samples: int | None = None
+        if self._is_torchs:
+            with suppress(Exception):  # the user's code: torch finds out by itself
+                self._samples = len(self.sampler)  # now: the dataset may grow during the epoch
         self._reading = Reading(self.sampler)
-        self._marks: dict[int, bytes | None] = {}  # by the number of steps before each
+        self._marks: dict[int, bytes | None] = {}  # of each step that was drawn and not handed out
+        self._is_over = False
         self._last = -1  # the number of steps, when the sampler has ended
         self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
 
@@ -58,7 +70,7 @@ class Sampling:
         """A description of the sampler, which must be the same when the state is loaded."""
         return {
             "order": type(self.sampler).__name__,
-            "samples": len(self.sampler) if self._is_torchs else None,
+            "samples": self._samples,
             "batch_size": self._index.batch_size if self._batched else None,
             "drop_last": self._index.drop_last if self._batched else None,
         }
@@ -87,12 +99,9 @@ class Sampling:
         given[:] = texts  # encoding one takes 15 us
         return texts
 
-    @property
-    def mark(self) -> Mark | None:
-        """The position of a sampler with a state after the steps that were handed out."""
-        # Before the first step it is not asked for its state: some samplers start over only at their first key.
-        steps = self._progress.steps
-        return opened(self._begin if steps == self._first else self._marks.get(steps))
+    def handed_out(self, step: int) -> bytes | None:
+        """The mark of this step, if the sampler has a state."""
+        return self._marks.pop(step, None)
 
     def restore(self) -> None:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
@@ -148,25 +157,30 @@ class Sampling:
             mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
             set_all(self.generators, saved.given)
-        return self._rest(begun, saved.states, mark)
+        # Only when it is asked for its first keys. Not a generator, which an exception of the sampler would end.
+        rest = cache(partial(self._rest, begun, saved.states, mark))
+        return map(_next_of, repeat(rest))
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
+        """The same, and the sampler is asked for its first keys now."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
-        yield from with_loan(Lent(states), self._open_rest, begun, mark)
+        return with_loan(Lent(states), self._open_rest, begun, mark)
 
     def _open_rest(self, begun: Iterator[Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
         if mark is not None:
             self._reading.open(mark)
-            return self._marked()
-        if self._is_torchs:
+        elif self._is_torchs:
             skip = steps * self._index.batch_size if self._batched else steps
             return self._steps(_from(self.sampler, origin.get("seed"), skip))
-        source = iter(self.sampler) if self._batched else begun
-        if self._has_state(source) and not steps:
-            return self._marked(source)
-        return _passed(self._steps(by_next(source)), steps)
+        else:
+            source = iter(self.sampler) if self._batched else begun
+            if not self._has_state(source):
+                return _passed(self._steps(by_next(source)), steps)
+            self._reading.begin(source)
+        self._reading.pass_over(steps, self._size)
+        return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
         """True if the sampler may have drawn already: one of the user's that draws in `iter()`."""
@@ -183,16 +197,32 @@ class Sampling:
         """The steps of a sampler with a state. The mark of each is kept until the step was handed out."""
         if source is not None:
             self._reading.begin(source)
-        reading, step = self._reading, self._progress.steps
-        size = self._index.batch_size if self._batched else 1
-        while (keys := reading.take(size)) and (len(keys) == size or not self._index.drop_last):
-            step += 1
+        return Calls(self._marked_step, self._progress.steps)
+
+    def _marked_step(self, step: int) -> Any:
+        reading, size = self._reading, self._size
+        try:
+            keys = [] if self._is_over else reading.take(size)
+        except Exception:
+            # Torch's BatchSampler is a generator, which an exception ends.
+            reading.ended = self._is_over = reading.ended or self._batched
+            raise
+        finally:
             self._marks = {at: mark for at, mark in self._marks.items() if at >= self._progress.steps}
             self._marks[step] = taken(self.sampler, reading.mark)
+            if self._is_over and self.end is None:
+                self.end = taken(self.sampler, reading.end)
+        if keys and (len(keys) == size or not self._index.drop_last):
             if reading.ended:
-                self._last = step
-            yield keys if self._batched else keys[0]
-        self.end = taken(self.sampler, reading.end)
+                self._last = step + 1
+            return keys if self._batched else keys[0]
+        if self.end is None:
+            self.end = taken(self.sampler, reading.end)
+        return END
+
+    @property
+    def _size(self) -> int:
+        return self._index.batch_size if self._batched else 1
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
@@ -215,10 +245,25 @@ def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     torch.randperm(n, generator=generator)
 
 
+def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
+    return next(make())
+
+
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     """The steps without the first `skip`. The first one is asked for now, so that the sampler draws now."""
-    deque(islice(steps, skip), maxlen=0)
-    return steps if skip else chain(list(islice(steps, 1)), steps)
+    for _ in range(skip):
+        with suppress(Exception):  # it was raised before the state was taken
+            next(steps, None)
+    if skip:
+        return steps
+    try:
+        return chain(list(islice(steps, 1)), steps)
+    except Exception as error:
+        return chain(map(_raise, [error]), steps)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 # ---- states of random generators as plain data, so that the same numbers can be drawn again ----

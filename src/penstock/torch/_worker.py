@@ -117,15 +117,15 @@ class Replica:
             (mark, _), self._resumed = self._resumed, None
             if mark is not None:
                 Reading(dataset).prepare(mark)
-        if not self._job.batched:
-            samples = self._get(task.keys)
-        else:
+        try:
+            if not self._job.batched:
+                return self._get(task.keys)
             keys = _keys(task.keys)
             many = getattr(dataset, "__getitems__", None)
-            samples = many(keys) if many else [self._get(key) for key in keys]
-        if self._asks:
-            self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
-        return samples
+            return many(keys) if many else [self._get(key) for key in keys]
+        finally:
+            if self._asks:
+                self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
 
     def _get(self, key: Any) -> Any:
         self._at = key
@@ -156,7 +156,7 @@ class Replica:
             self._resumed = mark.next_epoch(), 0
         stream.open(mark)
         until = stream.read + more
-        stream.pass_over(until, count, replayed=until)
+        stream.pass_over(until, count)
 
 
 class TorchFailure(NamedTuple):
