@@ -23,12 +23,12 @@ GUESTS = {"torch", "jax", "ray"}
 # The rooms, lowest first: each package or module directly under penstock. A room may import only the rooms before it.
 LAYERS = (
     ("errors", "batch", "_at_work", "_ending", "worker_info", "random", "_interrupts", "_descriptors"),
-    ("plan", "_schedule", "_memory"),
+    ("plan", "_schedule", "_memory", "_measure"),
     ("_wire", "_resume"),
     ("_fill", "source", "collate", "_work"),
     ("_feed",),
     ("backends",),
-    ("_options", "_epoch"),
+    ("stats", "_options", "_epoch"),
     ("_deliver", "_prefetch", "prefetch", "loader", "__init__"),
     ("torch", "image", "records", "testing", "_demo", "cli"),
 )

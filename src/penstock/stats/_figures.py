@@ -1,0 +1,208 @@
+"""What `loader.stats()` returns: plain frozen figures, in seconds and bytes. Nothing here measures anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Many durations, summed up: their number, total, median, 95th percentile and the longest, in seconds.
+
+    Median and percentile come from a histogram, and are right within 10 %.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    median: float = 0.0
+    p95: float = 0.0
+    longest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many samples took between `low` and `high` seconds."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """One of the slowest samples. `key` is an integer, or the text of any other key."""
+
+    key: int | str
+    seconds: float
+    epoch: int
+    step: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """Where the time of one worker went, in seconds. `seat` is its number; replacements continue its figures.
+
+    `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
+    directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
+    idle because enough batches were ready. `cpu`: processor time. `node`: the machine, if it is another one.
+    """
+
+    seat: int
+    name: str
+    alive: bool = True
+    tasks: int = 0
+    steps: int = 0
+    fetch: float = 0.0
+    collate: float = 0.0
+    write: float = 0.0
+    waited_task: float = 0.0
+    waited_room: float = 0.0
+    cpu: float = 0.0
+    node: str = ""
+
+    @property
+    def busy(self) -> float:
+        return self.fetch + self.collate + self.write
+
+    @property
+    def share(self) -> float:
+        """The share of its time in which it worked, from 0 to 1."""
+        whole = self.busy + self.waited_task + self.waited_room
+        return self.busy / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The figures of an epoch, or of the loader's whole life.
+
+    - `seconds`: wall clock from the first `iter()` on, without the pauses between two epochs.
+    - `batches`, `samples`, `nbytes`: what was handed out.
+    - `waits`: how long the caller waited in `next()` for each batch. `works`: how long it worked between two batches.
+    - `ready`: how many batches were there when the caller asked. `tasks`: how many tasks they came in: small steps
+      travel several in one task, a bundle.
+    - `caller_cpu`: processor time of the thread that reads the loader.
+    - `slowest`: the ten slowest samples, slowest first; `sample_times`: how long samples took. Samples that take less
+      than 20 µs on average are not timed one by one.
+    - `replaced`: workers that crashed and were replaced. `repeated`: steps that were done again for that reason, or
+      after `update()`. `skipped`: samples that failed and were left out or replaced (`on_error=`).
+    """
+
+    seconds: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    waits: Spans = Spans()
+    works: Spans = Spans()
+    ready: int = 0
+    tasks: int = 0
+    caller_cpu: float = 0.0
+    workers: tuple[WorkerFigures, ...] = ()
+    slowest: tuple[SlowSample, ...] = ()
+    sample_times: tuple[Bucket, ...] = ()
+    replaced: int = 0
+    repeated: int = 0
+    skipped: int = 0
+
+    @property
+    def waiting(self) -> float:
+        """The share of the wall clock in which the caller waited for batches, from 0 to 1."""
+        whole = self.waits.total + self.works.total
+        return self.waits.total / whole if whole else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.batches / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBatch:
+    """Seconds from the first `iter()` to the first batch, and its parts, one after the other.
+
+    `start`: the loader prepared its memory, and asked for workers. `ship`: part of `start` in which the dataset was
+    pickled and sent (0 with fork). `boot`: until the first worker was ready, `worker_init_fn` included.
+    `sample`: until the first batch was fetched. `rest`: everything else.
+    """
+
+    total: float = 0.0
+    start: float = 0.0
+    ship: float = 0.0
+    boot: float = 0.0
+    sample: float = 0.0
+    rest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of batches: `lent` to the caller, `pooled` for the next batches, and in `strays` outside of the pool."""
+
+    lent: int = 0
+    pooled: int = 0
+    strays: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A change that `num_workers="auto"` made, with its reason. `at` is in seconds since the first `iter()`."""
+
+    at: float
+    workers: int
+    prefetch_factor: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state of the loader at one moment of its history; sums are since the first `iter()`, `at` seconds ago.
+
+    `busy`: workers that had a task. `ready`: batches that were done and not handed out.
+    """
+
+    at: float
+    batches: int
+    waited: float
+    worked: float
+    ready: int
+    busy: int
+    workers: int
+    lent: int
+    pooled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
+    cgroup held this process back. `memory_limit`: bytes, None without a limit. `swapped`: bytes of the loader's
+    processes in swap space.
+    """
+
+    cpus: float = 1.0
+    throttled: float = 0.0
+    memory_limit: int | None = None
+    memory_used: int = 0
+    swapped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The figures of a loader. `print(stats)` shows a table, `stats.verdict` says where the time goes."""
+
+    name: str
+    settings: Mapping[str, Any]
+    epoch: Period
+    life: Period
+    epoch_number: int = 0
+    first_batch: FirstBatch | None = None
+    memory: Memory = Memory()
+    machine: Machine = Machine()
+    decisions: tuple[Decision, ...] = ()
+    history: tuple[Moment, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON-serialisable data, with the verdict."""
+        plain = asdict(self)
+        plain["settings"] = dict(self.settings)
+        return plain
