@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock import __version__
 
@@ -26,6 +27,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "two workers, check that the batches equal those of the plain loop, and print the times. Exits with "
         "1 if a check fails.",
     )
+    _add_top(commands)
+    _add_pack(commands)
+    options = parser.parse_args(arguments)
+
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        if options.command == "pack":
+            print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="show the loaders of this user that run now",
+        description="List the penstock loaders of this user that run now, on this machine, with their speed and how "
+        "much their programs wait for them. It reads what they write to memory twice a second, and disturbs nothing. "
+        "In a terminal it is live until Ctrl-C.",
+    )
+    detail = "show the loaders of one process in detail, with their workers"
+    top.add_argument("pid", nargs="?", type=_number(1), metavar="PID", help=detail)
+    top.add_argument("--once", action="store_true", help="print once, also in a terminal")
+
+
+def _add_pack(commands: Any) -> None:
     pack = commands.add_parser(
         "pack",
         help="pack a folder of images into MXNet's .rec and .idx",
@@ -49,14 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pack.add_argument(flag, type=kind, metavar=metavar, help=text)
     pack.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be decoded")
     pack.add_argument("--force", action="store_true", help="replace existing files")
-    options = parser.parse_args(arguments)
-
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        if options.command == "pack":
-            print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -65,6 +84,10 @@ def _run(options: argparse.Namespace) -> int:
         from penstock import _demo
 
         return _demo.run()
+    if options.command == "top":
+        from penstock import _top
+
+        return _top.run(options.pid, options.once)
     try:
         from penstock.records import _pack
     except ImportError as error:
