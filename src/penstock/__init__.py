@@ -23,6 +23,7 @@ from penstock.plan import (
     WeightedRandomSampler,
 )
 from penstock.prefetch import Prefetcher, prefetch
+from penstock.progress import progress
 from penstock.random import each, rng
 from penstock.source import (
     ArrayDataset,
@@ -71,6 +72,7 @@ __all__ = [
     "each",
     "get_worker_info",
     "prefetch",
+    "progress",
     "random_split",
     "rng",
 ]
