@@ -1,1 +1,1 @@
-"""What is counted while a loader runs, and the page on which `penstock top` reads it."""
+"""What is always measured: counters of workers in shared memory, and of the caller; and the page that shows them."""
