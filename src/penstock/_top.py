@@ -23,7 +23,7 @@ EVERY = 1.0
 """Seconds between two looks."""
 
 QUIET = 3.0
-"""Seconds without a publication after which a loader counts as paused. It publishes with a batch, twice a second."""
+"""Seconds without a publication after which a loader counts as paused. It publishes with a batch, once a second."""
 
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, and for as "

@@ -20,14 +20,14 @@ import figures
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Begin, forge, programs
+from programs import Begin, forge, programs, session
 from rich.console import Console
 
 from penstock import _top as top
 from penstock._measure import page
-from penstock.stats import Decision, Memory, Period, Spans, Stats
+from penstock.stats import Decision, Memory, Moment, Period, Spans, Stats
 from penstock.stats._published import Published, from_text, to_text
-from penstock.stats._recent import recent
+from penstock.stats._recent import Recent, recent
 
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "top"]
 
@@ -81,7 +81,7 @@ def test_what_is_no_page_of_a_loader_says_so(text: bytes) -> None:
         from_text(text)
 
 
-def test_recent_figures_are_those_of_the_last_ten_seconds() -> None:
+def test_recent_figures_are_those_of_the_last_seconds() -> None:
     slow = figures.moments(100, rate=2.0, waiting=0.9)
     last = slow[-1]
     fast = tuple(
@@ -94,13 +94,29 @@ def test_recent_figures_are_those_of_the_last_ten_seconds() -> None:
         )
         for row in figures.moments(40, rate=50.0, waiting=0.1, workers=4)
     )
-    now = recent(figures.stats(history=slow + fast))
-    assert (now.rate, round(now.waiting, 6), now.busy, now.workers) == (50.0, 0.1, 3.0, 4)
+    assert recent(lasting(slow + fast)) == Recent(pytest.approx(50.0), pytest.approx(0.1), 3.0, 4)
+    # Of a long history some rows are dropped: what is left of it is as good.
+    assert recent(lasting((slow + fast)[::12])) == Recent(pytest.approx(50.0), pytest.approx(0.1), 3.0, 4)
 
 
-def test_recent_figures_are_those_of_the_epoch_before_there_is_a_history() -> None:
-    now = recent(figures.stats(history=()))
-    assert (now.rate, now.waiting, now.workers) == (10.0, 0.25, 2)
+def lasting(history: tuple[Moment, ...]) -> Stats:
+    """A loader with this history, two seconds after its last row."""
+    last, rate = history[-1], history[-1].batches - history[-2].batches
+    more = (last.at - history[-2].at) / 2.0
+    waiting = (last.waited - history[-2].waited) / (last.at - history[-2].at)
+    waits, works = Spans(9, last.waited + 2 * waiting), Spans(9, last.worked + 2 - 2 * waiting)
+    life = Period(batches=last.batches + round(rate / more), waits=waits, works=works)
+    return figures.stats(history=history, life=life)
+
+
+def test_recent_figures_are_those_of_the_life_before_there_is_a_history() -> None:
+    assert recent(figures.stats(history=())) == Recent(10.0, 0.25, 0.0, 2)
+
+
+@given(all_stats)
+def test_recent_figures_are_shares_and_rates_whatever_was_measured(stats: Stats) -> None:
+    now = recent(stats)
+    assert 0 <= now.waiting <= 1 and 0 <= now.busy
 
 
 @pytest.mark.parametrize(
@@ -165,6 +181,7 @@ sys.path.insert(0, {tests!r})
 import figures
 from penstock._measure import page
 from penstock.stats._published import to_text
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 class Publisher: pass
 """
 
@@ -229,6 +246,37 @@ def test_root_does_not_list_the_loaders_of_others(begin: Begin) -> None:
     assert len(top.loaders(program.pid, uid=65534)) in (0, 2)  # 0 where even root may not look
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_is_listed_while_it_runs_and_no_longer(begin: Begin, workers: int) -> None:
+    program = begin(f"""
+        import numpy as np, penstock
+        for _ in penstock.DataLoader(np.arange(8), 4):  # short: it never has a page
+            pass
+        loader = penstock.DataLoader(np.arange(1000), batch_size=4, num_workers={workers})
+        assert not page._pages
+        while not page._pages:
+            for batch in loader:
+                pass
+        print("published", flush=True)
+        signal.sigwait([signal.SIGUSR1])
+        loader.close()
+        del loader, batch
+        print("gone", flush=True)
+        signal.sigwait([signal.SIGUSR1])
+    """)
+    assert program.line() == "published"
+    (found,) = top.loaders(program.pid)
+    assert found.stats.name == "DataLoader(ndarray)" and found.stats.settings["num_workers"] == workers
+    assert found.stats.life.batches > 0 and found.published.pid == program.pid
+    pids = {one.pid for one in page.find(os.geteuid())}
+    assert not pids & {pid for pid in session(program.pid) if pid != program.pid}  # workers have no page
+    os.kill(program.pid, signal.SIGUSR1)
+    assert program.line() == "gone"
+    assert top.loaders(program.pid) == []
+    os.kill(program.pid, signal.SIGUSR1)
+    assert program.end()[0] == 0
+
+
 def test_without_a_terminal_the_command_prints_once(begin: Begin) -> None:
     program = begin(TWO_LOADERS)
     program.line()
@@ -251,7 +299,6 @@ def test_a_process_without_a_loader_is_an_error() -> None:
 
 def test_in_a_terminal_it_is_live_until_ctrl_c(begin: Begin) -> None:
     program = begin("""
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         loader = Publisher()
         for name in ("Before", "After"):
             page.publish(loader, to_text(figures.stats(name=name)))

@@ -30,6 +30,9 @@ from penstock.stats._figures import (
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+# Figures are published for `penstock top` at every second tick: that takes about a millisecond.
+_PUBLISHED = 2
+
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
 
 
@@ -86,6 +89,10 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
+        if self._ticks % _PUBLISHED == 0:
+            from penstock.stats._published import publish  # takes some milliseconds, and many loaders end before
+
+            publish(self, self.stats())
 
     # What is known.
 

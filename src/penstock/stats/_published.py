@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from penstock._measure import page
 from penstock.stats._figures import (
     Bucket,
     Decision,
@@ -51,6 +52,11 @@ class Published:
     pid: int
     at: float
     stats: Stats
+
+
+def publish(by: object, stats: Stats) -> None:
+    """Shows the figures to `penstock top` until the next ones, or until `by` is deallocated."""
+    page.publish(by, to_text(stats))
 
 
 def to_text(stats: Stats) -> bytes:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.stats._figures import Stats
+from penstock.stats._figures import Moment, Stats
+
+WINDOW = 5.0
+"""Seconds, at least. Rows of the history may be further apart when a loader has run for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +20,23 @@ class Recent:
     workers: int
 
 
-def recent(stats: Stats, seconds: float = 10.0) -> Recent:
-    """The figures of the last seconds of the history; of the epoch, if the history is shorter than that."""
-    history = stats.history
-    workers = history[-1].workers if history else sum(worker.alive for worker in stats.epoch.workers)
-    rows = [row for row in history if row.at >= history[-1].at - seconds]
-    if len(rows) < 2 or rows[-1].at <= rows[0].at:
-        busy = sum(worker.share for worker in stats.epoch.workers)
-        return Recent(stats.epoch.rate, stats.epoch.waiting, busy, workers)
-    first, last = rows[0], rows[-1]
-    waited, worked = last.waited - first.waited, last.worked - first.worked
+def recent(stats: Stats) -> Recent:
+    """What was added since the last row of the history that is older than the window; else since the first `iter()`.
+
+    Pauses between two epochs do not count.
+    """
+    waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
+    before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []
+    for row in reversed(stats.history):
+        if waited + worked - row.waited - row.worked >= WINDOW:
+            before = row
+            break
+        busy.append(row.busy)
+    waited, worked = max(0.0, waited - before.waited), max(0.0, worked - before.worked)
+    seconds = waited + worked
     return Recent(
-        rate=(last.batches - first.batches) / (last.at - first.at),
-        waiting=waited / (waited + worked) if waited + worked else 0.0,
-        busy=sum(row.busy for row in rows[1:]) / len(rows[1:]),
-        workers=workers,
+        rate=(batches - before.batches) / seconds if seconds else 0.0,
+        waiting=waited / seconds if seconds else 0.0,
+        busy=sum(busy) / len(busy) if busy else float(before.busy),
+        workers=stats.history[-1].workers if stats.history else len(stats.epoch.workers),
     )
