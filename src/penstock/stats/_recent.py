@@ -34,9 +34,10 @@ def recent(stats: Stats) -> Recent:
         busy.append(row.busy)
     waited, worked = max(0.0, waited - before.waited), max(0.0, worked - before.worked)
     seconds = waited + worked
+    workers = stats.history[-1].workers if stats.history else len(stats.epoch.workers)
     return Recent(
         rate=(batches - before.batches) / seconds if seconds else 0.0,
         waiting=waited / seconds if seconds else 0.0,
         busy=sum(busy) / len(busy) if busy else float(before.busy),
-        workers=stats.history[-1].workers if stats.history else len(stats.epoch.workers),
+        workers=0 if stats.settings.get("backend") == "inline" else workers,
     )
