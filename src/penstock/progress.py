@@ -7,12 +7,13 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from penstock._at_work import is_worker_process
-from penstock._interrupts import interrupts_after, interrupts_deferred
+from penstock._interrupts import finalizer, interrupts_deferred
 
 __all__ = ["progress"]
 
@@ -51,7 +52,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """The first that says its length. Whatever `len()` of the user's code raises, the loop can do without a length."""
+    """The length of the first that has one. Whatever `len()` raises, the loop can do without a length."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -61,7 +62,7 @@ def _length(*candidates: Any) -> int | None:
 
 
 def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator[T, None, None]:
-    clock = time.perf_counter
+    clock, showing = time.perf_counter, Showing(bar)
     try:
         due = _screen.add(bar, display)
         for item in iterator:
@@ -69,14 +70,28 @@ def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator
             bar.count += 1
             if clock() >= due:
                 due = _screen.draw()
-    finally:
-        after = interrupts_after()  # a generator that is dropped cannot raise
-        try:
-            with after:
-                _screen.remove(bar)
-        except BaseException:
-            _screen.remove(bar)
-            raise
+    except GeneratorExit:
+        raise  # nothing can be raised out of a generator that is dropped: see `Showing`
+    except BaseException:  # its traceback keeps this frame
+        showing.close()
+        raise
+    showing.close()
+
+
+class Showing:
+    """Ends the showing of a bar, at the latest when this object is deallocated."""
+
+    _bar: Bar | None = None  # while it is made
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        bar.showing = weakref.ref(self)
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            _screen.remove(self._bar)
+
+    __del__ = finalizer(close)
 
 
 class Bar:
@@ -85,6 +100,7 @@ class Bar:
     def __init__(self, description: str, total: int | None, stats: Any) -> None:
         self.description, self.total = description, total
         self.count = 0
+        self.showing: Callable[[], Showing | None]
         self.begun = self.now = time.perf_counter()
         self._stats = stats if callable(stats) else None
         self._noted: deque[tuple[float, int]] = deque([(self.begun, 0)])
@@ -159,14 +175,15 @@ class Screen:
 
     def add(self, bar: Bar, display: type[Display]) -> float:
         with self._lock, interrupts_deferred():
-            self._bars.append(bar)
+            # An interrupt at the very entry of a finalizer is lost, and so is the work of that finalizer.
+            self._bars = [*(one for one in self._bars if one.showing()), bar]
             if self.display is None:
                 self.display = display()
             return self.draw()
 
-    def remove(self, bar: Bar) -> None:
+    def remove(self, bar: Bar | None) -> None:
         with self._lock:
-            if bar in self._bars:  # not in a child that was forked in the loop
+            if bar in self._bars:  # it is not in a child that was forked in the loop
                 if len(self._bars) == 1:
                     self.draw()
                 self._bars.remove(bar)

@@ -90,7 +90,8 @@ class Measures:
                 self._history = self._history[::2]
                 self._every *= 2
         if self._ticks % _PUBLISHED == 0:
-            from penstock.stats._published import publish  # takes some milliseconds, and many loaders end before
+            # Imported late: it takes some milliseconds, and many loaders end before.
+            from penstock.stats._published import publish
 
             publish(self, self.stats())
 
