@@ -4,8 +4,9 @@
     2  two threads and two processes; of each the double, as long as that helps
     3  around the best: half as many workers more, and a quarter fewer; 1 beside 2
 
-Processes are tried with more workers only while they are faster than as many threads. A stream with one reader gets
-one worker of each kind. If the loop does not wait any longer, more workers are not tried, but fewer are.
+Where two processes are not faster than two threads, more processes are tried only from the number on at which more
+threads no longer help. A stream with one reader gets one worker of each kind. If the loop does not wait any longer,
+more workers are not tried, but fewer are.
 """
 
 from __future__ import annotations
@@ -99,11 +100,21 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
     """The double of what has helped."""
     for kind in _KINDS:
         workers, before = min(2, most), rates[INLINE]
-        while (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
-            if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers), 0.0):
-                break
+        while workers < most and (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
             before, workers = rate, min(2 * workers, most)
-            yield Choice(kind, workers)
+            if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers // 2), 0.0):
+                workers = _where_threads_end(rates, workers, most)
+            if workers <= most:
+                yield Choice(kind, workers)
+
+
+def _where_threads_end(rates: dict[Choice, float], workers: int, most: int) -> int:
+    """How many threads, from `workers` on, no longer help; more than `most` if all do."""
+    while rates.get(Choice("thread", workers), 0.0) > HELPS * rates.get(Choice("thread", workers // 2), 0.0):
+        if workers == most:
+            return most + 1
+        workers = min(2 * workers, most)
+    return workers
 
 
 def _best(done: Sequence[Trial]) -> Trial:
