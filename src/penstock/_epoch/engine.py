@@ -7,6 +7,7 @@ on their own.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -18,7 +19,7 @@ from typing import Any, get_args
 
 from penstock._epoch.handout import Handout
 from penstock._epoch.pace import Pace
-from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
+from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
 from penstock._interrupts import interrupts_after, interrupts_deferred
@@ -55,10 +56,11 @@ class Engine:
         bundles: bool = False,
         watch: Callable[[], object] = bool,
         meter: Meter | None = None,
+        hang: float | None = None,
     ) -> None:
         self.job = job  # for workers that are hired later
         self.backend, self._scheduler = backend, scheduler
-        self._retries, self._watch = retries, watch
+        self._retries, self._watch, self._hang = retries, watch, hang
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -312,6 +314,11 @@ class Engine:
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
+        if self._hang is not None:
+            for one in self.backend.end_hung(self._hang):
+                # The line of the caller's that asked for a batch is many frames up, and not always as many.
+                warnings.warn(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning, stacklevel=2)
+            left = min(self._hang / 4, math.inf if left is None else left)
         self._take_in(left)
         return True
 

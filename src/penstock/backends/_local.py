@@ -81,6 +81,9 @@ class _LocalBackend:
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
 
+    def end_hung(self, seconds: float) -> list[Doing]:
+        return []  # the options refuse it: a thread cannot be killed
+
     def open(self, outcome: Filled) -> object:
         return outcome.held
 

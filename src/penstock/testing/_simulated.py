@@ -209,6 +209,9 @@ class SimulatedBackend:
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
 
+    def end_hung(self, seconds: float) -> list[Doing]:
+        return []
+
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [
             Doing(worker.who, "", posted.task.seq, posted.task.epoch, posted.current().step)
