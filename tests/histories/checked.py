@@ -646,7 +646,7 @@ class meanwhile:
         over = False
 
         def work() -> None:
-            for size in sizes * 5:  # each may start workers: a hundred times would be hundreds of processes
+            for size in sizes * 50:
                 reader.loader.real.num_workers = size
                 if over:
                     return

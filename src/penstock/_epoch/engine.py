@@ -245,7 +245,9 @@ class Engine:
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
-            self._carry_out(events.Resized(workers, window))
+            while self._take_in(0):  # workers that have left are not counted any more
+                pass
+            self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
     # The end.
@@ -303,10 +305,13 @@ class Engine:
         task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
-    def _take_in(self, timeout: float | None) -> None:
-        for outcome in self.backend.poll(timeout):
+    def _take_in(self, timeout: float | None) -> bool:
+        """Waits for outcomes and takes them in; False if there were none."""
+        outcomes = self.backend.poll(timeout)
+        for outcome in outcomes:
             self._take(outcome)
         self.backend.flush()
+        return bool(outcomes)
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
