@@ -798,6 +798,8 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
             else:
                 for _ in range(int(act)):
                     reader.compare(reader._ask(), reader.expected.next())
+        thread = ahead._thread
+    thread.join()  # close() does not wait for long
     # How far the thread has read is not known.
     loader.set_epoch(loader.model.next_epoch)
 
