@@ -233,8 +233,7 @@ class Engine:
         """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
         if self.closed:
             return
-        # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
-        # again.
+        # First: a worker that is forked meanwhile has the change already, and must not make it again.
         self.backend.update(change)
         self._course.redo()
         self._outcomes.clear()
@@ -305,13 +304,11 @@ class Engine:
         task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
-    def _take_in(self, timeout: float | None) -> bool:
-        """Waits for outcomes and takes them in; False if there were none."""
-        outcomes = self.backend.poll(timeout)
-        for outcome in outcomes:
+    def _take_in(self, timeout: float | None) -> list[Outcome]:
+        for outcome in (outcomes := self.backend.poll(timeout)):
             self._take(outcome)
         self.backend.flush()
-        return bool(outcomes)
+        return outcomes
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
