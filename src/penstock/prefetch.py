@@ -179,7 +179,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """The source's state after the batch delivered last; before the first, that of its start, which is waited for."""
+        """The source's state after the batch delivered last. Before the first batch, the start is waited for."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
