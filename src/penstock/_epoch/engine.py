@@ -249,8 +249,7 @@ class Engine:
         """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
         if self.closed:
             return
-        # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
-        # again.
+        # First: a worker that is forked meanwhile has the change already, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -262,7 +261,9 @@ class Engine:
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
-            self._carry_out(events.Resized(workers, window))
+            while self._take_in(0):  # workers that have left are not counted any more
+                pass
+            self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
     # The end.
@@ -326,10 +327,11 @@ class Engine:
         task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
-    def _take_in(self, timeout: float | None) -> None:
-        for outcome in self.backend.poll(timeout):
+    def _take_in(self, timeout: float | None) -> list[Outcome]:
+        for outcome in (outcomes := self.backend.poll(timeout)):
             self._take(outcome)
         self.backend.flush()
+        return outcomes
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):

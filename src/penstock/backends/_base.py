@@ -87,6 +87,9 @@ class Backend(Protocol):
         Where tasks are for certain workers, it is the one in `seat` that leaves, after all its tasks.
         """
 
+    def retain(self) -> int:
+        """Withdraws the requests to leave that no worker has taken yet, and returns how many. It never waits."""
+
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.
 

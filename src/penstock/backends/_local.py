@@ -107,6 +107,9 @@ class InlineBackend(_LocalBackend):
     def retire(self, seat: int = -1) -> None:
         raise InternalError("without workers, there is none to leave")
 
+    def retain(self) -> int:
+        return 0
+
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
 
@@ -166,6 +169,14 @@ class ThreadBackend(_LocalBackend):
     def retire(self, seat: int = -1) -> None:
         self._leaves.append(None)
         self._permits.put(True)  # for a thread that waits
+
+    def retain(self) -> int:
+        retained = 0
+        with suppress(IndexError):  # threads take them too, until there are none
+            while True:
+                self._leaves.pop()
+                retained += 1
+        return retained
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, self._slabs.root(slab)))
