@@ -50,7 +50,8 @@ def _add_profile(commands: Any) -> None:
     )
     what = "module:name or file.py:name of a dataset, or of a class or function that makes one without arguments"
     profile.add_argument("dataset", metavar="module:dataset", help=what)
-    profile.add_argument("--batch-size", type=_number(1), default=64, metavar="N", help="samples in a batch (default: 64)")
+    size = "samples in a batch (default: 64)"
+    profile.add_argument("--batch-size", type=_number(1), default=64, metavar="N", help=size)
     profile.add_argument("--collate", metavar="module:function", help="the collate_fn (default: default_collate)")
     profile.add_argument("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a trial (default: 3)")
     step = "simulate a training step of so many seconds, for which the CPU is idle, as with a GPU"

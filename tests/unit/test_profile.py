@@ -252,7 +252,7 @@ def test_a_dataset_is_an_object_a_class_or_a_function(folder: Path, name: str, l
         ("shelf:", "names no object"),
         (":numbers", "names no object"),
         ("shelf:number", "shelf has no 'number'. It has: Box, CallableNumbers,"),
-        ("shelf:nothing", "is of type int, which has neither __getitem__ nor __iter__"),
+        ("shelf:nothing", "is no dataset: it is of type int, which has neither __getitem__ nor __iter__"),
         ("shelves:numbers", "There is no module shelves in"),
         ("shelf.books:numbers", "There is no module shelf.books in|not a package"),
         ("shelves.py:numbers", "There is no file shelves.py in"),

@@ -4,8 +4,8 @@
     2  two threads and two processes; of each the double, as long as that helps
     3  around the best: half as many workers more, and a quarter fewer; 1 beside 2
 
-Where two processes are not faster than two threads, more processes are tried only from the number on at which more
-threads no longer help. A stream with one reader gets one worker of each kind. If the loop does not wait any longer,
+Where processes are not faster than as many threads, more of them are tried only from the number on at which threads
+no longer scale. A stream with one reader gets one worker of each kind. If the loop does not wait any longer,
 more workers are not tried, but fewer are.
 """
 
@@ -19,6 +19,9 @@ from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
 """A trial must be so much faster for more workers to be tried. Timings of a few seconds differ by some percent."""
+
+SCALES = 0.8
+"""As long as each thread does so much of what each of the first did, processes would not do better."""
 
 AS_GOOD = 0.95
 """What is within this of the best counts as equally fast, and fewer workers win."""
@@ -98,23 +101,23 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
     """The double of what has helped."""
+    begin = min(2, most)
     for kind in _KINDS:
-        workers, before = min(2, most), rates[INLINE]
+        workers, before = begin, rates[INLINE]
         while workers < most and (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
+            if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers), 0.0):
+                scaled = [n for n in range(workers, most + 1) if _scales(rates, n, begin)]
+                workers = max([workers, *scaled])  # so many threads do as well as processes
+                if workers == most:
+                    break
             before, workers = rate, min(2 * workers, most)
-            if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers // 2), 0.0):
-                workers = _where_threads_end(rates, workers, most)
-            if workers <= most:
-                yield Choice(kind, workers)
+            yield Choice(kind, workers)
 
 
-def _where_threads_end(rates: dict[Choice, float], workers: int, most: int) -> int:
-    """How many threads, from `workers` on, no longer help; more than `most` if all do."""
-    while rates.get(Choice("thread", workers), 0.0) > HELPS * rates.get(Choice("thread", workers // 2), 0.0):
-        if workers == most:
-            return most + 1
-        workers = min(2 * workers, most)
-    return workers
+def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
+    """Whether each of so many threads does almost as much as each of the first."""
+    first = rates.get(Choice("thread", begin), 0.0) / begin
+    return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
 
 def _best(done: Sequence[Trial]) -> Trial:

@@ -26,13 +26,13 @@ def dataset(name: str) -> Any:
             found = found()
         except Exception as error:
             error.add_note(
-                f"penstock profile: this was raised by {name}(), which is called without arguments. To make a dataset "
-                "with arguments, write a function without arguments that returns it, and name that function."
+                f"penstock profile: this was raised by {name}(), which is called without arguments. If the dataset "
+                "needs some, write a function without arguments that returns the dataset, and name that function."
             )
             raise
     if not any(hasattr(found, each) for each in SIZED):
         raise TargetError(
-            f"{name} is of type {type(found).__name__}, which has neither __getitem__ nor __iter__, and so is no dataset."
+            f"{name} is no dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor __iter__."
         )
     return found
 
@@ -74,8 +74,8 @@ def _imported(where: str) -> ModuleType:
 
 def _noted(error: Exception, where: str) -> Exception:
     error.add_note(
-        f"penstock profile: this was raised while {where} was imported. If {where} is a program, put what it runs under "
-        'if __name__ == "__main__":, so that its dataset can be imported.'
+        f"penstock profile: this was raised while {where} was imported. If {where} is a program, put what it runs "
+        'under if __name__ == "__main__":, so that its dataset can be imported.'
     )
     return error
 
