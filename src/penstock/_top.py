@@ -25,6 +25,9 @@ EVERY = 1.0
 QUIET = 3.0
 """Seconds without a publication after which a loader counts as paused. It publishes with a batch, once a second."""
 
+SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle", "in_order", "seed")
+"""Those that are shown."""
+
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, and for as "
     "long as it exists."
@@ -159,7 +162,7 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
     """All about one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
-    settings = ", ".join(f"{name}={value!r}" for name, value in stats.settings.items())
+    settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
     parts: list[RenderableType] = [
         Text(f"{stats.name}, {loader.program} (pid {loader.pid})", style="bold"),
         Text(settings, style="dim"),
@@ -199,7 +202,7 @@ def workers(figures: Iterable[WorkerFigures]) -> Table:
         whole = one.busy + one.waited_task + one.waited_room
         parts = (one.busy, one.fetch, one.collate, one.write, one.waited_task, one.waited_room, one.cpu)
         shares = [share(part / whole) if whole else "-" for part in parts]
-        name = f"{one.seat}  {one.name}" + (f" on {one.node}" if one.node else "")
+        name = one.name + (f" on {one.node}" if one.node else "")
         table.add_row(Text(name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
     return table
 

@@ -23,6 +23,7 @@ T = TypeVar("T")
 # loader start its workers in another way than fork. It is drawn by time: a drawing takes a millisecond or two, and
 # the next one waits for 200 times as long, so that all of them take half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
+_WIDTH = 24  # of a bar, if there is room
 _WINDOW = 10.0
 """Seconds over which the rate is taken."""
 
@@ -233,11 +234,13 @@ class _Terminal:
         from rich.text import Text
 
         grid = Table.grid(padding=(0, 2, 0, 0))
-        for bar in bars:
-            row: list[Any] = [Text(bar.description)] if any(one.description for one in bars) else []
-            row.append(Text() if bar.total is None else ProgressBar(bar.total or 1, bar.count, width=24))
-            row.append(Text("  ".join(bar.words()), no_wrap=True, overflow="ellipsis"))
-            grid.add_row(*row)
+        names = [Text(bar.description, no_wrap=True) for bar in bars]
+        texts = [Text("  ".join(bar.words()), no_wrap=True, overflow="ellipsis") for bar in bars]
+        taken = max(name.cell_len for name in names) + max(text.cell_len for text in texts) + 6
+        width = min(_WIDTH, max(4, self._live.console.width - taken))
+        for bar, name, text in zip(bars, names, texts, strict=True):
+            drawn = Text() if bar.total is None else ProgressBar(bar.total or 1, bar.count, width=width)
+            grid.add_row(*([name] if any(names) else []), drawn, text)
         self._live.update(grid, refresh=True)
 
     def close(self) -> None:
@@ -254,8 +257,8 @@ class _Notebook:
     def draw(self, bars: list[Bar]) -> None:
         lines = []
         for bar in bars:
-            full = 0 if not bar.total else round(24 * min(1.0, bar.count / bar.total))
-            drawn = [] if bar.total is None else ["█" * full + "░" * (24 - full)]
+            full = 0 if not bar.total else round(_WIDTH * min(1.0, bar.count / bar.total))
+            drawn = [] if bar.total is None else ["█" * full + "░" * (_WIDTH - full)]
             lines.append("  ".join([*filter(None, [bar.description]), *drawn, *bar.words()]))
         self._handle.update(_text("\n".join(lines)), raw=True)
 

@@ -161,7 +161,7 @@ def test_a_loader_that_publishes_nothing_is_shown_as_paused() -> None:
 
 
 def test_text_of_the_program_is_no_markup() -> None:
-    named = loader(figures.stats(name="[red]Photos[/]", settings={"x": "[/]"}), program="[b]train.py")
+    named = loader(figures.stats(name="[red]Photos[/]", settings={"backend": "[/]"}), program="[b]train.py")
     for pid in (None, 4242):
         text = shown(top.view([named], pid, now=1000.0))
         assert "[red]Photos[/]" in text and "[b]train.py" in text
@@ -171,7 +171,7 @@ def test_the_details_have_a_row_for_each_worker() -> None:
     text = shown(top.view([loader()], 4242, now=1000.5))
     assert "Photos, train.py (pid 4242)" in text and "batch_size=64" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "0 pid 7000 50 75 % 60 % 10 % 5 % 5 % 20 % 50 %" in rows
+    assert "pid 7000 50 75 % 60 % 10 % 5 % 5 % 20 % 50 %" in rows
     assert "10 batches/s now, 10 in this epoch; 640 samples/s, 10.5 MB/s" in text
 
 
