@@ -28,7 +28,7 @@ class Publisher:
 
 
 def of_this_process() -> list[bytes]:
-    return [found.text for found in page.find(os.geteuid()) if found.pid == os.getpid()]
+    return [found.text for found in page._of_process(os.getpid())]
 
 
 def test_a_page_has_what_was_published_last() -> None:
