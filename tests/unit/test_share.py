@@ -146,7 +146,7 @@ def test_in_turn_a_slow_consumer_holds_others_back_after_the_window() -> None:
         assert got == [1, 3, 5, 7, 9, 11]
         threads.run(go_on)
         waiting = loader_epoch(quick)
-        while not waiting._changed._waiters:  # until it waits for the other
+        while not waiting._changes._bells:  # until it waits for the other
             pass
         assert not more.is_set()
         assert first(next(slow)) == 0
@@ -326,7 +326,7 @@ def test_closing_the_loader_ends_every_consumer() -> None:
     threads, parts = Threads(), loader.share(3)
     for part in parts:
         threads.run(consume, part)
-    while len(loader_epoch(parts[0])._changed._waiters) < 2:
+    while len(loader_epoch(parts[0])._changes._bells) < 2:
         pass
     loader.close()
     dataset.gates[0].set()
