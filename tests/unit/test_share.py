@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, IterableDataset, LoaderTimeout
+from penstock._epoch.share import Consumer
 
 
 class Counted(Dataset[Any]):
@@ -358,3 +359,17 @@ def test_a_loader_that_was_shared_ends_with_its_last_reference() -> None:
         assert gone() is None, "a cycle keeps it until the garbage collector runs"
     finally:
         gc.enable()
+
+
+def test_a_consumer_whose_finalizer_was_interrupted_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataLoader(np.arange(6)) as loader:
+        one, other = loader.share(2, in_turn=True)
+        assert first(next(other)) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(type(one), "__del__", lambda self: None)  # interrupted at its entry: Python ignores it
+            del one
+        assert list(map(first, other)) == [0, 2, 3, 4, 5]
+
+
+def test_a_consumer_whose_constructor_was_interrupted_is_dropped_in_silence() -> None:
+    Consumer.__new__(Consumer).close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -15,21 +17,24 @@ from penstock._wire.failure import caught
 class Consumer(AbstractContextManager["Consumer"]):
     """One of the iterators that `DataLoader.share` returns, for one thread at a time."""
 
+    _shared: SharedEpoch | None = None  # so it is if an interrupt comes in the constructor
+
     def __init__(self, shared: SharedEpoch, number: int) -> None:
-        self._shared = shared
-        self._number = number
+        self._number, self._shared = number, shared
 
     def __iter__(self) -> Consumer:
         return self
 
     @raises_instead
     def __next__(self) -> Any:
+        assert self._shared is not None
         return self._shared.next(self._number)
 
     def close(self) -> None:
         """Leaves the epoch, and the batches that wait for this consumer, to the other consumers."""
         with interrupts_deferred():
-            self._shared.leave(self._number)
+            if self._shared is not None:
+                self._shared.leave(self._number)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -76,6 +81,11 @@ class SharedEpoch:
         self._turn = 0
         self._ended = False
         self._ended_by = ""  # what interrupted a call of next()
+        self._consumers: dict[int, weakref.ref[Consumer]] = {}
+
+    def know(self, consumers: Iterable[Consumer]) -> None:
+        for number, consumer in enumerate(consumers):
+            self._consumers[number] = weakref.ref(consumer)
 
     def passed(self, step: int, mark: bytes | None) -> None:
         self._steps.append((step, mark))
@@ -128,7 +138,14 @@ class SharedEpoch:
                     self._reading = call
                     return False
                 bell = self._changes.bell()
+                self._leave_for_those_that_are_gone()
             bell.acquire(timeout=LOOK_AGAIN)
+
+    def _leave_for_those_that_are_gone(self) -> None:
+        """For consumers whose finalizer was interrupted at its entry."""
+        for number, consumer in self._consumers.items():
+            if consumer() is None and number in self._queues:
+                self.leave(number)
 
     def _owner(self, asking: int) -> int:
         """The consumer that gets the next batch."""
@@ -192,7 +209,9 @@ def share(reader: Batches, consumers: int, in_turn: bool, window: int) -> list[C
     told = reader.told
     try:
         epoch = reader.told = SharedEpoch(reader, told, consumers, in_turn, window)
-        return [Consumer(epoch, number) for number in range(consumers)]
+        made = [Consumer(epoch, number) for number in range(consumers)]
+        epoch.know(made)
+        return made
     except BaseException:
         reader.close()
         reader.told = told
