@@ -280,7 +280,7 @@ class Engine:
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:
-            self._turn.wake()
+            self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
         """Ends the workers, unless a thread uses the engine, which will do it."""
