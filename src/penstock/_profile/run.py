@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +124,7 @@ def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tel
     return Trial(choice, batches / (now - warm), waited / (now - warm), first)
 
 
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
+def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
     while True:
         empty = True
         for batch in loader:
