@@ -113,6 +113,11 @@ def test_swap_of_the_given_processes_is_added_up(tmp_path: Path) -> None:
     assert machine([7, 8, 9], root=tree(tmp_path, V2, swap)).swapped == 300 << 10
 
 
+def test_the_times_in_which_workers_had_no_processor_are_added_up(tmp_path: Path) -> None:
+    times = {"proc/7/schedstat": "9 1500000000 3\n", "proc/8/schedstat": "9 500000000 3\n", "proc/9/schedstat": "\n"}
+    assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, times)).delayed == 2.0
+
+
 def test_no_process_is_looked_at_if_nothing_is_in_swap_space(tmp_path: Path) -> None:
     strange = {"proc/7/status": "VmSwap:\t  200 kB\n"}
     assert machine([7], root=tree(tmp_path, V2, strange)).swapped == 0
@@ -122,7 +127,7 @@ def test_an_empty_tree_is_a_machine_without_limits(tmp_path: Path) -> None:
     assert machine([1], root=tmp_path) == Machine(cpus=8.0)
 
 
-FILES = ["proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "proc/1/status"]
+FILES = ["proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "proc/1/status", "proc/1/schedstat"]
 FILES += [f"sys/fs/cgroup/{name}" for name in ("cpu.max", "cpu.stat", "memory.max", "memory.current", "memory.stat")]
 WORDS = st.sampled_from(["0", "-1", "max", "100000", "VmSwap:", "kB", "::", "/", "\n", " - ", "\N{BOMB}", "1e3"])
 TEXTS = st.lists(WORDS, max_size=12).map(" ".join)

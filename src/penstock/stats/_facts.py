@@ -1,0 +1,195 @@
+"""Numbers that rules judge by: where the time of a loop and of its workers went, without that of starting up."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
+
+# Batches that a judgement needs. The first batches were made before anybody waited for them, so a full window of
+# workers needs more.
+LEAST_BATCHES = 20
+LEAST_WINDOWS = 3
+LEAST_SECONDS = 0.2
+
+
+class Facts:
+    """The figures of the present epoch, if it is long enough to judge by, else those of the loader's life."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+        self.settings = stats.settings
+        self.face = str(stats.settings.get("face", "penstock"))
+        self.backend = str(stats.settings.get("backend", "process"))
+        self.cpus = stats.machine.cpus
+        given = stats.settings.get("num_workers", 0)
+        self.auto = given == "auto"
+        self.workers = sum(worker.alive for worker in stats.epoch.workers) if self.auto else int(given or 0)
+        self.period = stats.epoch if self._is_enough(stats.epoch) else stats.life
+        self.enough = self._is_enough(self.period)
+
+    def _is_enough(self, period: Period) -> bool:
+        ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
+        counts = period.batches >= max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
+        return counts and period.seconds - self._starting(period) >= LEAST_SECONDS
+
+    @property
+    def starts_often(self) -> bool:
+        """Whether workers are started anew for each epoch."""
+        return self.workers > 0 and not self.settings.get("persistent_workers", True)
+
+    @property
+    def depends_on_workers(self) -> bool:
+        """Whether samples have other random numbers with another number of workers: with torch's semantics."""
+        return self.face not in ("penstock", "prefetch") and self.settings.get("seed") is None
+
+    # The loop.
+
+    def _starting(self, period: Period) -> float:
+        """Seconds of the period in which the loop waited for workers to start, up to their first batch."""
+        first = (self.stats.first_batch or FirstBatch()).total
+        begins = period is self.stats.life or period.batches == self.stats.life.batches
+        longest = period.waits.longest
+        if not self.starts_often:
+            return min(first, longest) if begins else 0.0
+        # Only the first start was timed. The longest wait of an epoch is near it.
+        again = longest if first / 3 <= longest <= first * 3 else 0.0
+        return min(period.waits.total, max(1, period.epochs) * (again or first * begins))
+
+    @cached_property
+    def starting(self) -> float:
+        return self._starting(self.period)
+
+    @cached_property
+    def waited(self) -> float:
+        """Seconds in which the loop waited, once workers were started."""
+        return max(0.0, self.period.waits.total - self.starting)
+
+    @cached_property
+    def whole(self) -> float:
+        """Seconds of the loop, once workers were started."""
+        return max(1e-9, self.waited + self.period.works.total)
+
+    @property
+    def waiting(self) -> float:
+        """The share of these seconds in which the loop waited."""
+        return self.waited / self.whole
+
+    # The workers.
+
+    def _sum(self, *names: str) -> float:
+        return float(sum(getattr(worker, name) for worker in self.period.workers for name in names))
+
+    @cached_property
+    def busy(self) -> float:
+        """Seconds of work, of all workers together."""
+        return max(1e-9, self._sum("busy"))
+
+    @cached_property
+    def present(self) -> float:
+        """Seconds of work and of waiting, of all workers together."""
+        return self.busy + self._sum("waited_task", "waited_room")
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy / self.present
+
+    def idle_share(self, why: str) -> float:
+        """The share of the workers' time in which they waited for a "task" or for "room"."""
+        return self._sum(f"waited_{why}") / self.present
+
+    def part(self, name: str) -> float:
+        """The share of the workers' work that was to "fetch", "collate" or "write"."""
+        return self._sum(name) / self.busy
+
+    @property
+    def would_do(self) -> int:
+        """Workers that could do the same work, with a reserve of a quarter."""
+        return max(1, math.ceil(1.25 * self.busy / self.whole))
+
+    @property
+    def needed(self) -> int:
+        """Workers that would be as fast as the loop, if more workers did not slow each other down."""
+        works = self.period.works.total
+        return math.ceil(self.busy / works) if works > 1e-3 * self.busy else 1000
+
+    # The processors.
+
+    @cached_property
+    def cpu(self) -> float:
+        """CPUs that the workers used, on average."""
+        return self._sum("cpu") / self.whole
+
+    @property
+    def cpu_used(self) -> float:
+        """CPUs that workers and loop used, on average. (Inline, the loop's thread is the worker.)"""
+        caller = self.period.caller_cpu / self.whole
+        return max(caller, self.cpu) if self.backend == "inline" else caller + self.cpu
+
+    @property
+    def cpus_free(self) -> float:
+        return max(0.0, self.cpus - self.cpu_used)
+
+    @property
+    def cpu_share(self) -> float:
+        """The share of the workers' working time in which they computed. The rest they waited."""
+        return min(1.0, self._sum("cpu") / self.busy)
+
+    @property
+    def delay_share(self) -> float:
+        """The share of the workers' working time in which they could have computed, but had no processor."""
+        busy = sum(worker.busy for worker in self.stats.life.workers)
+        return min(1.0, self.stats.machine.delayed / busy) if busy else 0.0
+
+    @property
+    def remote(self) -> bool:
+        return any(worker.node for worker in self.period.workers)
+
+    @property
+    def cpus_full(self) -> bool:
+        return not self.remote and (self.cpu_used >= 0.85 * self.cpus or self.delay_share >= 0.25)
+
+    # The samples.
+
+    @cached_property
+    def _times(self) -> list[Bucket]:
+        return [bucket for bucket in self.period.sample_times if bucket.count]
+
+    @cached_property
+    def timed(self) -> int:
+        """Samples whose times are known."""
+        return sum(bucket.count for bucket in self._times)
+
+    @cached_property
+    def median_sample(self) -> float:
+        passed = 0
+        for bucket in sorted(self._times, key=lambda bucket: bucket.low):
+            passed += bucket.count
+            if 2 * passed >= self.timed:
+                return (bucket.low + bucket.high) / 2
+        return 0.0
+
+    @cached_property
+    def _tail(self) -> list[Bucket]:
+        """The samples that took at least 20 times as long as the median."""
+        return [bucket for bucket in self._times if bucket.low >= 20 * self.median_sample > 0]
+
+    @property
+    def tail_count(self) -> int:
+        return sum(bucket.count for bucket in self._tail)
+
+    @property
+    def tail_seconds(self) -> float:
+        return sum(bucket.count * (bucket.low + bucket.high) / 2 for bucket in self._tail)
+
+    @property
+    def slow(self) -> list[SlowSample]:
+        """The slowest of these samples, slowest first, each key once."""
+        by_key = {sample.key: sample for sample in reversed(self.period.slowest)}
+        found = [each for each in by_key.values() if each.seconds >= 20 * self.median_sample]
+        return sorted(found, key=lambda sample: -sample.seconds)
+
+    @property
+    def samples_per_batch(self) -> float:
+        return self.period.samples / max(1, self.period.batches)
