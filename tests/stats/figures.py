@@ -50,7 +50,7 @@ def period(
         "nbytes": 10_000_000 * batches,
         "waits": spans(batches, waited),
         "works": spans(batches, worked),
-        "ready": 2 * batches,
+        "ready": batches // 2,
         "tasks": batches,
         "caller_cpu": worked / 10,
         "workers": tuple(worker(seat, tasks=250, steps=250, **each) for seat in range(workers)),

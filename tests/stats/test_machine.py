@@ -104,13 +104,15 @@ def test_a_cgroup_outside_of_the_namespace_is_taken_for_its_root(tmp_path: Path)
     assert machine(root=files).cpus == 0.5
 
 
-def test_swap_of_the_given_processes_is_added_up(tmp_path: Path) -> None:
+def test_swap_of_this_process_and_its_worker_processes_is_added_up(tmp_path: Path) -> None:
     swap = {
         "proc/meminfo": "SwapTotal: 1000 kB\nSwapFree: 10 kB\n",
-        "proc/7/status": "Name:\tpython\nVmSwap:\t  200 kB\n",
-        "proc/8/status": "Name:\tpython\nVmSwap:\t  100 kB\n",
+        "proc/self/status": "Name:\tpython\nTgid:\t3\nVmSwap:\t  1000 kB\n",
+        "proc/7/status": "Name:\tpython\nTgid:\t7\nVmSwap:\t  200 kB\n",
+        "proc/8/status": "Name:\tpython\nTgid:\t8\nVmSwap:\t  100 kB\n",
+        "proc/9/status": "Name:\tthread\nTgid:\t3\nVmSwap:\t  1000 kB\n",
     }
-    assert machine([7, 8, 9], root=tree(tmp_path, V2, swap)).swapped == 300 << 10
+    assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, swap)).swapped == 1300 << 10
 
 
 def test_the_times_in_which_workers_had_no_processor_are_added_up(tmp_path: Path) -> None:

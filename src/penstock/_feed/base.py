@@ -251,6 +251,9 @@ def shown(feed: Feed, face: str) -> dict[str, Any]:
     names = ("batch_size", "shuffle", "num_workers", "backend", "prefetch_factor", "persistent_workers")
     names += ("in_order", "seed", "timeout", "retries", "on_error")
     settings = {name: getattr(feed.options, name) for name in names}
+    collate = feed.options.collate_fn
+    if collate is not None and not hasattr(collate, "into"):  # a default one has `into`
+        settings["collate_fn"] = getattr(collate, "__qualname__", type(collate).__qualname__)
     return {**settings, "shard": list(feed.options.shard), "one_reader": feed.one_reader, "face": face}
 
 

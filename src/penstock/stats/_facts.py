@@ -22,6 +22,7 @@ class Facts:
         self.settings = stats.settings
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
+        self.in_the_caller = self.backend in ("inline", "thread") or self.face == "prefetch"
         self.cpus = stats.machine.cpus
         given = stats.settings.get("num_workers", 0)
         self.auto = given == "auto"
@@ -48,18 +49,25 @@ class Facts:
 
     def _starting(self, period: Period) -> float:
         """Seconds of the period in which the loop waited for workers to start, up to their first batch."""
-        first = (self.stats.first_batch or FirstBatch()).total
-        begins = period is self.stats.life or period.batches == self.stats.life.batches
-        longest = period.waits.longest
-        if not self.starts_often:
-            return min(first, longest) if begins else 0.0
-        # Only the first start was timed. The longest wait of an epoch is near it.
-        again = longest if first / 3 <= longest <= first * 3 else 0.0
-        return min(period.waits.total, max(1, period.epochs) * (again or first * begins))
+        first = self.stats.first_batch or FirstBatch()
+        each = min(first.total - first.start, period.waits.longest)
+        return min(period.waits.total, each * self._starts(period))
+
+    def _starts(self, period: Period) -> int:
+        """How often workers were started in the period."""
+        if self.starts_often:
+            return period.epochs
+        return int(period is self.stats.life or period.batches == self.stats.life.batches)
 
     @cached_property
     def starting(self) -> float:
         return self._starting(self.period)
+
+    @cached_property
+    def begun(self) -> float:
+        """Seconds of starting up that are not counted as waiting: those in `iter()`."""
+        first = self.stats.first_batch or FirstBatch()
+        return first.start * self._starts(self.period)
 
     @cached_property
     def waited(self) -> float:
@@ -76,6 +84,16 @@ class Facts:
         """The share of these seconds in which the loop waited."""
         return self.waited / self.whole
 
+    @property
+    def usual_waits(self) -> float:
+        """Seconds that the loop would have waited if each wait were like the median."""
+        return self.period.waits.median * self.period.batches
+
+    @property
+    def ready_share(self) -> float:
+        """The share of batches that were ready when the loop asked for them."""
+        return self.period.ready / max(1, self.period.batches)
+
     # The workers.
 
     def _sum(self, *names: str) -> float:
@@ -83,8 +101,8 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds of work, of all workers together."""
-        return max(1e-9, self._sum("busy"))
+        """Seconds of work, of all workers together. (Inline, the loop waits while it does that work.)"""
+        return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
     def present(self) -> float:
@@ -123,32 +141,38 @@ class Facts:
 
     @property
     def cpu_used(self) -> float:
-        """CPUs that workers and loop used, on average. (Inline, the loop's thread is the worker.)"""
+        """CPUs that workers and loop used, on average."""
         caller = self.period.caller_cpu / self.whole
-        return max(caller, self.cpu) if self.backend == "inline" else caller + self.cpu
-
-    @property
-    def cpus_free(self) -> float:
-        return max(0.0, self.cpus - self.cpu_used)
+        return caller if self.in_the_caller else caller + self.cpu
 
     @property
     def cpu_share(self) -> float:
         """The share of the workers' working time in which they computed. The rest they waited."""
+        if not self.period.workers:  # inline, and not measured apart from the loop
+            return min(1.0, self.cpu_used)
         return min(1.0, self._sum("cpu") / self.busy)
 
     @property
     def delay_share(self) -> float:
         """The share of the workers' working time in which they could have computed, but had no processor."""
         busy = sum(worker.busy for worker in self.stats.life.workers)
-        return min(1.0, self.stats.machine.delayed / busy) if busy else 0.0
+        return min(1.0 - self.cpu_share, self.stats.machine.delayed / busy) if busy else 0.0
 
     @property
-    def remote(self) -> bool:
-        return any(worker.node for worker in self.period.workers)
+    def blocked_share(self) -> float:
+        """The share of the workers' working time in which they did not want to compute: they waited for something."""
+        return 1.0 - self.cpu_share - self.delay_share
+
+    @property
+    def wanted(self) -> float:
+        """CPUs that the workers would have used, on average, had there been enough."""
+        return (self.cpu_share + self.delay_share) * self.busy / self.whole
 
     @property
     def cpus_full(self) -> bool:
-        return not self.remote and (self.cpu_used >= 0.85 * self.cpus or self.delay_share >= 0.25)
+        if any(worker.node for worker in self.period.workers):  # on other machines
+            return False
+        return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     # The samples.
 
@@ -186,9 +210,11 @@ class Facts:
     @property
     def slow(self) -> list[SlowSample]:
         """The slowest of these samples, slowest first, each key once."""
-        by_key = {sample.key: sample for sample in reversed(self.period.slowest)}
-        found = [each for each in by_key.values() if each.seconds >= 20 * self.median_sample]
-        return sorted(found, key=lambda sample: -sample.seconds)
+        slow: dict[int | str, SlowSample] = {}
+        for sample in self.period.slowest:
+            if sample.seconds >= 20 * self.median_sample:
+                slow.setdefault(sample.key, sample)
+        return list(slow.values())
 
     @property
     def samples_per_batch(self) -> float:

@@ -17,8 +17,9 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """What this process and the worker processes with these pids may use, and what holds them back.
+    """What this process and its workers may use, and what holds them back.
 
+    `workers` are the ids of processes or threads.
     `throttled_before` is the figure of an earlier call, since when seconds of throttling are counted. The files are
     those under `root`. Takes 0.2 ms, and 20 µs more for each worker.
     """
@@ -36,19 +37,25 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
             limit, used = most, _used(group)
     # Most machines have no swap space, and looking at one process takes 50 µs.
     swaps = memory.get("SwapTotal", 0) > memory.get("SwapFree", 0)
-    statuses = (f"{root}/proc/{pid}/status" for pid in ["self", *workers]) if swaps else ()
+    swapped = [_swapped(root, one) for one in ("self", *workers)] if swaps else []
     return Machine(
         cpus=cpus,
         throttled=max(0.0, throttled - throttled_before),
         memory_limit=limit,
         memory_used=max(0, used),
-        swapped=sum(_table(status).get("VmSwap", 0) for status in statuses),
+        swapped=sum(swapped),
         delayed=sum(_delayed(f"{root}/proc/{pid}/schedstat") for pid in workers),
     )
 
 
+def _swapped(root: Path, pid: int | str) -> int:
+    status = _table(f"{root}/proc/{pid}/status")
+    is_thread = pid not in ("self", status.get("Tgid"))  # it shares the memory of its process
+    return 0 if is_thread else status.get("VmSwap", 0)
+
+
 def _delayed(schedstat: str) -> float:
-    """Seconds since its start that a process was ready to run, and did not."""
+    """Seconds since its start that a process or thread was ready to run, and did not."""
     numbers = _read(schedstat).split()
     return int(numbers[1]) / 1e9 if len(numbers) > 1 and numbers[1].isdecimal() else 0.0
 

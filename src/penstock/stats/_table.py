@@ -65,6 +65,10 @@ def _spans(spans: Spans) -> str:
     return f"{seconds(spans.median)} / {seconds(spans.p95)} / {seconds(spans.longest)}"
 
 
+def _ready(period: Period) -> str:
+    return f"{count(period.ready)} ({share(period.ready / max(1, period.batches))})"
+
+
 def _wait(period: Period) -> str:
     return f"{seconds(period.waits.total)} ({share(period.waiting)})"
 
@@ -76,6 +80,7 @@ def _work(period: Period) -> str:
 _TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
 _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("batches", lambda period: count(period.batches)),
+    ("  ready when asked for", _ready),
     ("samples", lambda period: count(period.samples)),
     ("bytes", lambda period: size(period.nbytes)),
     ("wall clock", lambda period: seconds(period.seconds)),
@@ -84,8 +89,7 @@ _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("  median / 95 % / longest", lambda period: _spans(period.waits)),
     ("loop worked", _work),
     ("  median / 95 % / longest", lambda period: _spans(period.works)),
-    ("  CPU time of its thread", lambda period: seconds(period.caller_cpu)),
-    ("batches ready when asked", lambda period: count(period.ready / period.batches if period.batches else 0)),
+    ("  CPU time of its process", lambda period: seconds(period.caller_cpu)),
 )
 
 
@@ -96,8 +100,9 @@ def _workers(period: Period) -> Iterator[str]:
     if not period.workers:
         return
     shown = period.workers[:_MOST_WORKERS]
-    rows = [("worker", "steps", "busy", "= fetch", "+ collate", "+ write", "no task", "no room", "CPU time")]
-    rows += [_worker(worker.name, [worker]) for worker in shown]
+    rows = [("worker", "steps", "busy", "fetch", "collate", "write", "no task", "no room", "CPU time")]
+    names = [worker.name if worker.alive else f"worker {worker.seat} (ended)" for worker in shown]
+    rows += [_worker(_cut(name, 24), [worker]) for name, worker in zip(names, shown, strict=True)]
     if len(period.workers) > len(shown):
         others = period.workers[len(shown) :]
         rows.append(_worker(f"{len(others)} more", others))
@@ -113,8 +118,7 @@ def _worker(name: str, workers: Sequence[WorkerFigures]) -> tuple[str, ...]:
     whole = total("busy") + total("waited_task") + total("waited_room")
     parts = ("busy", "fetch", "collate", "write", "waited_task", "waited_room")
     shares = (share(total(part) / whole) if whole else "-" for part in parts)
-    alive = "" if any(worker.alive for worker in workers) else " (ended)"
-    return (_cut(name, 24) + alive, count(total("steps")), *shares, seconds(total("cpu")))
+    return (name, count(total("steps")), *shares, seconds(total("cpu")))
 
 
 # Everything else, a line each.

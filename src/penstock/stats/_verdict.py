@@ -50,7 +50,7 @@ def _throttled(facts: Facts) -> bool:
 
 def _swaps(facts: Facts) -> bool:
     # Memory that was swapped out and is not used does no harm: then workers compute, or the loop does not wait.
-    suffers = facts.waiting >= WAITS and facts.cpu_share < 0.7
+    suffers = facts.waiting >= WAITS and facts.blocked_share >= 0.3
     return suffers and facts.stats.machine.swapped >= 64 << 20
 
 
@@ -58,7 +58,11 @@ def _swaps(facts: Facts) -> bool:
 
 
 def _loop_is_slow(facts: Facts) -> bool:
-    return facts.waiting < NOTHING_TO_GAIN and not _starts_once(facts) and not _starts_often(facts)
+    return facts.waiting < NOTHING_TO_GAIN and not _starts(facts)
+
+
+def _loop_hardly_waits(facts: Facts) -> bool:
+    return facts.waiting < WAITS and not _starts(facts)
 
 
 def _workers_wait_for_room(facts: Facts) -> bool:
@@ -78,7 +82,8 @@ def _starts_once(facts: Facts) -> bool:
 
 
 def _starts(facts: Facts) -> bool:
-    return facts.starting >= max(0.1 * (facts.starting + facts.whole), facts.waited, 0.1)
+    took = facts.starting + facts.begun
+    return took >= max(0.1 * (took + facts.whole), facts.waited, 0.1)
 
 
 def _few_slow_samples(facts: Facts) -> bool:
@@ -89,7 +94,9 @@ def _few_slow_samples(facts: Facts) -> bool:
 
 
 def _takes_microseconds(facts: Facts) -> bool:
-    return facts.waited < 100e-6 * facts.period.batches
+    # Even on a busy machine: workers that are not all busy could make more batches.
+    limit = 100e-6 if facts.busy_share >= ALL_BUSY else 500e-6
+    return facts.waited < limit * facts.period.batches and facts.busy < 100e-6 * facts.period.batches
 
 
 def _is_inline(facts: Facts) -> bool:
@@ -108,9 +115,10 @@ def _one_reader(facts: Facts) -> bool:
 
 
 def _holds_the_gil(facts: Facts) -> bool:
-    several = facts.busy >= 1.5 * facts.whole and facts.cpu_share <= 0.75
-    one_cpu = facts.cpu <= 1.15 and facts.cpu_used >= 0.8 and facts.cpus >= 1.8
-    return facts.backend == "thread" and _all_busy(facts) and several and one_cpu
+    # Several threads work, but only one of them computes, or would if it had a processor. The others are blocked.
+    several = facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
+    one_computes = 0.8 <= facts.wanted <= 1.3 and facts.cpus >= 1.8
+    return facts.backend == "thread" and _all_busy(facts) and several and one_computes
 
 
 def _most_is_write(facts: Facts) -> bool:
@@ -130,20 +138,20 @@ def _more_workers_than_cpus(facts: Facts) -> bool:
 
 
 def _samples_wait(facts: Facts) -> bool:
-    return _all_busy(facts) and facts.cpu_share < 0.3 and facts.part("fetch") >= 0.5
+    return _all_busy(facts) and facts.blocked_share >= 0.6 and facts.part("fetch") >= 0.5
 
 
 # Workers are not all busy, and the loop waits.
 
 
+def _own_process_is_slow(facts: Facts) -> bool:
+    # A batch that is ready takes long all the same.
+    return facts.ready_share >= 0.8 and facts.usual_waits >= 0.5 * facts.waited
+
+
 def _wait_in_turn(facts: Facts) -> bool:
-    return facts.workers > 0 and facts.waiting >= WAITS and facts.idle_share("room") >= 0.15
-
-
-def _own_process_is_busy(facts: Facts) -> bool:
-    # At least so much of the CPU time of the loop's thread was used inside next().
-    inside = facts.period.caller_cpu - facts.period.works.total
-    return facts.waiting >= WAITS and facts.idle_share("task") >= 0.3 and inside >= 0.4 * facts.waited
+    uneven = facts.usual_waits < 0.2 * facts.waited
+    return facts.workers > 0 and uneven and facts.idle_share("room") >= 0.15
 
 
 RULES = (
@@ -169,6 +177,11 @@ RULES = (
         "nothing to gain",
         _loop_is_slow,
         "{loop_waited}: your loop is the bottleneck, and faster loading would gain nothing.",
+    ),
+    Rule(
+        "little to gain",
+        _loop_hardly_waits,
+        "{loop_waited}: your loop is the bottleneck, and faster loading would gain {waiting} at most.",
     ),
     Rule(
         "start-up in each epoch",
@@ -250,8 +263,15 @@ RULES = (
     Rule(
         "fetch",
         _all_busy,
-        "{loop_waited}. Workers were busy {busy} of their time ({parts}), and {cpus_free} of {cpus} are "
-        "free: {workers_on_free_cpus}, or make samples cheaper.",
+        "{loop_waited}. Workers were busy {busy} of their time ({parts}), and with your loop they used "
+        "{cpu_used} of {cpus}: {workers_on_free_cpus}, or make samples cheaper.",
+    ),
+    Rule(
+        "own process",
+        _own_process_is_slow,
+        "{loop_waited}, although {ready} of the batches were ready when it asked: the time goes to work "
+        "that your own process does for each batch (a sampler, the __iter__ of a stream with load, "
+        "unpickling of what is not an array). Make that cheaper; more workers would not help.",
     ),
     Rule(
         "wait in turn",
@@ -259,13 +279,6 @@ RULES = (
         "{loop_waited}, and at other times workers waited for room ({no_room} of their time): batches, or "
         "your steps, take now long, now short. Work further ahead: a larger prefetch_factor= (now "
         "{prefetch_factor}).",
-    ),
-    Rule(
-        "own process",
-        _own_process_is_busy,
-        "{loop_waited}, although workers were idle {no_task} of their time: your own process was busy with "
-        "what workers cannot do (a sampler, the __iter__ of a stream with load, unpickling of what is not "
-        "an array).",
     ),
     Rule(
         "unclear",

@@ -63,8 +63,9 @@ def _more_workers(facts: Facts, most: int) -> str:
 
 
 def _workers_on_free_cpus(facts: Facts) -> str:
+    free = max(0.0, facts.cpus - facts.cpu_used)
     each = max(0.05, facts.cpu / max(1, facts.workers))
-    return _more_workers(facts, facts.workers + math.floor(facts.cpus_free / each))
+    return _more_workers(facts, facts.workers + math.floor(free / each))
 
 
 def _workers_that_wait(facts: Facts) -> str:
@@ -74,7 +75,7 @@ def _workers_that_wait(facts: Facts) -> str:
 
 def _first_workers(facts: Facts) -> str:
     """For a loader that has none."""
-    waits = facts.cpu_share < 0.3
+    waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"
     return f"num_workers={workers}" + (', backend="thread"' if threads else "")
@@ -145,23 +146,24 @@ def _let_others_pass(facts: Facts) -> str:
 
 PIECES: dict[str, Callable[[Facts], Any]] = {
     "loop_waited": _loop_waited,
+    "waiting": lambda facts: share(facts.waiting),
     "each_wait": lambda facts: seconds(facts.waited / max(1, facts.period.batches)),
-    "starting": lambda facts: seconds(facts.starting),
-    "all_seconds": lambda facts: seconds(facts.starting + facts.whole),
+    "starting": lambda facts: seconds(facts.starting + facts.begun),
+    "all_seconds": lambda facts: seconds(facts.starting + facts.begun + facts.whole),
     "starts": _starts,
     "workers": lambda facts: facts.workers,
     "busy": lambda facts: share(facts.busy_share),
     "no_task": lambda facts: share(facts.idle_share("task")),
     "no_room": lambda facts: share(facts.idle_share("room")),
+    "ready": lambda facts: share(facts.ready_share),
     "parts": _parts,
-    "fetch": lambda facts: share(facts.part("fetch")),
     "collate": lambda facts: share(facts.part("collate")),
     "write": lambda facts: share(facts.part("write")),
     "collate_remedy": _collate_remedy,
     "cheaper": _cheaper,
     "cpus": _cpus,
     "cpu": lambda facts: count(round(facts.cpu, 2)),
-    "cpus_free": lambda facts: count(round(facts.cpus_free, 1)),
+    "cpu_used": lambda facts: count(round(facts.cpu_used, 1)),
     "cpu_share": lambda facts: share(facts.cpu_share),
     "cpus_in_use": _cpus_in_use,
     "as_many_as_cpus": lambda facts: use_workers(facts, max(1, math.floor(facts.cpus))),
