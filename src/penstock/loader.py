@@ -23,7 +23,6 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
 from penstock._interrupts import Loan
-from penstock._measure.meter import clock
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -397,9 +396,10 @@ class DataLoader(Measured, Generic[_T_co]):
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
-        measures, called = self._measures, clock()
+        measures = self._measures
         setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver, measures)
         with self._engines.changing():
+            measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
             if start.begun:  # dataset and sampler may have changed since the state was loaded
@@ -422,11 +422,11 @@ class DataLoader(Measured, Generic[_T_co]):
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)
+                measures.started(engine)
             except BaseException:
                 engine.close()
                 raise
             self._engines.begun(engine)
-            measures.begin_epoch(run.epoch, called, engine)
             self._skipped = reader.skipped
             epochs.begin(progress)
             return reader

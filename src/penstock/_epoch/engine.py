@@ -286,9 +286,9 @@ class Engine:
     def _end(self, by: str) -> None:
         with interrupts_deferred():
             self._turn.ended_by = by
-            self.stopwatch.meter.keep(self.backend.gauges)
             self._scheduler.handle(events.Closed())
             self.backend.close()
+            self.stopwatch.meter.keep(self.backend.gauges)
             # Not before: if an error comes in between, the finalizer does the rest.
             self._finalizer.detach()
 

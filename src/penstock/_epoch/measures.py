@@ -72,15 +72,20 @@ class Measures:
 
     # What happens.
 
-    def begin_epoch(self, epoch: int, called: int, engine: Engine) -> None:
-        """An epoch is begun on this engine; `iter()` was called at this time."""
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is about to begin: `iter()` was called. Its workers have not begun yet."""
         if not self._began:
-            self._began, self._started = called, clock()
-            self._shipped = getattr(engine.backend, "shipped", 0.0)
+            self._began = self._started = clock()
         meter, live = self.meter, self._live()
+        self._first_batch()  # while the workers that made it are known
         self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
         meter.longest[:] = 0, 0
         self._epochs += 1
+
+    def started(self, engine: Engine) -> None:
+        """The engine has asked for its workers."""
+        if not self.meter.first:
+            self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
         """The epoch was read to its end."""
@@ -104,7 +109,7 @@ class Measures:
     def stats(self) -> Stats:
         now, live, (totals, workers, times) = self._totals(), self._live(), self._base
         meter = self.meter
-        epoch = self._period(now.since(totals), live, meter.longest, workers, times, of_epoch=True)
+        epoch = self._period(now.minus(totals), live, meter.longest, workers, times, of_epoch=True)
         life = self._period(now, live, meter.longest_ever, {}, np.zeros_like(times), of_epoch=False)
         return Stats(
             self.name,

@@ -217,7 +217,7 @@ class ThreadBackend(_LocalBackend):
         gauge.ready()
         while self._permits.get():
             if self._leaves and self._takes_leave(worker):
-                return
+                break
             try:
                 task, root = self._posted.popleft()
             except IndexError:
@@ -225,12 +225,13 @@ class ThreadBackend(_LocalBackend):
             self._doing[worker] = task
             gauge.begin()
             outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
-            del self._doing[worker], root
-            self._outcomes.put(outcome)
             if gauge.detailed:
                 gauge.stepped(runner.rows)
             gauge.end(task)
+            del self._doing[worker], root
+            self._outcomes.put(outcome)
             del outcome, task
+        gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
         """Whether this thread is the one that leaves. It passes its permit on: that may be for a task."""

@@ -15,10 +15,12 @@ from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock.batch import Batch
+from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
+from penstock.torch._measured import stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 T = TypeVar("T")
@@ -187,6 +189,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         has the change: prefetched batches are computed again.
         """
         _seeded(self, "update()").update(change, **attributes)
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+
+        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        """
+        return stats(self)
 
     @_Shown
     def _is_accelerate_prepared(self) -> bool:
