@@ -89,11 +89,6 @@ class Facts:
         """Seconds that the loop would have waited if each wait were like the median."""
         return self.period.waits.median * self.period.batches
 
-    @property
-    def ready_share(self) -> float:
-        """The share of batches that were ready when the loop asked for them."""
-        return self.period.ready / max(1, self.period.batches)
-
     # The workers.
 
     def _sum(self, *names: str) -> float:

@@ -145,8 +145,9 @@ def _samples_wait(facts: Facts) -> bool:
 
 
 def _own_process_is_slow(facts: Facts) -> bool:
-    # A batch that is ready takes long all the same.
-    return facts.ready_share >= 0.8 and facts.usual_waits >= 0.5 * facts.waited
+    # Workers explain no more waiting than the time that they worked, or would have worked if they had a processor.
+    explained = facts.busy + facts.stats.machine.delayed
+    return facts.workers > 0 and explained < 0.5 * facts.waited
 
 
 def _wait_in_turn(facts: Facts) -> bool:
@@ -269,9 +270,9 @@ RULES = (
     Rule(
         "own process",
         _own_process_is_slow,
-        "{loop_waited}, although {ready} of the batches were ready when it asked: the time goes to work "
-        "that your own process does for each batch (a sampler, the __iter__ of a stream with load, "
-        "unpickling of what is not an array). Make that cheaper; more workers would not help.",
+        "{loop_waited}, although workers were busy only {busy} of their time: the time goes to work that "
+        "your own process does for each batch (a sampler, the __iter__ of a stream with load, unpickling of "
+        "what is not an array). Make that cheaper; more workers would not help.",
     ),
     Rule(
         "wait in turn",

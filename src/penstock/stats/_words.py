@@ -155,7 +155,6 @@ PIECES: dict[str, Callable[[Facts], Any]] = {
     "busy": lambda facts: share(facts.busy_share),
     "no_task": lambda facts: share(facts.idle_share("task")),
     "no_room": lambda facts: share(facts.idle_share("room")),
-    "ready": lambda facts: share(facts.ready_share),
     "parts": _parts,
     "collate": lambda facts: share(facts.part("collate")),
     "write": lambda facts: share(facts.part("write")),
