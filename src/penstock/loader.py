@@ -95,6 +95,7 @@ class DataLoader(Measured, Generic[_T_co]):
 
     - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
     - `retries`: how often the step of a worker that has crashed is tried again, by a worker that replaces it.
+    - `hang`: after so many seconds in one step, a worker process is killed as if it had crashed; None: never.
     - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
       how many may fail in an epoch (see `skipped`).
     """
@@ -122,6 +123,7 @@ class DataLoader(Measured, Generic[_T_co]):
         backend: str | None = None,
         seed: int | None = None,
         retries: int = 2,
+        hang: float | None = None,
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
         on_error: str = "raise",

@@ -179,7 +179,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """The source's state after the batch delivered last; after a reset at its new start, which is waited for."""
+        """The source's state after the batch delivered last. Before the first batch, the start is waited for."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -251,7 +251,6 @@ class Prefetcher:
                 )
             try:
                 if self._thread is None or self._gate.stopped:
-                    first = first if loaded else producer.state()
                     gate = self._gate = Gate()
                     # A method of the gate, not of this object, which the finalizer would keep alive. At exit all
                     # threads are stopped, and waited for, by `_stop_all`.

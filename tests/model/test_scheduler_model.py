@@ -768,22 +768,33 @@ class DoesNotReplaceTheDeadWhileOthersLeave(Crew):
 
 
 class NeverRetires(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
         unsaid: list[Command] = []
-        super().resize(size, unsaid)
+        super().resize(size, retained, unsaid)
         out.extend(command for command in unsaid if not isinstance(command, Retire))
 
 
 class AsksThemToLeaveTwice(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
         before, self.leaving = self.leaving, 0
-        super().resize(size, out)
+        super().resize(size, retained, out)
         self.leaving += before
 
 
+class ForgetsThatRequestsToLeaveWereWithdrawn(Crew):
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        super().resize(size, 0, out)
+
+
+class AsksThoseWhoMightStayToLeaveAgain(Crew):
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        out += [Retire()] * retained
+        super().resize(size, 0, out)
+
+
 class NeverGrows(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
-        super().resize(min(size, self.size), out)
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        super().resize(min(size, self.size), retained, out)
 
 
 class HiresIntoSeatsThatDoNotExist(Crew):
@@ -994,6 +1005,7 @@ BUNDLE = Setting(runs=(3,), ends="found", bundle=3, window=1, workers=1, crashes
 UNSENT = Setting(runs=(3, 1), ends="found", changes=1, unsendable=(0, 1, 1), window=2, workers=1, unread=0)
 UNSENT_AHEAD = Setting(runs=(1, 2), ends="found", unsendable=(1, 1, 0), window=3, workers=1, unread=0)
 FEWER = Setting(runs=(2,), window=2, resizes=((1, 1),), crashes=1, unread=0)
+FEWER_THEN_MORE = Setting(runs=(1,), window=1, resizes=((1, 1), (2, 1)), unread=0)
 FEWER_TWICE = Setting(runs=(1,), window=1, workers=3, resizes=((2, 1), (1, 1)), unread=0)
 MORE = Setting(runs=(3,), window=1, workers=1, resizes=((2, 2),), unread=0)
 FEWER_AT_BIRTH = Setting(runs=(1,), window=1, retries=0, resizes=((1, 1),), crashes=2, unread=0)
@@ -1072,6 +1084,8 @@ BUGS: list[tuple[type, Setting]] = [
     (DoesNotReplaceTheDeadWhileOthersLeave, FEWER),
     (NeverRetires, FEWER),
     (AsksThemToLeaveTwice, FEWER_TWICE),
+    (ForgetsThatRequestsToLeaveWereWithdrawn, FEWER_THEN_MORE),
+    (AsksThoseWhoMightStayToLeaveAgain, FEWER_THEN_MORE),
     (NeverGrows, MORE),
     (HiresIntoSeatsThatDoNotExist, FEWER),
     (LeavesTheCrewEmpty, FEWER_AT_BIRTH),

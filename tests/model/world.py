@@ -375,7 +375,9 @@ class World:
         if self.version < self.setting.changes:
             yield ("change", 0)
         if self.resized < len(self.setting.resizes):
-            yield ("resize", 0)
+            # A backend may withdraw fewer requests to leave than it could.
+            for retained in {0, self.retiring}:
+                yield ("resize", retained)
 
     def progress(self) -> Iterator[Action]:
         """What happens by itself in the end, whatever the consumer does."""
@@ -602,13 +604,15 @@ class World:
         self.unwant(list(self.tasks))
         self.tell(Changed())
 
-    def resize(self, _: int) -> None:
+    def resize(self, retained: int) -> None:
         workers, window = self.setting.resizes[self.resized]
+        self.retiring -= retained
+        self.leaving -= retained
         self.resized += 1
         self.spare += window - self.window
         self.size, self.window = 1 if self.setting.rule is OneReader else workers, window
         self.forgive()
-        self.tell(Resized(workers, window))
+        self.tell(Resized(workers, window, retained))
 
     def take(self, _: int) -> None:
         self.hand_out()
@@ -719,6 +723,8 @@ class World:
         self.law(all(w.seat != seat for w in self.workers.values()), f"seat {seat} is taken")
         self.law(0 <= seat < self.size + self.leaving, f"there is no seat {seat}")
         self.law(self.setting.rule is not Assigned or seat > self.last_worker, "nobody is replaced")
+        asked = isinstance(cause, Resized) and cause.retained and self.retiring
+        self.law(not asked, "a worker is hired, and one that could have stayed is asked to leave")
         anew = not isinstance(cause, WorkerLost | WorkerLeft)
         if anew or (isinstance(cause, WorkerLeft) and not self.workers):
             self.forgive()

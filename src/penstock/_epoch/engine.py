@@ -7,6 +7,7 @@ on their own.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -18,7 +19,7 @@ from typing import Any, get_args
 
 from penstock._epoch.handout import Handout
 from penstock._epoch.pace import Pace
-from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
+from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
 from penstock._interrupts import interrupts_after, interrupts_deferred
@@ -55,10 +56,11 @@ class Engine:
         bundles: bool = False,
         watch: Callable[[], object] = bool,
         meter: Meter | None = None,
+        hang: float | None = None,
     ) -> None:
         self.job = job  # for workers that are hired later
         self.backend, self._scheduler = backend, scheduler
-        self._retries, self._watch = retries, watch
+        self._retries, self._watch, self._hang = retries, watch, hang
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -247,8 +249,7 @@ class Engine:
         """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
         if self.closed:
             return
-        # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
-        # again.
+        # First: a worker that is forked meanwhile has the change already, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -260,7 +261,9 @@ class Engine:
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
-            self._carry_out(events.Resized(workers, window))
+            while self._take_in(0):  # workers that have left are not counted any more
+                pass
+            self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
     # The end.
@@ -312,6 +315,11 @@ class Engine:
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
+        if self._hang is not None:
+            for one in self.backend.end_hung(self._hang):
+                # The line of the caller's that asked for a batch is many frames up, and not always as many.
+                warnings.warn(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning, stacklevel=2)
+            left = min(self._hang / 4, math.inf if left is None else left)
         self._take_in(left)
         return True
 
@@ -319,10 +327,11 @@ class Engine:
         task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
-    def _take_in(self, timeout: float | None) -> None:
-        for outcome in self.backend.poll(timeout):
+    def _take_in(self, timeout: float | None) -> list[Outcome]:
+        for outcome in (outcomes := self.backend.poll(timeout)):
             self._take(outcome)
         self.backend.flush()
+        return outcomes
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):

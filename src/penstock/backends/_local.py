@@ -81,6 +81,9 @@ class _LocalBackend:
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
 
+    def end_hung(self, seconds: float) -> list[Doing]:
+        return []  # the options refuse it: a thread cannot be killed
+
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
@@ -103,6 +106,9 @@ class InlineBackend(_LocalBackend):
 
     def retire(self, seat: int = -1) -> None:
         raise InternalError("without workers, there is none to leave")
+
+    def retain(self) -> int:
+        return 0
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
@@ -163,6 +169,14 @@ class ThreadBackend(_LocalBackend):
     def retire(self, seat: int = -1) -> None:
         self._leaves.append(None)
         self._permits.put(True)  # for a thread that waits
+
+    def retain(self) -> int:
+        retained = 0
+        with suppress(IndexError):  # threads take them too, until there are none
+            while True:
+                self._leaves.pop()
+                retained += 1
+        return retained
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, self._slabs.root(slab)))
