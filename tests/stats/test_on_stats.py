@@ -40,7 +40,8 @@ def test_a_function_is_called_at_the_end_of_each_epoch(settings: dict[str, Any])
         read(loader)
         assert [stats.epoch.batches for stats in seen] == [10]
         read(loader)
-    assert [(stats.epoch_number, stats.epoch.batches, stats.life.batches) for stats in seen] == [(0, 10, 10), (1, 10, 20)]
+    counts = [(stats.epoch_number, stats.epoch.batches, stats.life.batches) for stats in seen]
+    assert counts == [(0, 10, 10), (1, 10, 20)]
 
 
 def test_a_function_is_called_in_the_thread_that_reads_the_loader() -> None:
@@ -147,7 +148,7 @@ def test_a_function_that_raises_is_removed_with_one_warning() -> None:
     seen: list[Stats] = []
     loader = penstock.DataLoader(range(30))
     with penstock.on_stats(fails), penstock.on_stats(seen.append):
-        with pytest.warns(UserWarning, match=r"fails was given to penstock.on_stats, raised ValueError: no such file"):
+        with pytest.warns(UserWarning, match="fails was given .* raised ValueError: no such file"):
             read(loader)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

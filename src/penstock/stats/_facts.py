@@ -165,9 +165,17 @@ class Facts:
 
     @property
     def cpus_full(self) -> bool:
+        """Whether workers had as much of the processors as they could get."""
         if any(worker.node for worker in self.period.workers):  # on other machines
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
+
+    @property
+    def only_wants_cpu(self) -> bool:
+        """Whether workers did little else but compute, or wait for a processor, which may make them look idle."""
+        workers, delayed = self.stats.life.workers, self.stats.machine.delayed
+        present = sum(worker.busy + worker.waited_task + worker.waited_room for worker in workers)
+        return delayed >= 0.25 * present > 0 and delayed + sum(worker.cpu for worker in workers) >= 0.75 * present
 
     # The samples.
 

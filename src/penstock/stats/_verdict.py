@@ -130,7 +130,7 @@ def _most_is_collate(facts: Facts) -> bool:
 
 
 def _cpus_are_full(facts: Facts) -> bool:
-    return _all_busy(facts) and facts.cpus_full
+    return facts.workers > 0 and ((_all_busy(facts) and facts.cpus_full) or facts.only_wants_cpu)
 
 
 def _more_workers_than_cpus(facts: Facts) -> bool:
