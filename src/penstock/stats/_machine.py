@@ -24,6 +24,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
     those under `root`. Takes 0.2 ms, and 20 µs more for each worker.
     """
     workers = list(workers)
+    processes: list[int | str] = ["self", *workers]
     memory = _table(f"{root}/proc/meminfo")
     cpus, throttled = float(_affinity() or os.cpu_count() or 1), 0.0
     for group in _groups(root, "cpu"):
@@ -37,7 +38,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
             limit, used = most, _used(group)
     # Most machines have no swap space, and looking at one process takes 50 µs.
     swaps = memory.get("SwapTotal", 0) > memory.get("SwapFree", 0)
-    swapped = [_swapped(root, one) for one in ("self", *workers)] if swaps else []
+    swapped = [_swapped(root, one) for one in processes] if swaps else []
     return Machine(
         cpus=cpus,
         throttled=max(0.0, throttled - throttled_before),

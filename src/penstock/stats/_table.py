@@ -86,9 +86,9 @@ _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("wall clock", lambda period: seconds(period.seconds)),
     ("batches a second", lambda period: count(period.rate)),
     ("loop waited for data", _wait),
-    ("  median / 95 % / longest", lambda period: _spans(period.waits)),
+    ("  median / p95 / longest", lambda period: _spans(period.waits)),
     ("loop worked", _work),
-    ("  median / 95 % / longest", lambda period: _spans(period.works)),
+    ("  median / p95 / longest", lambda period: _spans(period.works)),
     ("  CPU time of its process", lambda period: seconds(period.caller_cpu)),
 )
 
@@ -96,11 +96,14 @@ _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
 # The workers of the epoch.
 
 
+_COLUMNS = ("worker", "steps", "busy", "fetch", "collate", "write", "no task", "no room", "CPU time")
+
+
 def _workers(period: Period) -> Iterator[str]:
     if not period.workers:
         return
     shown = period.workers[:_MOST_WORKERS]
-    rows = [("worker", "steps", "busy", "fetch", "collate", "write", "no task", "no room", "CPU time")]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     names = [worker.name if worker.alive else f"worker {worker.seat} (ended)" for worker in shown]
     rows += [_worker(_cut(name, 24), [worker]) for name, worker in zip(names, shown, strict=True)]
     if len(period.workers) > len(shown):
