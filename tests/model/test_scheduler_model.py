@@ -28,6 +28,7 @@ from penstock._schedule.commands import (
 from penstock._schedule.course import Course
 from penstock._schedule.crew import Crew
 from penstock._schedule.events import (
+    CALLER,
     Asked,
     Cancelled,
     Changed,
@@ -125,6 +126,21 @@ WORLDS = {
     ),
     "a change after which a task cannot be sent": Setting(
         runs=(3, 1), ends="found", changes=1, unsendable=(0, 1, 1), window=2, unread=0
+    ),
+    "a sampler that raises": Setting(runs=(3, 1), raising=(0, 1), crashes=1, window=2, unread=0),
+    "a sampler that raises first": Setting(runs=(2, 1), ends="found", raising=(0, 0), crashes=1, window=2),
+    "a sampler that raises in the next run": Setting(runs=(1, 2), raising=(1, 0), cancels=1, window=2, unread=0),
+    "a sampler that raises, as they come": Setting(
+        runs=(3,), in_order=False, raising=(0, 2), crashes=1, window=2, unread=0
+    ),
+    "a sampler that raises, change": Setting(
+        runs=(3,), ends="found", changes=1, raising=(0, 1), window=2, unread=0
+    ),
+    "a sampler that raises, and a crew that dies at birth": Setting(
+        runs=(3, 1), raising=(0, 1), window=2, workers=1, retries=0, crashes=5
+    ),
+    "a sampler that raises, fixed assignment": Setting(
+        runs=(3, 2), rule=Assigned, ends="found", ahead=False, raising=(0, 1), cancels=1, window=2, unread=0
     ),
     "more workers": Setting(runs=(3,), window=2, workers=1, resizes=((2, 3),), crashes=1, unread=0),
     "fewer workers": Setting(runs=(2,), window=3, resizes=((1, 2),), crashes=1, unread=0),
@@ -548,6 +564,21 @@ class ForgivesASeatForWhatAnotherDoes(Scheduler):
     def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
         super()._step_filled(event, out)
         self._crew.losses.clear()
+
+
+class ForgivesEverySeatForWhatTheCallerDoes(Scheduler):
+    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+        super()._step_filled(event, out)
+        if event.worker == CALLER:
+            self._crew.losses.clear()
+
+
+class PostsWhatTheCallerHasFilledAgain(Scheduler):
+    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+        super()._step_filled(event, out)
+        if event.worker == CALLER and event.seq in self._steps:
+            step = self._steps[event.seq] = self._steps[event.seq]._replace(state=POSTED)
+            out.append(Post(event.seq, step.slab))
 
 
 class LeavesASeatEmptySilently(Scheduler):
@@ -997,6 +1028,7 @@ NEXT = Setting(runs=(2, 2), window=3, unread=0)
 STREAM = Setting(runs=(1, 1), ends="stream", window=2)
 HALF = Setting(runs=(3,), window=2, retries=0, crashes=2, unread=0)
 BIRTH = Setting(runs=(3,), window=1, workers=1, retries=0, crashes=3)
+RAISING = Setting(runs=(2,), raising=(0, 1), window=1, workers=1, retries=0, crashes=3, unread=0)
 
 CHANGE = Setting(runs=(2, 1), ends="found", changes=1, window=2, workers=1, unread=0)
 CHANGES = Setting(runs=(2,), ends="found", changes=2, window=1, workers=1, bundle=2, unread=0)
@@ -1051,6 +1083,8 @@ BUGS: list[tuple[type, Setting]] = [
     (LeavesTheBoardToNobody, BIRTH),
     (HiresForEverAndEver, BIRTH),
     (ForgivesASeatForWhatAnotherDoes, HALF),
+    (ForgivesEverySeatForWhatTheCallerDoes, RAISING),
+    (PostsWhatTheCallerHasFilledAgain, RAISING),
     (LeavesASeatEmptySilently, HALF),
     (NeverHiresAgain, BIRTH),
     (KeepsTheAskOfACancelledRun, CANCEL),

@@ -35,6 +35,7 @@ from penstock._schedule.commands import (
 from penstock._schedule.course import Course
 from penstock._schedule.crew import Crew
 from penstock._schedule.events import (
+    CALLER,
     Asked,
     Bounded,
     Cancelled,
@@ -95,6 +96,7 @@ class Setting:
     once: bool = False  # the worker of a stream that has ended leaves early, with a fixed assignment
     # A task with this step cannot be sent: run, step, and after how many changes that is so.
     unsendable: tuple[int, int, int] = (-1, -1, 0)
+    raising: tuple[int, int] = (-1, -1)  # run, step: the sampler raises in its place, and no worker has the step
 
 
 class Task(NamedTuple):
@@ -778,7 +780,11 @@ class World:
             else:
                 self.first_ahead = seq
         self.tasks[seq] = Posted(slab, task, seat=command.seat, position=self.position_for(command, task))
-        self.board = (*self.board, seq)
+        if self.setting.raising == (task.run // PER_RUN, task.step):
+            self.tasks[seq] = self.tasks[seq]._replace(how=self.version)
+            yield StepFilled(seq, CALLER)
+        else:
+            self.board = (*self.board, seq)
 
     def cannot_be_sent(self, task: Task) -> bool:
         run, step, changes = self.setting.unsendable

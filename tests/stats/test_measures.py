@@ -38,7 +38,7 @@ class Rows:
 
     def __getitem__(self, key: int) -> np.ndarray:
         if self.seconds:
-            time.sleep(self.seconds * (40 if key == self.slow else 1))
+            time.sleep(self.seconds * (100 if key == self.slow else 1))
         return np.full(4, key)
 
 
@@ -132,8 +132,8 @@ def test_the_slowest_samples_are_named(settings: dict[str, Any]) -> None:
             assert list(loader)
         stats = loader.stats()
     for period in (stats.epoch, stats.life):
-        assert period.slowest[0].key == 41
-        assert 0.02 <= period.slowest[0].seconds < 5
+        # Others may have waited for a processor.
+        assert any(slow.key == 41 and 0.05 <= slow.seconds < 5 for slow in period.slowest)
         assert [slow.seconds for slow in period.slowest] == sorted((s.seconds for s in period.slowest), reverse=True)
         assert len(period.slowest) <= 10
     assert {slow.epoch for slow in stats.epoch.slowest} == {1}

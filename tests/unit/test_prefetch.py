@@ -1177,7 +1177,6 @@ def test_the_state_of_a_beginning_that_ctrl_c_has_torn_is_not_waited_for(
         def put(self, run: Any) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penstock.prefetch"], "LONGEST_WAIT", 0.01)
     with prefetch(shuffled()) as ahead:
         next(ahead)
         with monkeypatch.context() as patch:

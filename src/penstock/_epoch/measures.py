@@ -34,6 +34,7 @@ from penstock.stats._machine import machine
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
 
 
@@ -62,6 +63,8 @@ class Measures:
         self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
         self._shipped = 0.0
         self._first: FirstBatch | None = None
+        # As they were when the epoch began: totals, counters of workers by seat, histogram of sample times.
+        self._base: tuple[Totals, dict[int, Counts], NDArray[np.int64]]
         self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
@@ -221,9 +224,9 @@ def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -
 
 
 def _worker(seat: int, counts: Counts, alive: bool, here: str) -> WorkerFigures:
-    parts = counts.fetch, counts.collate, counts.write, counts.waited_task, counts.waited_room, counts.cpu
     name = here.format(seat) or f"worker {seat} (pid {counts.pid})"
-    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, *(part * 1e-9 for part in parts))
+    times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times)
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:

@@ -152,9 +152,10 @@ class Gauges:
         """One of the three tables of slowest samples: of all, of even epochs, of odd epochs."""
         found = []
         for at in range(MOST_SLOW):
-            *numbers, length, text = _SLOW.unpack_from(self.memory, self.entry(seat, number) + at * _ENTRY * 8)
+            start = self.entry(seat, number) + at * _ENTRY * 8
+            ns, epoch, step, length, text = _SLOW.unpack_from(self.memory, start)
             if length:
-                found.append(Slow(*numbers, text[:length].decode(errors="replace")))
+                found.append(Slow(ns, epoch, step, text[:length].decode(errors="replace")))
         return found
 
     def trace(self, on: bool) -> None:

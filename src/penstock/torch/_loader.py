@@ -96,8 +96,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
         if seed is not None and not (number and 0 <= seed < 1 << 64):
             raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-        ours = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "last_batch": last_batch}
-        ours["hang"] = hang
+        ours: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "hang": hang}
+        ours["last_batch"] = last_batch
         for name, value in ours.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
                 raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
