@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.stats._figures import (
     Bucket,
     Decision,
     FirstBatch,
+    Machine,
     Memory,
     Moment,
     Period,
@@ -25,6 +27,8 @@ from penstock.stats._figures import (
     Stats,
     WorkerFigures,
 )
+from penstock.stats._hooks import Turns
+from penstock.stats._machine import machine
 
 # Moments of the history. When there are more, every second one is dropped, and from then on fewer are taken.
 _MOST_MOMENTS = 512
@@ -67,6 +71,9 @@ class Measures:
         self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
+        self._epochs = 0
+        self._turns = Turns()
+        self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
         self.decisions: list[Decision] = []
 
     # What happens.
@@ -79,6 +86,7 @@ class Measures:
         self._first_batch()  # while the workers that made it are known
         self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
         meter.longest[:] = 0, 0
+        self._epochs += 1
 
     def started(self, engine: Engine) -> None:
         """The engine has asked for its workers."""
@@ -87,6 +95,7 @@ class Measures:
 
     def end_epoch(self) -> None:
         """The epoch was read to its end."""
+        self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
         """Twice a second, in the thread that reads the loader, while it reads."""
@@ -102,6 +111,9 @@ class Measures:
             from penstock.stats._published import publish
 
             publish(self, self.stats())
+        if self._ticks == 2:
+            self._throttled = machine().throttled
+        self._turns.tick(clock() * 1e-9, self.stats)
 
     # What is known.
 
@@ -118,6 +130,7 @@ class Measures:
             self._epoch,
             self._first_batch(),
             self._memory(),
+            self._machine(),
             decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
             history=tuple(self._history),
         )
@@ -171,6 +184,7 @@ class Measures:
             replaced=totals.replaced,
             repeated=totals.repeated,
             skipped=totals.skipped,
+            epochs=1 if of_epoch else self._epochs,
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -188,6 +202,12 @@ class Measures:
     def _memory(self) -> Memory:
         found = [engine.memory() for engine in self._engines()]
         return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
+
+    def _machine(self) -> Machine:
+        inline = self._settings().get("backend") == "inline"
+        rows = [engine.backend.gauges.counts(seat) for engine in self._engines() for seat in engine.seats]
+        found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
+        return found if self._throttled is not None else replace(found, throttled=0.0)
 
     def _moment(self) -> Moment:
         sums, memory = self._totals().sums, self._memory()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 def seconds(value: float) -> str:
     """`850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s`, `3 h 20 min`."""
+    if not value:
+        return "0 s"
     if value < 0.9995e-3:
-        return f"{value * 1e6:.0f} µs" if value >= 9.5e-6 or not value else f"{value * 1e6:.1f} µs"
+        return f"{three(value * 1e6)} µs"
     if value < 0.9995:
         return f"{three(value * 1e3)} ms"
     if value < 119.5:
