@@ -132,14 +132,13 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
     return Group(*(part for loader in found for part in (*details(loader, now), Text())))
 
 
-def listing(found: Iterable[Loader], now: float) -> Table:
-    """A row for each loader."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def listing(found: Iterable[Loader], now: float) -> RenderableType:
+    """A row for each loader, and below them what to say of each."""
+    table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
     for name in ("epoch", "step", "batches/s", "waiting", "workers", "memory"):
         table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("verdict", ratio=1)
     for loader in found:
         stats = loader.stats
         now_, paused = recent(stats), loader.paused(now)
@@ -153,9 +152,11 @@ def listing(found: Iterable[Loader], now: float) -> Table:
             Text("-") if paused else waiting(now_.waiting),
             f"{now_.workers}",
             size(stats.memory.lent + stats.memory.pooled + stats.memory.strays),
-            Text(f"no batch for {seconds(paused)}" if paused else _verdict(stats)),
         )
-    return table
+        verdict = f"No batch for {seconds(paused)}." if paused else stats.verdict
+        if verdict:
+            verdicts.add_row(str(loader.pid), Text(stats.name), Text(verdict))
+    return Group(table, Text(), verdicts) if verdicts.row_count else table
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
@@ -176,8 +177,8 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
         ("memory", f"{size(memory.lent)} lent, {size(memory.pooled)} pooled, {size(memory.strays)} strays"),
     ]
     if paused:
-        rows[1:3] = [("rate", f"no batch for {seconds(paused)}")]
-    if verdict := _verdict(stats):
+        rows[1:3] = [("rate", f"No batch for {seconds(paused)}.")]
+    if verdict := stats.verdict:
         rows.append(("verdict", verdict))
     if stats.decisions:
         last = stats.decisions[-1]
@@ -205,10 +206,6 @@ def workers(figures: Iterable[WorkerFigures]) -> Table:
         name = one.name + (f" on {one.node}" if one.node else "")
         table.add_row(Text(name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
     return table
-
-
-def _verdict(stats: Stats) -> str:
-    return str(getattr(stats, "verdict", None) or "")
 
 
 def _waits(period: Period) -> str:

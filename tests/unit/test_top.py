@@ -147,17 +147,16 @@ def shown(thing: Any, width: int = 200) -> str:
 
 def test_a_row_has_the_figures_of_a_loader() -> None:
     text = shown(top.view([loader()], None, now=1000.5))
-    header, row = text.splitlines()
-    columns = "pid program dataset epoch step batches/s waiting workers memory verdict"
-    assert " ".join(header.split()) == columns
-    assert " ".join(row.split()).startswith("4242 train.py Photos 3 100 10 25 % 2 5.24 MB")
+    header, row, _, *verdict = (" ".join(line.split()) for line in text.splitlines())
+    assert header == "pid program dataset epoch step batches/s waiting workers memory"
+    assert row == "4242 train.py Photos 3 100 10 25 % 2 5.24 MB"
+    assert " ".join(verdict) == f"4242 Photos {figures.stats().verdict}"
 
 
 def test_a_loader_that_publishes_nothing_is_shown_as_paused() -> None:
-    (_, row) = shown(top.view([loader()], None, now=1065.0)).splitlines()
-    assert row.endswith("no batch for 65 s") or "no batch for 65 s" in row
-    assert "25 %" not in row
-    assert "no batch for 65 s" in shown(top.view([loader()], 4242, now=1065.0))
+    text = shown(top.view([loader()], None, now=1065.0))
+    assert "No batch for 65 s." in text and "25 %" not in text and figures.stats().verdict[:20] not in text
+    assert "No batch for 65 s." in shown(top.view([loader()], 4242, now=1065.0))
 
 
 def test_text_of_the_program_is_no_markup() -> None:
@@ -172,6 +171,7 @@ def test_the_details_have_a_row_for_each_worker() -> None:
     assert "Photos, train.py (pid 4242)" in text and "batch_size=64" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "pid 7000 50 75 % 60 % 10 % 5 % 5 % 20 % 50 %" in rows
+    assert figures.stats().verdict in " ".join(text.split())
     assert "10 batches/s now, 10 in this epoch; 640 samples/s, 10.5 MB/s" in text
 
 
@@ -284,7 +284,7 @@ def test_without_a_terminal_the_command_prints_once(begin: Begin) -> None:
     assert ran.returncode == 0 and ran.stderr == ""
     rows = [line.split() for line in ran.stdout.splitlines()]
     # The program is forked from a forge, and so has its command line: python -c.
-    assert [row[:4] for row in rows if row[0] == str(program.pid)] == [
+    assert [row[:4] for row in rows if row[:2] == [str(program.pid), "python"]] == [
         [str(program.pid), "python", "-c", name] for name in ("Photos", "Captions")
     ]
     detailed = subprocess.run([*COMMAND, str(program.pid)], capture_output=True, text=True, timeout=30)

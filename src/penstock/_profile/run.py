@@ -186,9 +186,8 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 def _report(console: Console, trials: list[Trial], chosen: Advice, stats: Stats | None, subject: Subject) -> None:
     console.print(table(trials, subject, chosen.trial))
     console.print()
-    verdict = getattr(stats, "verdict", "")
-    if verdict:
-        console.print(Text.assemble(("verdict  ", "bold"), str(verdict)))
+    if stats is not None and stats.verdict:
+        console.print(Text.assemble(("verdict  ", "bold"), stats.verdict))
     console.print(Text.assemble(("use      ", "bold"), settings(chosen.trial.choice, subject)))
     console.print(Text.assemble(("because  ", "bold"), chosen.reason))
 
