@@ -1,5 +1,6 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
+from penstock._progress import progress
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import (
@@ -23,7 +24,6 @@ from penstock.plan import (
     WeightedRandomSampler,
 )
 from penstock.prefetch import Prefetcher, prefetch
-from penstock.progress import progress
 from penstock.random import each, rng
 from penstock.source import (
     ArrayDataset,

@@ -22,8 +22,8 @@ from penstock.stats._units import count, seconds, share, size
 EVERY = 1.0
 """Seconds between two looks."""
 
-QUIET = 3.0
-"""Seconds without a publication after which a loader counts as paused. It publishes with a batch, once a second."""
+QUIET = 5.0
+"""Seconds without a publication after which a loader counts as paused. It publishes every two seconds."""
 
 SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle", "in_order", "seed")
 """Those that are shown."""

@@ -66,8 +66,8 @@ def _add_top(commands: Any) -> None:
         "top",
         help="show the loaders of this user that run now",
         description="List the penstock loaders of this user that run now, on this machine, with their speed and how "
-        "much their programs wait for them. It reads what they write to memory twice a second, and disturbs nothing. "
-        "In a terminal it is live until Ctrl-C.",
+        "much their programs wait for them. It reads what they write to memory every two seconds, and disturbs "
+        "nothing. In a terminal it is live until Ctrl-C.",
     )
     detail = "show the loaders of one process in detail, with their workers"
     top.add_argument("pid", nargs="?", type=_number(1), metavar="PID", help=detail)

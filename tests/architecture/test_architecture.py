@@ -29,7 +29,7 @@ LAYERS = (
     ("_feed",),
     ("backends",),
     ("stats", "_options", "_epoch"),
-    ("_deliver", "_prefetch", "prefetch", "loader", "progress", "__init__"),
+    ("_deliver", "_prefetch", "prefetch", "loader", "_progress", "__init__"),
     ("torch", "image", "records", "testing", "_demo", "_top", "_profile", "cli"),
 )
 MOST_LINES = 470

@@ -28,8 +28,7 @@ from interrupting import in_modules, interrupt, sweep
 from programs import Begin, forge, programs
 
 import penstock
-
-module = sys.modules["penstock.progress"]  # the name in the package is the function's
+from penstock import _progress as module
 
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
@@ -214,7 +213,7 @@ def test_an_interrupt_at_any_point_of_the_drawing_leaves_the_terminal_as_it_was(
 ) -> None:
     work()  # once before: rich remembers things
     for at in sweep(1 if "PENSTOCK_WIDE" in os.environ else 7):
-        done = interrupt(work, at, in_modules("penstock/progress.py"))
+        done = interrupt(work, at, in_modules("penstock/_progress.py"))
         if not done.where:
             break
         if done.ignored:  # at the very entry of a finalizer

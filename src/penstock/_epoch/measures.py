@@ -34,8 +34,9 @@ from penstock.stats._machine import machine
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
-# Figures are published for `penstock top` at every second tick: that takes about a millisecond.
-_PUBLISHED = 2
+# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
+# two with many workers.
+_PUBLISHED = 4
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
@@ -106,7 +107,7 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
-        if self._ticks % _PUBLISHED == 0:
+        if self._ticks % _PUBLISHED == 2:
             # Imported late: it takes some milliseconds, and many loaders end before.
             from penstock.stats._published import publish
 

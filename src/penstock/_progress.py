@@ -15,8 +15,6 @@ from typing import Any, Protocol, TypeVar
 from penstock._at_work import is_worker_process
 from penstock._interrupts import finalizer, interrupts_deferred
 
-__all__ = ["progress"]
-
 T = TypeVar("T")
 
 # A bar is drawn by the thread that reads the loader, between two batches, because a thread of its own would have the
