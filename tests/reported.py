@@ -82,7 +82,7 @@ def stats(
     """`text` stands wherever a text of the user can stand."""
     rows = history(moments)
     keys = [text or f"n02085620/n02085620_{i * 797 % 10_000}.JPEG" for i in range(10)]
-    slowest = tuple(SlowSample(key, 0.9 / (i + 1), 0, i * 31, text or f"worker {i % 3}") for i, key in enumerate(keys))
+    slowest = tuple(SlowSample(key, 1 / (i + 1), 0, 31 * i, text or f"worker {i % 3}") for i, key in enumerate(keys))
     life = Period(
         seconds=moments / 2,
         batches=rows[-1].batches if rows else 0,

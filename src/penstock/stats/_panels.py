@@ -201,7 +201,8 @@ def samples(life: Period) -> str:
     title = "Sample times"
     buckets = _filled(life.sample_times)
     if not buckets:
-        why = "Samples that take less than 20 µs on average are not timed one by one." if life.samples else "None yet."
+        fast = "Samples that take less than 20 µs on average are not timed one by one."
+        why = fast if life.samples else "None yet."
         return section(title, why, *_slowest(life))
     total = sum(bucket.count for bucket in buckets)
     note = (
