@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 from penstock.stats import (
@@ -71,9 +72,9 @@ def workers(number: int, name: str = "worker") -> tuple[WorkerFigures, ...]:
 
 
 def sample_times() -> tuple[Bucket, ...]:
-    limits = [1e-5 * 10 ** (i / 10) for i in range(61)]
-    counts = [round(40_000 * math.exp(-(((i - 22) / 4) ** 2))) + (i in (44, 46, 47)) * 3 for i in range(60)]
-    return tuple(Bucket(low, high, n) for low, high, n in zip(limits, limits[1:], counts, strict=False))
+    limits = [2.0 ** (i / 4) * 1e-9 for i in range(40, 168)]
+    counts = [round(40_000 * math.exp(-(((i - 42) / 6) ** 2))) + (i in (74, 78, 79)) * 3 for i in range(127)]
+    return tuple(Bucket(low, high, n) for (low, high), n in zip(pairwise(limits), counts, strict=True) if n)
 
 
 def stats(
@@ -90,7 +91,7 @@ def stats(
         nbytes=38_500_000 * (rows[-1].batches if rows else 0),
         waits=Spans(2400, rows[-1].waited if rows else 0.0, 0.0021, 0.031, 1.12),
         works=Spans(2400, rows[-1].worked if rows else 0.0, 0.014, 0.016, 0.21),
-        ready=14_220,
+        ready=4_220,
         tasks=2400,
         caller_cpu=18.2,
         workers=workers(crew, text or "worker"),

@@ -215,9 +215,9 @@ def samples(life: Period) -> str:
     n = len(buckets)
     columns = ((i / n, (i + 0.9) / n, 0.0, _height(each.count, decades)) for i, each in enumerate(buckets))
     marks = [bars("fetch", columns), *_hits(buckets)]
-    limits = [buckets[0].low or buckets[0].high / 10, *(bucket.high for bucket in buckets)]
+    limits = [buckets[0].low or buckets[0].high / 2, *(bucket.high for bucket in buckets)]
     drawn = plot(marks, ys, log_scale(limits, seconds), "Number of samples by the time they took", "low")
-    rows = ([f"{seconds(bucket.low)} to {seconds(bucket.high)}", count(bucket.count)] for bucket in buckets)
+    rows = ([f"{seconds(each.low)} to {seconds(each.high)}", count(each.count)] for each in buckets if each.count)
     numbers = folded("Numbers of samples", table(["time", "samples"], rows, name="times"))
     return section(title, note, drawn, numbers, *_slowest(life))
 
@@ -233,10 +233,16 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
         yield f'<rect class="hit" x="{i * wide:.5g}" y="0" width="{wide:.5g}" height="100" data-tip="{escape(tip)}"/>'
 
 
-def _filled(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
-    """The buckets without the empty ones at both ends."""
-    used = [i for i, bucket in enumerate(buckets) if bucket.count]
-    return buckets[used[0] : used[-1] + 1] if used else ()
+def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The buckets that have samples, and empty ones in the gaps between them, of the same relative width."""
+    filled: list[Bucket] = []
+    for bucket in buckets:
+        while bucket.count and filled and filled[-1].high < bucket.low * 0.99:
+            low = filled[-1].high
+            filled.append(Bucket(low, low * bucket.high / bucket.low, 0))
+        if bucket.count:
+            filled.append(bucket)
+    return filled
 
 
 def _quantile(buckets: Sequence[Bucket], part: float) -> float:
@@ -327,9 +333,9 @@ def _column(period: Period) -> Iterator[tuple[str, str]]:
         yield f"{name}: 95 % at most", seconds(spans.p95)
         yield f"{name}: longest", seconds(spans.longest)
     yield "share of waiting", share(period.waiting)
-    yield "batches that were ready when asked for", count(period.ready)
+    yield "batches that were ready when asked for", share(period.ready / (period.batches or 1))
     yield "tasks", count(period.tasks)
-    yield "processor time of the caller", seconds(period.caller_cpu)
+    yield "processor time of the calling process", seconds(period.caller_cpu)
     yield "workers replaced", count(period.replaced)
     yield "steps repeated", count(period.repeated)
     yield "samples skipped", count(period.skipped)
