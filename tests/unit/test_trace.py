@@ -29,7 +29,7 @@ def task(seat: int, began: int, step: int, steps: int = 1) -> Record:
 
 def fill(trace: Trace, tasks: int) -> None:
     for step in range(tasks):
-        trace.task(task(0, time.perf_counter_ns(), step))
+        trace.task(task(0, time.perf_counter_ns(), step), "worker 0")
 
 
 def test_a_trace_has_a_row_for_the_caller_and_for_each_worker(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_a_trace_has_a_row_for_the_caller_and_for_each_worker(tmp_path: Path) ->
     with Trace(path, 'a "name"') as trace:
         now = time.perf_counter_ns()
         trace.span("wait", now, now + 8 * MS, step=0, epoch=0)
-        trace.task(task(0, now, 0), keys="[1, 2]")
-        trace.task(task(1, now + MS, 1), keys="[3, 4]")
-        trace.task(task(0, now + 9 * MS, 2, steps=4))
+        trace.task(task(0, now, 0), "worker 0", keys="[1, 2]")
+        trace.task(task(1, now + MS, 1), "worker 1", keys="[3, 4]")
+        trace.task(task(0, now + 9 * MS, 2, steps=4), "worker 0")
         trace.instant("lost", now + 9 * MS, who="worker 1")
     found = read(path)
     assert list(found.rows) == ["caller", "worker 0", "worker 1"]
@@ -71,7 +71,7 @@ def test_what_began_before_the_trace_is_left_out(tmp_path: Path) -> None:
 def test_any_text_can_be_a_key_or_a_name(tmp_path_factory: pytest.TempPathFactory, name: str, key: str) -> None:
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     with Trace(path, name) as trace:
-        trace.task(task(0, time.perf_counter_ns(), 0), keys=key)
+        trace.task(task(0, time.perf_counter_ns(), 0), "worker 0", keys=key)
     span = read(path).rows["worker 0"][0]
     assert span.args.get("keys", "") == key.encode(errors="backslashreplace").decode()
 
@@ -86,7 +86,8 @@ trace = Trace(sys.argv[1])
 print("begun", flush=True)
 for step in itertools.count():
     now = time.perf_counter_ns()
-    trace.task(Record(step % 3, now, now + 10, now + 20, now + 30, step, 0, step, 1), keys="x" * (step % 100))
+    record = Record(step % 3, now, now + 10, now + 20, now + 30, step, 0, step, 1)
+    trace.task(record, f"worker {step % 3}", keys="x" * (step % 100))
 """
     path = tmp_path / "trace.json"
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as program:
@@ -113,7 +114,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
         tracemalloc.start()
         try:
             for step in range(3000):
-                trace.task(task(step % 8, now + step * 9 * MS // 8, step), keys="[1, 2, 3]")
+                trace.task(task(step % 8, now + step * 9 * MS // 8, step), "worker 0", keys="[1, 2, 3]")
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

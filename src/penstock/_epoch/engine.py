@@ -75,6 +75,8 @@ class Engine:
         # For an engine that nobody closed, also at the interpreter's exit.
         last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
+        if self.stopwatch.meter.follow is not None:
+            self.stopwatch.meter.follow(self)
 
     @property
     def closed(self) -> bool:
@@ -260,6 +262,8 @@ class Engine:
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
+            if self.stopwatch.tracer is not None:
+                self.stopwatch.tracer.resized(workers)
             self._carry_out(events.Resized(workers, window))
             self.backend.flush()
 
@@ -286,7 +290,7 @@ class Engine:
     def _end(self, by: str) -> None:
         with interrupts_deferred():
             self._turn.ended_by = by
-            self.stopwatch.meter.keep(self.backend.gauges)
+            self.stopwatch.end(self.backend.gauges)
             self._scheduler.handle(events.Closed())
             self.backend.close()
             # Not before: if an error comes in between, the finalizer does the rest.
@@ -355,6 +359,8 @@ class Engine:
         self._losses[worker] = loss
         self.stopwatch.meter.replaced += 1
         self.stopwatch.meter.repeated += max(len(steps), seq is not None)
+        if self.stopwatch.tracer is not None:
+            self.stopwatch.tracer.lost(loss.who, loss.how)
         self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
         self._replaced = None
@@ -370,6 +376,8 @@ class Engine:
         worker, seat = command
         self._empty.pop(seat, None)
         self.backend.gauges.seats.add(seat)
+        if self.stopwatch.tracer is not None:
+            self.stopwatch.tracer.hired(seat, self._replaced.who if self._replaced else "")
         self.backend.flush()
         try:
             self.backend.hire(worker, seat)
@@ -430,7 +438,7 @@ class Engine:
             nbytes = outcome.nbytes
             self._leases.lend(slab, outcome.root, nbytes)
             rows = sum([step.rows for step in steps if type(step) is Filled])
-        self.stopwatch.deliver(len(steps), rows, nbytes)
+        self.stopwatch.deliver(len(steps), rows, nbytes, seq)
         self._course.deliver(seq, steps)
         self._answer = self._unwrap()
 
@@ -452,7 +460,7 @@ class Engine:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
         assert task is not None
         lost = [(step.seq, command.worker, lost_error(step, loss, self._retries)) for step in task.single()]
-        self.stopwatch.deliver(len(lost), 0, 0)
+        self.stopwatch.deliver(len(lost), 0, 0, command.seq)
         self._course.deliver(command.seq, [Failed(*one) for one in lost])
         self._answer = self._unwrap()
 

@@ -52,12 +52,12 @@ class Trace:
         """The caller did something from `began` to `ended`."""
         self._span(_CALLER, name, began, ended, _arguments(details))
 
-    def task(self, record: Record, keys: str = "") -> None:
+    def task(self, record: Record, worker: str, keys: str = "") -> None:
         """A worker did a task. Before it, since its last one, the worker waited."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:
-            self._name_row(row, f"worker {seat}")
+            self._name_row(row, worker)
         elif began > self._ended[row]:
             self._span(row, "wait", self._ended[row], began, "")
         self._ended[row] = ended
