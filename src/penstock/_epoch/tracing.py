@@ -61,7 +61,7 @@ class EngineTracer:
 
     def __init__(self, trace: Trace, worker: str, course: Course, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
-        self._lock = threading.Lock()  # another thread may end the trace
+        self._lock = threading.RLock()  # another thread may end the trace, and a signal handler of this one
         self._task: Task | None = None  # that was delivered last
         self._delivering = 0
         gauges.trace(True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock._measure.histogram import BUCKETS, bucket
@@ -45,8 +45,9 @@ class Counts(NamedTuple):
 
 
     def plus(self, other: Counts) -> Counts:
-        """The counters of two workers in one seat, one after the other: times and numbers are added."""
-        return self._replace(**{name: getattr(self, name) + getattr(other, name) for name in _ADDED})
+        """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        return self._replace(born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
         """What was added since these."""
@@ -151,23 +152,24 @@ class Gauges:
         """One of the three tables of slowest samples: of all, of even epochs, of odd epochs."""
         found = []
         for at in range(MOST_SLOW):
-            *numbers, length, text = _SLOW.unpack_from(self.memory, self.entry(seat, number) + at * _ENTRY * 8)
+            start = self.entry(seat, number) + at * _ENTRY * 8
+            ns, epoch, step, length, text = _SLOW.unpack_from(self.memory, start)
             if length:
-                found.append(Slow(*numbers, text[:length].decode(errors="replace")))
+                found.append(Slow(ns, epoch, step, text[:length].decode(errors="replace")))
         return found
 
     def trace(self, on: bool) -> None:
         """Whether workers keep records from now on."""
         self.words[_TRACING] = on
 
-    def records(self, seat: int) -> Iterator[Record]:
+    def records(self, seat: int) -> list[Record]:
         """The records since the last call. If there were too many meanwhile, the oldest are missing."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
-        for number in range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded):
-            at = start + (_RING + number % _RECORDS * 8) * 8
-            yield Record(seat, *_RECORD.unpack_from(self.memory, at))
+        numbers = range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded)
+        places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
         self._read[seat] = recorded
+        return [Record(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
         """The words of a row, and where it begins in the memory, in bytes."""
@@ -243,12 +245,17 @@ class Gauge:
         self._tasks += 1
         self._steps += steps
         if self._skip < 0 or took > _SLOW_TASK:
-            self._write(now, took, task, steps)
+            self.flush(now)
+            self._skip = _SKIP if took < _FAST_TASK else 0
+            if self._head[_TRACING]:
+                self._skip = 0
+                self._record(now, took, task, steps)
         else:
             self._words[_SINCE] = 0
 
-    def _write(self, now: int, took: int, task: Any, steps: int) -> None:
+    def flush(self, now: int = 0) -> None:
         """Writes the counters."""
+        now = now or self._ended
         totals, busy, idle, (fetching, writing) = self._totals, self._busy, self._idle, self._parts
         fetch, write = int(busy * fetching), int(busy * writing)
         # It was idle for want of a task while the caller waited, and else for want of room.
@@ -261,13 +268,13 @@ class Gauge:
         totals = self._totals = [total + one for total, one in zip(totals, more, strict=True)]
         _MOVING.pack_into(self._memory, self._at + 8 * _SINCE, 0, *totals)
         self._waited, self._idle, self._busy, self._tasks, self._steps = waited, 0, 0, 0, 0
-        self._skip = _SKIP if took < _FAST_TASK else 0
-        if self._head[_TRACING]:
-            self._skip = 0
-            at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
-            parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
-            _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
-            self._words[_RECORDED] += 1
+
+    def _record(self, now: int, took: int, task: Any, steps: int) -> None:
+        fetching, writing = self._parts
+        at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
+        parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
+        _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
+        self._words[_RECORDED] += 1
 
     def _caller_waited(self, now: int) -> int:
         since = self._head[_WAITING]

@@ -13,6 +13,7 @@ import time
 import warnings
 from typing import Any
 
+from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Record
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
@@ -31,13 +32,14 @@ class Trace:
 
     def __init__(self, path: str | os.PathLike[str], name: str = "penstock") -> None:
         self.path = os.fspath(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.RLock()  # a signal handler may close the loader
         self._began = self._written_at = time.perf_counter_ns()
         self._piece: list[str] = []
         self._size, self._written = 0, 0
         self._ended: dict[int, int] = {}  # by row of a worker: when its last task was done
         self.closed = False
+        with interrupts_deferred():
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         named = f'"pid":{self._pid},"args":{{"name":{_text(name)}}}'
         self._put(f'[\n{{"name":"process_name","ph":"M",{named}}}', self._began)
         self._name_row(_CALLER, "caller")
@@ -113,12 +115,13 @@ class Trace:
 
     def _write(self) -> None:
         """Writes the piece. A pipe, or a disk that is nearly full, may take only a part at a time."""
-        data = "".join(self._piece).encode()
-        self._piece, self._size = [], 0
-        self._written += len(data)
         try:
-            while data and not self.closed:
-                data = data[os.write(self._fd, data) :]
+            with interrupts_deferred():
+                data = "".join(self._piece).encode()
+                self._piece, self._size = [], 0
+                self._written += len(data)
+                while data and not self.closed:
+                    data = data[os.write(self._fd, data) :]
         except OSError as error:
             self._stop()
             self._warn(f"could not be written ({error})")
