@@ -289,7 +289,9 @@ def test_only_slow_samples_are_timed_one_by_one(microseconds: int, timed: bool) 
     gauges = Gauges(None)
     gauge = Gauge(gauges, 0, 1, time.process_time_ns)
     gauge.begin()
-    assert gauge.detailed and not gauge.times
+    assert gauge.detailed and gauge.times, "nothing is known yet"
+    for _ in range(64):
+        assert gauge.sample(1000 * microseconds) is timed
     gauge.fetched = gauge._began + 64 * 1000 * microseconds
     gauge.stepped(64)
     assert gauge.times is timed

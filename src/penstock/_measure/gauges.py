@@ -198,7 +198,7 @@ class Gauge:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
         self._epoch = 1  # the table of the present epoch
-        self.detailed, self.times = False, False
+        self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
         self._parts = 1.0, 0.0  # fetch and write, as shares of a step
         # Since the counters were last written:
@@ -294,6 +294,8 @@ class Gauge:
     def sample(self, ns: int) -> bool:
         """A sample took so long. True if it is one of the slowest, and its key is wanted."""
         self._words[_TIMES + bucket(ns)] += 1
+        if ns < TIMED:
+            return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
