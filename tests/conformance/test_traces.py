@@ -147,6 +147,17 @@ def test_a_hostile_key_is_text(tmp_path: Path) -> None:
     assert fetch.args["keys"] == repr([hostile, "é"])
 
 
+def test_prefetch_has_a_trace_too(tmp_path: Path) -> None:
+    with penstock.prefetch([np.zeros(5) for _ in range(8)]) as batches:
+        batches.trace(tmp_path / "trace.json")
+        assert len(list(batches)) == 8
+    found = read(tmp_path / "trace.json")
+    assert found.rows.keys() == {"caller", "the reading thread"}
+    steps = [span.args["step"] for span in found.rows["the reading thread"] if span.name == "fetch"]
+    assert steps[:8] == list(range(8))  # it may read ahead
+    assert sum(span.name == "deliver" for span in found.rows["caller"]) == 8
+
+
 def test_a_trace_keeps_no_loader_alive(tmp_path: Path) -> None:
     batches = loader("process", 1)
     trace = batches.trace(tmp_path / "trace.json")

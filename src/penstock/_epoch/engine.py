@@ -22,6 +22,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import NEXT
 from penstock._feed.base import Run
+from penstock._measure.gauges import Gauges
 from penstock._measure.meter import Answer, Meter, Stopwatch, clock
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
@@ -83,6 +84,11 @@ class Engine(Held):
         return self._course.ahead
 
     # Its figures. Any thread may ask for them.
+
+    @property
+    def gauges(self) -> Gauges:
+        """What its workers count."""
+        return self.backend.gauges
 
     @property
     def seats(self) -> list[int]:

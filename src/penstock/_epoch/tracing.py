@@ -1,4 +1,4 @@
-"""A trace of a loader that runs: which engine, caller and worker did what, and when.
+"""A trace of a loader that runs: what its caller and its workers did, and when.
 
 Nothing here is called per batch, or at all while no trace is written.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock._epoch.engine import Engine
+from penstock._epoch.measures import Crew
 from penstock._measure.gauges import Gauges
 from penstock._measure.meter import clock
 from penstock._schedule.course import Course
@@ -24,27 +25,28 @@ class Tracing:
     """What `loader.trace(path)` returns: ends with its `with` block, `close()`, or the loader's `close()`."""
 
     def __init__(
-        self, path: str | os.PathLike[str], name: str, worker: str, engines: Callable[[], Iterable[Engine]]
+        self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[Crew]]
     ) -> None:
-        self._trace, self._worker, self._engines = Trace(path, name), worker, engines
+        self._trace, self._worker, self._crews = Trace(path, name), worker, crews
         self.path = self._trace.path
-        for engine in engines():
-            self.follow(engine)
+        for crew in crews():
+            self.follow(crew)
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is written: also if the disk was full, or the file too large."""
         return self._trace.closed
 
-    def follow(self, engine: Engine) -> None:
-        """This engine is in the trace from now on."""
-        if engine.stopwatch.tracer is None and not self.closed:
-            engine.stopwatch.tracer = EngineTracer(self._trace, self._worker, engine._course, engine.backend.gauges)
+    def follow(self, crew: Crew) -> None:
+        """This crew is in the trace from now on."""
+        if crew.stopwatch.tracer is None and not self.closed:
+            course = crew._course if isinstance(crew, Engine) else None
+            crew.stopwatch.tracer = CrewTracer(self._trace, self._worker, course, crew.gauges)
 
     def close(self) -> None:
         """Ends the trace: the file is complete."""
-        for engine in self._engines():
-            tracer, engine.stopwatch.tracer = engine.stopwatch.tracer, None
+        for crew in self._crews():
+            tracer, crew.stopwatch.tracer = crew.stopwatch.tracer, None
             if tracer is not None:
                 tracer.end()
         self._trace.close()
@@ -56,10 +58,10 @@ class Tracing:
         self.close()
 
 
-class EngineTracer:
-    """The tracer of one engine. It must not refer to the engine, which ends with its last reference."""
+class CrewTracer:
+    """The tracer of one crew. It must not refer to the engine, which ends with its last reference."""
 
-    def __init__(self, trace: Trace, worker: str, course: Course, gauges: Gauges) -> None:
+    def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
         self._lock = threading.RLock()  # another thread may end the trace, and a signal handler of this one
         self._task: Task | None = None  # that was delivered last
@@ -72,7 +74,7 @@ class EngineTracer:
 
     def delivers(self, seq: int) -> None:
         """The caller is about to get this task. Its record was written before: now its keys are still known."""
-        self._task, self._delivering = self._course.find(seq), clock()
+        self._task, self._delivering = self._find(seq), clock()
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
@@ -98,11 +100,14 @@ class EngineTracer:
         self._gauges.trace(False)
         self._drain()
 
+    def _find(self, seq: int) -> Task | None:
+        return None if self._course is None else self._course.find(seq)
+
     def _drain(self) -> None:
         with self._lock:
             for seat in sorted(self._gauges.seats):
                 for record in self._gauges.records(seat):
-                    task = self._course.find(record.seq)
+                    task = self._find(record.seq)
                     keys = "" if task is None or not isinstance(task.keys, (list, np.ndarray)) else shorten(task.keys)
                     self._trace.task(record, self._worker.format(seat), keys)
 

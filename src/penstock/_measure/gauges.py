@@ -198,7 +198,7 @@ class Gauge:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
         self._epoch = 1  # the table of the present epoch
-        self.detailed, self.times = False, False
+        self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
         self._parts = 1.0, 0.0  # fetch and write, as shares of a step
         # Since the counters were last written:
@@ -273,7 +273,9 @@ class Gauge:
         fetching, writing = self._parts
         at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
         parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
-        _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
+        # The thread of `prefetch` has no tasks: its batches are counted.
+        which = (-1, 0, self._totals[0] - 1) if task is None else (task.seq, task.epoch, task.step)
+        _RECORD.pack_into(self._memory, at, *parts, *which, steps)
         self._words[_RECORDED] += 1
 
     def _caller_waited(self, now: int) -> int:
@@ -294,6 +296,8 @@ class Gauge:
     def sample(self, ns: int) -> bool:
         """A sample took so long. True if it is one of the slowest, and its key is wanted."""
         self._words[_TIMES + bucket(ns)] += 1
+        if ns < TIMED:
+            return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
