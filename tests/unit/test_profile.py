@@ -302,6 +302,19 @@ def test_the_command_prints_a_table_the_settings_and_the_reason(folder: Path) ->
     assert any(line.startswith("because  ") for line in lines)
 
 
+def test_the_page_of_the_recommended_settings_is_written(folder: Path) -> None:
+    ran = command(folder, "shelf:make", "--seconds", "0.1", "--max-workers", "1", "--html", "page.html")
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout.endswith("page     page.html\n")
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "DataLoader(Numbers)" in page
+
+
+def test_a_page_that_could_not_be_written_is_refused_before_the_trials(folder: Path) -> None:
+    for path in ("no/such/folder.html", "."):
+        ran = command(folder, "shelf:make", "--html", path)
+        assert ran.returncode == 2 and f"and {path} is not" in ran.stderr
+
+
 def test_with_a_step_the_caller_is_found_to_be_the_bottleneck(folder: Path) -> None:
     ran = command(folder, "shelf:Numbers", "--seconds", "0.5", "--step", "0.1", "--batch-size", "8")
     assert ran.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +22,7 @@ from penstock._profile.target import TargetError, dataset, target
 from penstock.loader import DataLoader
 from penstock.source._dataset import is_stream
 from penstock.stats._figures import Stats
+from penstock.stats._report import write
 from penstock.stats._units import count, seconds, share
 
 WARM = 0.25
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Try, print the table and the advice, and return the exit code. Errors of the dataset come out as they are."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
+        _check_page(options.html)
         collate_fn = None if options.collate is None else target(options.collate)
         subject = Subject(dataset(options.dataset), options.batch_size, collate_fn, options.seconds, options.step)
     except TargetError as error:
@@ -72,8 +75,17 @@ def run(options: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = 120
     stats = done[recommended.trial.choice][1]
-    _report(console, trials, recommended, stats, subject)
+    _print(console, trials, recommended, stats, subject)
+    if options.html is not None and stats is not None:
+        write(stats, options.html)
+        console.print(Text.assemble(("page     ", "bold"), options.html))
     return 0
+
+
+def _check_page(path: str | None) -> None:
+    """Now, and not after all trials."""
+    if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
 
 def _limits(subject: Subject, most: int) -> Limits:
@@ -183,7 +195,7 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
     return found
 
 
-def _report(console: Console, trials: list[Trial], chosen: Advice, stats: Stats | None, subject: Subject) -> None:
+def _print(console: Console, trials: list[Trial], chosen: Advice, stats: Stats | None, subject: Subject) -> None:
     console.print(table(trials, subject, chosen.trial))
     console.print()
     if stats is not None and stats.verdict:
