@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,12 +16,14 @@ import numpy as np
 from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
+from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
 from penstock._feed import feed_of
-from penstock._feed.base import Begin, Plan
+from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
 from penstock._interrupts import Loan
+from penstock._measure.meter import clock
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -42,7 +45,7 @@ _I = TypeVar("_I", bound=Reader)
 _SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
-class DataLoader(Generic[_T_co]):
+class DataLoader(Measured, Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
     The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
@@ -136,8 +139,9 @@ class DataLoader(Generic[_T_co]):
         self._epochs = Epochs()
         self._give_engines()
 
-    # For subclasses with other batches: the class that runs tasks, the random generators that are set while samplers
-    # and light items are read (see `Borrowed`), and a function of each batch that is handed out.
+    # For subclasses with other batches: their module, the class that runs tasks, the random generators that are set
+    # while samplers and light items are read (see `Borrowed`), and a function of each batch that is handed out.
+    _face: ClassVar[str] = "penstock"
     _make_runner: ClassVar[type | None] = None
     _borrow: ClassVar[Callable[..., Loan] | None] = None
     _deliver: Callable[[Any], Any] | None = None
@@ -371,7 +375,7 @@ class DataLoader(Generic[_T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_engines", "_runs", "_skipped", "_deliver")
+        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -384,13 +388,17 @@ class DataLoader(Generic[_T_co]):
         self._runs = itertools.count()
         # Not closed by a finalizer of the loader: that would keep the engines alive, and these may keep the loader.
         self._engines = engines.Engines()
+        # They must not refer to the loader, which ends with its last reference.
+        settings = partial(shown, self._feed, self._face)
+        self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.all)
         self._skipped: list[tuple[Any, Exception]] = []
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
-        setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver)
+        measures, called = self._measures, clock()
+        setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver, measures)
         with self._engines.changing():
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
@@ -418,6 +426,7 @@ class DataLoader(Generic[_T_co]):
                 engine.close()
                 raise
             self._engines.begun(engine)
+            measures.begin_epoch(run.epoch, called, engine)
             self._skipped = reader.skipped
             epochs.begin(progress)
             return reader
@@ -454,7 +463,7 @@ class DataLoader(Generic[_T_co]):
             order=order,
             make_runner=self._make_runner,
         )
-        engine = engines.new_engine(job, options, self._feed)
+        engine = engines.new_engine(job, options, self._feed, self._measures.meter)
         self._engines.live.add(engine)
         return engine
 

@@ -14,13 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
+from penstock._epoch.handout import Handout
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
 from penstock._interrupts import interrupts_after, interrupts_deferred
+from penstock._measure.meter import Answer, Meter, Stopwatch, clock
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
@@ -29,32 +31,10 @@ from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
 from penstock._wire.failure import caught, described
-from penstock._wire.task import Mended, Raised, Task, shorten
+from penstock._wire.task import Raised, shorten
 from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
-
-# Another object after a fork: comparing it costs less than the system call that asks for the pid.
-_this_process = object()
-
-
-def _be_another_process() -> None:
-    global _this_process
-    _this_process = object()
-
-
-os.register_at_fork(after_in_child=_be_another_process)
-
-
-class Handout(NamedTuple):
-    """What `next` returns: a batch, or the error in its place, or the end of the run (no task). `worker` did it."""
-
-    task: Task | None
-    data: Any = None
-    rows: int = 0
-    error: BaseException | None = None
-    mended: Mended | None = None
-    worker: int = -1
 
 
 class Engine:
@@ -74,14 +54,15 @@ class Engine:
         look_ahead: bool,
         bundles: bool = False,
         watch: Callable[[], object] = bool,
+        meter: Meter | None = None,
     ) -> None:
-        self._process = _this_process
         self.job = job  # for workers that are hired later
         self.backend, self._scheduler = backend, scheduler
         self._retries, self._watch = retries, watch
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
+        self.stopwatch = Stopwatch(meter or Meter())
         self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
         self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
@@ -107,11 +88,33 @@ class Engine:
 
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
-        return self._process is _this_process
+        return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
         """Whether this thread is in the middle of using it."""
         return self.is_ours() and self._turn.is_used_here()
+
+    # Its figures. Any thread may ask for them.
+
+    @property
+    def seats(self) -> list[int]:
+        """The seats that have a worker."""
+        return self._scheduler.seats
+
+    @property
+    def ready(self) -> int:
+        """How many batches, or tasks, are done and not handed out."""
+        return len(self._course.ready) + len(self._outcomes)
+
+    def open_answer(self) -> Answer | None:
+        """What was handed out since the scheduler was last asked."""
+        return self.stopwatch.open_answer(len(self._course.ready))
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes that are lent, pooled, and in strays."""
+        pooled, strays = self.backend.memory()
+        lent = self._leases.nbytes
+        return lent, max(0, pooled + strays - lent), strays
 
     # What a reader calls.
 
@@ -125,6 +128,7 @@ class Engine:
 
     def _open(self, run: Run) -> None:
         self._course.open(run)
+        self.stopwatch.stop(0)
         if self._losses:
             blamed = self._scheduler.blamed & self._losses.keys()
             self._losses = {worker: self._losses[worker] for worker in blamed}
@@ -134,7 +138,7 @@ class Engine:
 
     def next(self, timeout: float | None) -> Handout:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
-        if not self.is_ours():
+        if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
                 "that started them. Call iter(loader) after the fork."
@@ -155,6 +159,7 @@ class Engine:
         try:
             if self._course.ready:
                 return self._unwrap()
+            asked = self.stopwatch.ask()
             while self._watch():
                 self._take_in(0)
             for slab in self._leases.collect():
@@ -163,10 +168,12 @@ class Engine:
             if self._answer is None and not self._scheduler.ask_is_open:
                 self._carry_out(events.Asked())
             self.backend.flush()
-            deadline = None if timeout is None else self.backend.clock() + timeout
-            while self._answer is None and self._take_in_until(deadline):
-                if self._turn.ended_by:  # by another thread, which leaves the rest to this one
-                    raise self._turn.closed_error()
+            ready = self._answer is not None
+            if not ready:
+                self.backend.gauges.begin_wait(asked)
+                self._wait(timeout)
+                self.backend.gauges.end_wait(clock())
+            self.stopwatch.answer(ready)
         except BaseException as error:
             self._end(self._turn.ended_by or f"was ended by {type(error).__name__}")
             raise
@@ -174,6 +181,12 @@ class Engine:
             raise self._timed_out(timeout)
         answer, self._answer = self._answer, None
         return answer
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else self.backend.clock() + timeout
+        while self._answer is None and self._take_in_until(deadline):
+            if self._turn.ended_by:  # by another thread, which leaves the rest to this one
+                raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None) -> None:
         """Drops what was prefetched, without waiting: a step that a worker is doing is void.
@@ -192,6 +205,7 @@ class Engine:
     def _cancel(self, timeout: float | None, late: list[bool]) -> None:
         if self.closed:  # asked only now: from here on no other thread ends it
             return
+        self.stopwatch.stop(len(self._course.ready))
         self._course.cancel()
         self._outcomes.clear()
         self._answer = None
@@ -236,7 +250,8 @@ class Engine:
         # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
         # again.
         self.backend.update(change)
-        self._course.redo()
+        self.stopwatch.stop(len(self._course.ready))
+        self.stopwatch.meter.repeated += self._course.redo()
         self._outcomes.clear()
         self._pace.forget()
         self._carry_out(events.Changed())
@@ -271,6 +286,7 @@ class Engine:
     def _end(self, by: str) -> None:
         with interrupts_deferred():
             self._turn.ended_by = by
+            self.stopwatch.meter.keep(self.backend.gauges)
             self._scheduler.handle(events.Closed())
             self.backend.close()
             # Not before: if an error comes in between, the finalizer does the rest.
@@ -337,6 +353,8 @@ class Engine:
         if steps and at is not None:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
+        self.stopwatch.meter.replaced += 1
+        self.stopwatch.meter.repeated += max(len(steps), seq is not None)
         self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
         self._replaced = None
@@ -351,6 +369,7 @@ class Engine:
     def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
         self._empty.pop(seat, None)
+        self.backend.gauges.seats.add(seat)
         self.backend.flush()
         try:
             self.backend.hire(worker, seat)
@@ -403,11 +422,16 @@ class Engine:
             self._empty.clear()
         seq, slab = command
         outcome = self._outcomes.pop(seq)
+        steps: list[Any] = outcome.steps if isinstance(outcome, Bundle) else [outcome]
+        rows = nbytes = 0
         if isinstance(outcome, Failed):
             self._leases.give_back(slab)
         else:
-            self._leases.lend(slab, outcome.root)
-        self._course.deliver(seq, outcome.steps if isinstance(outcome, Bundle) else [outcome])
+            nbytes = outcome.nbytes
+            self._leases.lend(slab, outcome.root, nbytes)
+            rows = sum([step.rows for step in steps if type(step) is Filled])
+        self.stopwatch.deliver(len(steps), rows, nbytes)
+        self._course.deliver(seq, steps)
         self._answer = self._unwrap()
 
     def _unwrap(self) -> Handout:
@@ -428,6 +452,7 @@ class Engine:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
         assert task is not None
         lost = [(step.seq, command.worker, lost_error(step, loss, self._retries)) for step in task.single()]
+        self.stopwatch.deliver(len(lost), 0, 0)
         self._course.deliver(command.seq, [Failed(*one) for one in lost])
         self._answer = self._unwrap()
 

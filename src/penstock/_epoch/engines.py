@@ -14,6 +14,7 @@ from penstock._epoch.engine import Engine
 from penstock._epoch.turn import INSIDE
 from penstock._feed import Feed
 from penstock._interrupts import interrupts_deferred
+from penstock._measure.meter import Meter
 from penstock._options import Options
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
@@ -135,7 +136,7 @@ def size(options: Options, feed: Feed) -> tuple[int, int]:
     return workers(options.num_workers, feed), window(options.num_workers, options, feed)
 
 
-def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
+def new_engine(job: Job, options: Options, feed: Feed, meter: Meter) -> Engine:
     ahead, retries, in_order = window(options.num_workers, options, feed), options.retries, options.in_order
     scheduler: Scheduler
     if feed.one_reader and options.num_workers:
@@ -147,8 +148,10 @@ def new_engine(job: Job, options: Options, feed: Feed) -> Engine:
     bundles = options.timeout == 0 and in_order and not feed.one_reader
     backend = make(options.backend, job, options.multiprocessing_context)
     try:
-        ahead_of_time = options.persistent_workers
-        return Engine(backend, scheduler, job, retries=retries, bundles=bundles, look_ahead=ahead_of_time)
+        early = options.persistent_workers
+        return Engine(
+            backend, scheduler, job, retries=retries, bundles=bundles, look_ahead=early, meter=meter
+        )
     except BaseException:
         backend.close()
         raise

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from penstock._ending import END, Instead, raises_instead
-from penstock._epoch.engine import Engine, Handout
+from penstock._epoch.engine import Engine
+from penstock._epoch.handout import Handout
+from penstock._epoch.measures import Measures
 from penstock._feed import Feed
 from penstock._feed.base import Run
 from penstock._interrupts import finalizer, interrupts_deferred
@@ -33,6 +35,7 @@ class Setup(NamedTuple):
     release: Callable[[Engine], None]
     length: Callable[[], int]
     deliver: Callable[[Any], Any] | None
+    measures: Measures
 
 
 class Reader:
@@ -47,6 +50,7 @@ class Reader:
         self._feed = loader.feed
         self._deliver = loader.deliver
         self._timeout = loader.timeout
+        self._meter = loader.measures.meter
         self._yielded = 0
         self.skipped: list[tuple[Any, Exception]] = []
 
@@ -66,6 +70,8 @@ class Reader:
                 if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
                     engine.close()
                 raise
+            if self._meter.due:
+                self._loader.measures.tick()
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -74,6 +80,7 @@ class Reader:
             if delivery.task is None:
                 self.told.finish(self._run.end)
                 self._let_go(cancel=False)
+                self._loader.measures.end_epoch()
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
@@ -86,6 +93,7 @@ class Reader:
     def _note(self, mended: Mended) -> BaseException | None:
         """Lists what failed on the way to a batch; returns the error that is one too many, if there is one."""
         most, errors = self._loader.max_errors, mended.errors
+        self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
         self.skipped += errors[:room]
         if room >= len(errors):

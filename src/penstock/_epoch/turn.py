@@ -12,6 +12,7 @@ taken, and only its owner lets go of it, by a plain assignment in a `finally`.
 
 from __future__ import annotations
 
+import os
 import threading
 from threading import get_ident
 
@@ -24,6 +25,17 @@ INSIDE = "The loader cannot be changed from inside of its own next() or update()
 
 # Seconds. A thread that lets go wakes those that wait, unless a Ctrl-C comes just then: so nobody waits for ever.
 _LONGEST_WAIT = 1.0
+
+# Another object after a fork: comparing it costs less than the system call that asks for the pid.
+_this_process = object()
+
+
+def _be_another_process() -> None:
+    global _this_process
+    _this_process = object()
+
+
+os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
@@ -38,6 +50,11 @@ class Turn:
         self.waiting: dict[int, Hold] = {}  # by id
         self.ended_by = ""
         self.after: object = None  # kept for as long as this
+        self._process = _this_process
+
+    def is_ours(self) -> bool:
+        """Whether it was made in this process, and not in the one that this was forked from."""
+        return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
         """Waits until it is this thread's turn."""

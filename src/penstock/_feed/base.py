@@ -246,6 +246,14 @@ class Feed:
         return self.options.batch_sampler
 
 
+def shown(feed: Feed, face: str) -> dict[str, Any]:
+    """The settings of a loader that are shown with its figures."""
+    names = ("batch_size", "shuffle", "num_workers", "backend", "prefetch_factor", "persistent_workers")
+    names += ("in_order", "seed", "timeout", "retries", "on_error")
+    settings = {name: getattr(feed.options, name) for name in names}
+    return {**settings, "shard": list(feed.options.shard), "one_reader": feed.one_reader, "face": face}
+
+
 def as_index(keys: Any) -> NDArray[np.uint64] | None:
     if isinstance(keys, np.ndarray):
         return keys.astype(np.uint64)

@@ -146,6 +146,13 @@ class Slabs:
         if nbytes > self.largest:
             self.largest = nbytes
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the slabs take; an estimate for private memory."""
+        if self.arena.fd is not None:
+            return os.fstat(self.arena.fd).st_blocks * 512
+        return self.largest * len(self._regions)
+
     def cool(self, slab: int) -> None:
         """Returns the slab's pages to the system. The next use of the slab allocates them again."""
         region = self._regions.get(slab)
@@ -169,9 +176,10 @@ class Slabs:
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    __slots__ = ("slab",)
+    __slots__ = ("nbytes", "slab")
 
     slab: int
+    nbytes: int
 
 
 class Leases:
@@ -184,17 +192,22 @@ class Leases:
         if shared:
             _all.add(self)
 
-    def lend(self, slab: int, root: NDArray[np.uint8]) -> None:
+    def lend(self, slab: int, root: NDArray[np.uint8], nbytes: int = 0) -> None:
         # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
         # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
         lease = _Lease(root, self._returned.append)
-        lease.slab = slab
+        lease.slab, lease.nbytes = slab, nbytes
         self._lent[slab] = lease
 
     @property
     def lent(self) -> int:
         """How many slabs are lent."""
         return len(self._lent)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of batches are lent."""
+        return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
         """Returns a slab that was delivered without any array in it."""

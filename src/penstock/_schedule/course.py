@@ -89,8 +89,11 @@ class Course:
         """The run ends before this seq: nothing comes of it, nor of later ones."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
 
-    def redo(self) -> None:
-        """Whatever was not handed out of the current run is drawn again; the next run is drawn when it is opened."""
+    def redo(self) -> int:
+        """Whatever was not handed out of the current run is drawn again; the next run is drawn when it is opened.
+
+        Returns how many steps are done again.
+        """
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again
@@ -99,6 +102,7 @@ class Course:
         if run is not None:
             self.run = run
             self._again.extend(task for task in again if task.run == run.number)
+        return len(self._again)
 
     def cancel(self) -> None:
         self.run = self.ahead = None

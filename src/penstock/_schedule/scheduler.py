@@ -120,6 +120,11 @@ class Scheduler:
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     @property
+    def seats(self) -> list[int]:
+        """The seats that have a worker."""
+        return [*self._crew.seats.values()]
+
+    @property
     def blamed(self) -> set[int]:
         """The dead workers that a later command may name."""
         return {step.worker for step in self._steps.values()}

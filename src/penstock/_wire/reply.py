@@ -9,10 +9,12 @@ memory is unmapped with the last array of the batch.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import socket
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
@@ -174,6 +176,13 @@ class Strays:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._received: dict[tuple[int, int], int] = {}
+        self._taken: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the strays whose batches are still used."""
+        return sum(root.nbytes for root in self._taken.values())
 
     def receive(self) -> None:
         """Receives all that were sent, without waiting.
@@ -205,7 +214,8 @@ class Strays:
             self.receive()
         memory = mapped(self._received[seq, worker], size)
         self._close((seq, worker))
-        return np.frombuffer(memory, np.uint8)
+        root = self._taken[next(self._numbers)] = np.frombuffer(memory, np.uint8)
+        return root
 
     def close(self) -> None:
         """Closes all that were not taken. An interrupted call can be repeated."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
 from penstock._interrupts import Loan
+from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure, caught, copied, dict_of, shown
 from penstock._wire.task import Mended, Task, shorten
@@ -63,6 +65,7 @@ class Runner:
         self._keys: Any = None
         self.notes: list[str] = []  # about the error that comes out of `run`, and not for the user's object itself
         self.task: Task
+        self.gauge: Gauge | NoGauge = NO_GAUGE  # the backend gives it another
         self.rows = 0
         self.mark: bytes | None = None
         self.samples = Samples(self)
@@ -141,7 +144,7 @@ class Runner:
 
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. Its arrays are in the writer's slab if penstock collates it."""
-        self._at = ""
+        self._at, self.rows = "", 0
         self._keys = self.mark = None
         self.notes.clear()
         self.task = task
@@ -176,8 +179,12 @@ class Runner:
         if custom is None:
             batch = self.fetch.gather(task, empty)
             if batch is not NotImplemented:
+                if self.gauge.detailed:
+                    self.gauge.fetched = perf_counter_ns()
                 return batch
         samples = self.fetch.samples(task)
+        if self.gauge.detailed:
+            self.gauge.fetched = perf_counter_ns()
         self.rows = len(samples)
         if self.rows == 0 and self.mended is not None:
             return None

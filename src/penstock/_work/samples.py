@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock._at_work import Source
+from penstock._measure.gauges import Slow
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
@@ -118,10 +120,30 @@ class Samples(Source):
         left: Any = iter(keys)
         self._loop = keys, left, range(first, first + len(keys))
         try:
-            return [get(key) for key in left]
+            return self._timed(get, left) if self._runner.gauge.times else [get(key) for key in left]
         except BaseException:
             self.name_sample()
             raise
+
+    def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:
+        """`[get(key) for key in left]`, and how long each sample takes."""
+        samples, gauge, clock = [], self._runner.gauge, perf_counter_ns
+        gauge.begin_epoch(self._runner.task.epoch)
+        before = clock()
+        for key in left:
+            samples.append(get(key))
+            now = clock()
+            if gauge.sample(now - before):
+                self.note_slow(now - before)
+            before = now
+        return samples
+
+    def note_slow(self, ns: int) -> None:
+        """The sample at work is one of the slowest."""
+        assert self._loop is not None
+        runner, (item, row) = self._runner, _now(self._loop)
+        key = runner.fetch.key(runner.task, item, row)
+        runner.gauge.note(Slow(ns, runner.task.epoch, runner.task.step, shown(key, repr)))
 
     def name_sample(self) -> None:
         """For an error: says which sample it came from, if samples are fetched one by one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from penstock._measure.gauges import Gauges
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job
@@ -64,6 +65,8 @@ class Backend(Protocol):
     """Whether workers have a copy of the dataset, made when they were started, and not the caller's own object."""
     leaves_nothing: bool
     """Whether it may be forgotten without being closed."""
+    gauges: Gauges
+    """What its workers count. `Gauges(None)` if they count nothing."""
 
     def clock(self) -> float:
         """Seconds that timeouts are measured in: `time.monotonic()`, unless time is simulated."""
@@ -111,6 +114,9 @@ class Backend(Protocol):
 
     def open(self, outcome: Filled) -> object:
         """The batch."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that batches take: in slabs, and elsewhere."""
 
     def doing(self, seq: int | None) -> list[Doing]:
         """Who has the task in hand, and is at what: for a message. If nobody has, all who are at anything."""

@@ -6,6 +6,7 @@ object serves all.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._interrupts import interrupts_deferred, with_loan
+from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.task import Ended, Failed, Filled, Task
@@ -56,7 +58,7 @@ class _LocalBackend:
     clock = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
-        self._slabs = Slabs(None)
+        self._slabs, self.gauges = Slabs(None), Gauges(None)
         self._runners: dict[int, Any] = {}  # by worker
 
     @property
@@ -76,6 +78,9 @@ class _LocalBackend:
     def flush(self) -> None:
         pass
 
+    def memory(self) -> tuple[int, int]:
+        return self._slabs.nbytes, 0
+
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
@@ -90,6 +95,8 @@ class InlineBackend(_LocalBackend):
         self._runner = self._runners[0] = (job.make_runner or Runner)(job, "the calling process")
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
+        self._gauge = self._runner.gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
+        self._gauge.ready()
 
     def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
@@ -108,9 +115,13 @@ class InlineBackend(_LocalBackend):
         if not self._posted:
             return []
         task, slab = self._posted.popleft()
-        runner, writer = self._runner, Writer(self._slabs.root(slab))
+        runner, writer, gauge = self._runner, Writer(self._slabs.root(slab)), self._gauge
+        gauge.begin()
         # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
         outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer)
+        if gauge.detailed:
+            gauge.stepped(runner.rows)
+        gauge.end(task)
         if type(outcome) is Filled:
             self._slabs.learn(writer.used)
         return [outcome]
@@ -201,7 +212,9 @@ class ThreadBackend(_LocalBackend):
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
+        gauge = runner.gauge = Gauge(self.gauges, seat, os.getpid(), time.thread_time_ns)
         runner.begin(seat, alone=False)
+        gauge.ready()
         while self._permits.get():
             if self._leaves and self._takes_leave(worker):
                 return
@@ -210,9 +223,13 @@ class ThreadBackend(_LocalBackend):
             except IndexError:
                 continue  # it was rescinded
             self._doing[worker] = task
+            gauge.begin()
             outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
             del self._doing[worker], root
             self._outcomes.put(outcome)
+            if gauge.detailed:
+                gauge.stepped(runner.rows)
+            gauge.end(task)
             del outcome, task
 
     def _takes_leave(self, worker: int) -> bool:

@@ -81,9 +81,9 @@ class Period:
     - `seconds`: wall clock from the first `iter()` on, without the pauses between two epochs.
     - `batches`, `samples`, `nbytes`: what was handed out.
     - `waits`: how long the caller waited in `next()` for each batch. `works`: how long it worked between two batches.
-    - `ready`: how many batches were there when the caller asked. `tasks`: how many tasks they came in: small steps
-      travel several in one task, a bundle.
-    - `caller_cpu`: processor time of the thread that reads the loader.
+    - `ready`: how many of the batches were ready when the caller asked for them. `tasks`: how many tasks they came
+      in: small steps travel several in one task, a bundle.
+    - `caller_cpu`: processor time of the calling process.
     - `slowest`: the ten slowest samples, slowest first; `sample_times`: how long samples took. Samples that take less
       than 20 µs on average are not timed one by one.
     - `replaced`: workers that crashed and were replaced. `repeated`: steps that were done again for that reason, or

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock._at_work import get_worker_info, set_worker_info
 from penstock._interrupts import with_loan
+from penstock._measure.gauges import Gauges
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.pickling import dumps, loads
@@ -106,7 +107,7 @@ class SimulatedBackend:
         self.most_steps, self.copies_dataset = simulation.most_steps, simulation.copies_dataset
         self._job = job
         self._shipped = dumps(job, by_value=True) if self.copies_dataset else b""
-        self._slabs = Slabs(None)
+        self._slabs, self.gauges = Slabs(None), Gauges(None)
         self._board: dict[int, _Posted] = {}
         self._workers: dict[int, _Worker] = {}
         self._hired: set[int] = set()
@@ -204,6 +205,9 @@ class SimulatedBackend:
 
     def open(self, outcome: Filled) -> object:
         return outcome.held
+
+    def memory(self) -> tuple[int, int]:
+        return self._slabs.nbytes, 0
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [

@@ -87,6 +87,7 @@ class _Borrowed(Borrowed):
 class Core(DataLoader[Any]):
     """A penstock loader whose batches hold tensors. It continues the epochs of `before`."""
 
+    _face = "penstock.torch"
     _make_runner = SeededRunner
 
     _borrow = _Borrowed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 
 from penstock._at_work import set_worker_info
 from penstock._fill.cast import Into
+from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge, Slow
 from penstock._memory.layout import Writer
 from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
@@ -50,6 +52,7 @@ class Replica:
         self._at: Any = None
         self._field = None if job.cast is None else job.cast.root()
         self.rows = 1
+        self.gauge: Gauge | NoGauge = NO_GAUGE  # the backend gives it another
         self.mended = None
         self.mark: bytes | None = None  # travels with the reply of the task: see Task
 
@@ -80,11 +83,14 @@ class Replica:
     def run(self, task: Task, writer: Writer) -> object:
         """The batch. With torch's default collate_fn, its tensors are in the writer's slab."""
         self._at = self.mark = None
+        self._task = task
         if self._init_error is not None:
             error, trace = self._init_error
             raise copied(error).with_traceback(trace)
         job = self._job
         samples = self._samples(task)
+        if self.gauge.detailed:
+            self.gauge.fetched = perf_counter_ns()
         into = None if self._field is None else Into(self._field, writer.empty)
         if job.collate_fn is None:
             batch = collate(samples, into or writer.empty, alone=False)
@@ -121,8 +127,15 @@ class Replica:
             if not self._job.batched:
                 return self._get(task.keys)
             keys = _keys(task.keys)
+            self.rows = len(keys)
             many = getattr(dataset, "__getitems__", None)
-            return many(keys) if many else [self._get(key) for key in keys]
+            if many:
+                return many(keys)
+            get = self._get
+            if self.gauge.times:
+                self.gauge.begin_epoch(task.run)  # torch's loader does not count epochs
+                get = self._get_timed
+            return [get(key) for key in keys]
         finally:
             if self._asks:
                 self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
@@ -133,12 +146,21 @@ class Replica:
         self._at = None
         return sample
 
+    def _get_timed(self, key: Any) -> Any:
+        before = perf_counter_ns()
+        sample = self._get(key)
+        took = perf_counter_ns() - before
+        if self.gauge.sample(took):
+            self.gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr)))
+        return sample
+
     def _pull(self, task: Task) -> Any:
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
         stream = self._stream
         samples = stream.take(count)
+        self.rows = len(samples)
         if not samples or (stream.ended and self._job.drop_last and self._job.batched):
             if self._marks:
                 self.mark = taken(self._job.dataset, stream.end)

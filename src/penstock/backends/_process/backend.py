@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._interrupts import interrupts_deferred
+from penstock._measure.gauges import Gauges
 from penstock._memory.slabs import Slabs
 from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
@@ -75,8 +76,9 @@ class ProcessBackend:
             take_standard_streams()
             self._theirs = theirs = {
                 name: self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0]
-                for name in ("slabs", "board", "updates", "stacks")
+                for name in ("slabs", "board", "updates", "stacks", "gauges")
             }
+            os.ftruncate(theirs["gauges"], Gauges.SIZE)
             for pipe in range(job.num_workers if job.assigned else 1):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)
@@ -89,6 +91,7 @@ class ProcessBackend:
             os.set_blocking(fd, False)
         self._slabs = Slabs(theirs["slabs"])
         self._board = Board(theirs["board"])
+        self.gauges = Gauges(theirs["gauges"])
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
         self._main_is_there = method == "fork"  # in the workers
@@ -97,7 +100,9 @@ class ProcessBackend:
         # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
+        began = time.perf_counter()
         Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
+        self.shipped = 0.0 if method == "fork" else time.perf_counter() - began
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
         self._poller, self._deaths = select.poll(), select.poll()  # of everything, and of dead workers only
@@ -228,6 +233,9 @@ class ProcessBackend:
 
     def open(self, outcome: Filled) -> object:
         return self._receiver.open(outcome)
+
+    def memory(self) -> tuple[int, int]:
+        return self._slabs.nbytes, self._strays.nbytes
 
     def doing(self, seq: int | None) -> list[Doing]:
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}

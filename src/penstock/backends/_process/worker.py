@@ -7,10 +7,11 @@ import socket
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
 import penstock._work.seeding  # noqa: F401 - every worker needs it: imported before the fork, and not in each
 from penstock._at_work import at_work
+from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Arena, Region
 from penstock._wire.failure import Failure
@@ -63,8 +64,11 @@ class _Desk:
 
     def __init__(self, job: Job, seat: int, board: Board, replier: Replier, fds: Mapping[str, int]) -> None:
         self._who = f"worker {seat} (pid {os.getpid()})"
+        self._gauge = gauge = Gauge(Gauges(fds["gauges"]), seat, os.getpid(), process_time_ns)
         self._runner = (job.make_runner or Runner)(job, self._who)
+        self._runner.gauge = gauge
         self._runner.begin(seat, alone=True)
+        gauge.ready()
         self._board, self._replier = board, replier
         self._arena = Arena(fds["slabs"])
         self._log, self._updates = job.log, fds["updates"]
@@ -80,9 +84,14 @@ class _Desk:
             replier.send(replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
             return
         # Keys that are an array stay where they are: they are read while batches are written.
-        used = max(0, notice.keys)
+        used, gauge = max(0, notice.keys), self._gauge
+        gauge.begin()
         if count == 1:
-            replier.send(self._do_step(task, updates, Writer(root, used)))
+            reply = self._do_step(task, updates, Writer(root, used))
+            if gauge.detailed:
+                gauge.stepped(self._runner.rows)
+            gauge.end(task)  # before the reply: that wakes the parent, which may take the processor
+            replier.send(reply)
             return
         began = perf_counter_ns()
         table, used = used, used + count * REPLY.size
@@ -95,7 +104,11 @@ class _Desk:
             writer = Writer(root[base:])
             replies.append(self._do_step(single, updates, writer, base))
             used = base + writer.used
-        replier.send(replier.bundle(seq, replies, table, Writer(root, used), began))
+            if gauge.detailed:
+                gauge.stepped(self._runner.rows)
+        reply = replier.bundle(seq, replies, table, Writer(root, used), began)
+        gauge.end(task, len(replies))
+        replier.send(reply)
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
         """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
@@ -105,6 +118,8 @@ class _Desk:
                 runner.change(self._log.read(self._updates, updates))
             runner.prepare(task)
             tree = runner.run(task, writer)
+            if self._gauge.detailed:
+                self._gauge.made = perf_counter_ns()
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
         except BaseException as error:
             if is_end(error, task):

@@ -1,0 +1,207 @@
+"""The figures of one loader: what its caller and its workers have counted, as `Stats`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._epoch.engine import Engine
+from penstock._measure.gauges import Counts, Gauges, Slow
+from penstock._measure.histogram import bounds, quantile
+from penstock._measure.meter import Meter, Totals, clock
+from penstock.stats._figures import (
+    Bucket,
+    Decision,
+    FirstBatch,
+    Memory,
+    Moment,
+    Period,
+    SlowSample,
+    Spans,
+    Stats,
+    WorkerFigures,
+)
+
+# Moments of the history. When there are more, every second one is dropped, and from then on fewer are taken.
+_MOST_MOMENTS = 512
+_MOST_DECISIONS = 256
+
+_IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
+
+
+class Measured:
+    """A loader with figures."""
+
+    _measures: Measures
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+
+        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        """
+        return self._measures.stats()
+
+
+class Measures:
+    """`engines` are those of the loader that live. `settings` are shown with the figures."""
+
+    def __init__(
+        self, name: str, settings: Callable[[], Mapping[str, Any]], engines: Callable[[], Iterable[Engine]]
+    ) -> None:
+        self.name = name
+        self.meter = Meter()
+        self._settings, self._engines = settings, engines
+        self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
+        self._shipped = 0.0
+        self._first: FirstBatch | None = None
+        self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
+        self._history: list[Moment] = []
+        self._ticks, self._every = 0, 1
+        self.decisions: list[Decision] = []
+
+    # What happens.
+
+    def begin_epoch(self, epoch: int, called: int, engine: Engine) -> None:
+        """An epoch is begun on this engine; `iter()` was called at this time."""
+        if not self._began:
+            self._began, self._started = called, clock()
+            self._shipped = getattr(engine.backend, "shipped", 0.0)
+        meter, live = self.meter, self._live()
+        self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
+        meter.longest[:] = 0, 0
+
+    def end_epoch(self) -> None:
+        """The epoch was read to its end."""
+
+    def tick(self) -> None:
+        """Twice a second, in the thread that reads the loader, while it reads."""
+        self.meter.due = False
+        self._ticks += 1
+        if self._ticks % self._every == 0:
+            self._history.append(self._moment())
+            if len(self._history) > _MOST_MOMENTS:
+                self._history = self._history[::2]
+                self._every *= 2
+
+    # What is known.
+
+    def stats(self) -> Stats:
+        now, live, (totals, workers, times) = self._totals(), self._live(), self._base
+        meter = self.meter
+        epoch = self._period(now.since(totals), live, meter.longest, workers, times, of_epoch=True)
+        life = self._period(now, live, meter.longest_ever, {}, np.zeros_like(times), of_epoch=False)
+        return Stats(
+            self.name,
+            self._settings(),
+            epoch,
+            life,
+            self._epoch,
+            self._first_batch(),
+            self._memory(),
+            decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
+            history=tuple(self._history),
+        )
+
+    def _live(self) -> list[Gauges]:
+        return [engine.backend.gauges for engine in self._engines()]
+
+    def _totals(self) -> Totals:
+        """Everything so far, with what was handed out of the last answers."""
+        totals = self.meter.totals()
+        for engine in self._engines():
+            answer = engine.open_answer()
+            if answer is not None:
+                totals = totals.plus(answer)
+        return totals
+
+    def _period(
+        self,
+        totals: Totals,
+        live: list[Gauges],
+        longest: list[int],
+        before: Mapping[int, Counts],
+        times: NDArray[np.int64],
+        *,
+        of_epoch: bool,
+    ) -> Period:
+        meter, sums = self.meter, totals.sums
+        seats = {seat for engine in self._engines() for seat in engine.seats}
+        workers = {
+            seat: counts.minus(before[seat]) if seat in before else counts
+            for seat, counts in sorted(meter.workers(live).items())
+        }
+        here = _IN_THE_CALLER.get(str(self._settings().get("backend")), "")
+        figures = [_worker(seat, counts, seat in seats, here) for seat, counts in workers.items()]
+        counted = meter.times(live) - times
+        found = [Bucket(*bounds(at), int(count)) for at, count in enumerate(counted) if count > 0]
+        slowest = meter.slowest(live, self._epoch if of_epoch else None)
+        return Period(
+            seconds=(sums.wait + sums.work) * 1e-9,
+            batches=sums.steps,
+            samples=sums.rows,
+            nbytes=sums.nbytes,
+            waits=_spans(sums.steps, sums.wait, totals.waits, longest[0]),
+            works=_spans(sums.steps, sums.work, totals.works, longest[1]),
+            ready=sums.ready + sums.steps - totals.tasks,
+            tasks=totals.tasks,
+            caller_cpu=totals.cpu * 1e-9,
+            workers=tuple(figures),
+            slowest=tuple(_slow(slow, figures, seat) for seat, slow in slowest),
+            sample_times=tuple(found),
+            replaced=totals.replaced,
+            repeated=totals.repeated,
+            skipped=totals.skipped,
+        )
+
+    def _first_batch(self) -> FirstBatch | None:
+        if self._first is None and self.meter.first:
+            counts = self.meter.workers(self._live()).values()
+            began, started, first = self._began, self._started, self.meter.first
+            ready = min((one.ready for one in counts if one.ready > began), default=started)
+            fetched = min((one.first for one in counts if one.first > began), default=first)
+            at = [began, started, max(started, ready), fetched, first]
+            at = [max(at[: number + 1]) for number in range(len(at))]  # the first worker may be ready before all are
+            parts = [(after - before) * 1e-9 for before, after in pairwise(at)]
+            self._first = FirstBatch((first - began) * 1e-9, parts[0], self._shipped, *parts[1:])
+        return self._first
+
+    def _memory(self) -> Memory:
+        found = [engine.memory() for engine in self._engines()]
+        return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
+
+    def _moment(self) -> Moment:
+        sums, memory = self._totals().sums, self._memory()
+        engines = list(self._engines())
+        return Moment(
+            at=(clock() - self._began) * 1e-9,
+            batches=sums.steps,
+            waited=sums.wait * 1e-9,
+            worked=sums.work * 1e-9,
+            ready=sum(engine.ready for engine in engines),
+            busy=sum(counts.since > 0 for gauges in self._live() for counts in gauges.all().values()),
+            workers=sum(len(engine.seats) for engine in engines),
+            lent=memory.lent,
+            pooled=memory.pooled,
+        )
+
+
+def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -> Spans:
+    counts = histogram.tolist()
+    middle, most = (min(quantile(counts, share), longest * 1e-9) for share in (0.5, 0.95))
+    return Spans(count, total * 1e-9, middle, most, longest * 1e-9)
+
+
+def _worker(seat: int, counts: Counts, alive: bool, here: str) -> WorkerFigures:
+    parts = counts.fetch, counts.collate, counts.write, counts.waited_task, counts.waited_room, counts.cpu
+    name = here.format(seat) or f"worker {seat} (pid {counts.pid})"
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, *(part * 1e-9 for part in parts))
+
+
+def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:
+    key = int(slow.key) if slow.key.lstrip("-").isdecimal() else slow.key
+    name = next((one.name for one in figures if one.seat == seat), f"worker {seat}")
+    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name)

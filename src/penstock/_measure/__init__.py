@@ -1,0 +1,1 @@
+"""What is always measured: counters of workers in shared memory, and of the caller."""

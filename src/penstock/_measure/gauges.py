@@ -1,0 +1,324 @@
+"""What workers count: each worker writes to a row of memory of its own, and the caller reads it at any time.
+
+Nothing is sent for it. A word of 8 bytes is written whole: a reader in another process sees its old or its new value.
+A row belongs to a seat: a worker that replaces another goes on where that one has stopped.
+
+    head   how long the caller has waited for batches so far, since when it waits now (0: it does not), and whether
+           workers shall keep a record of each task
+    row    counters, histogram of sample times, the slowest samples of the epoch and of all, records of the last tasks
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from penstock._measure.histogram import BUCKETS, bucket
+from penstock._memory.slabs import mapped
+
+_WAITED, _WAITING, _TRACING = range(3)  # words of the head
+_HEAD = 4096  # bytes: a page, which the caller writes and workers read
+
+
+class Counts(NamedTuple):
+    """The counters of a row. Moments and durations are in nanoseconds of `time.perf_counter_ns`.
+
+    `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
+    """
+
+    pid: int = 0
+    born: int = 0
+    ready: int = 0
+    first: int = 0
+    since: int = 0
+    tasks: int = 0
+    steps: int = 0
+    fetch: int = 0
+    collate: int = 0
+    write: int = 0
+    waited_task: int = 0
+    waited_room: int = 0
+    cpu: int = 0
+
+
+    def plus(self, other: Counts) -> Counts:
+        """The counters of two workers in one seat, one after the other: times and numbers are added."""
+        return self._replace(**{name: getattr(self, name) + getattr(other, name) for name in _ADDED})
+
+    def minus(self, before: Counts) -> Counts:
+        """What was added since these."""
+        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
+
+
+_ADDED = Counts._fields[5:]
+
+
+class Slow(NamedTuple):
+    """A sample that took long."""
+
+    ns: int
+    epoch: int
+    step: int
+    key: str
+
+
+class Record(NamedTuple):
+    """One task of a worker, for a trace: when it was begun, its samples were fetched, the batch was made, and sent.
+
+    Of a bundle only the first step is timed: `fetched` and `made` are extrapolated.
+    """
+
+    seat: int
+    began: int
+    fetched: int
+    made: int
+    ended: int
+    seq: int
+    epoch: int
+    step: int
+    steps: int
+
+
+_COUNTS = struct.Struct(f"{len(Counts._fields)}q")
+_READY, _FIRST, _SINCE = map(Counts._fields.index, ("ready", "first", "since"))
+_MOVING = struct.Struct(f"{len(Counts._fields) - _SINCE}q")  # those from `since` on
+_TIMES = 32  # where the histogram begins, in words
+_SLOWEST = _TIMES + BUCKETS
+MOST_SLOW = 10
+_SLOW = struct.Struct("3qq96s")  # ns, epoch, step, and the length of the key's text
+_ENTRY = 16  # words
+_RECORDED = 31
+_RECORDS = 512
+_RECORD = struct.Struct("8q")
+_RING = 1024  # where the records begin, in words
+_ROW = _RING + _RECORDS * 8
+_ROWS = 1024  # further seats share rows
+
+assert _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
+
+# Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
+TIMED = 20_000  # ns
+_CPU_EVERY = 20_000_000  # ns: asking for the processor time is a system call
+
+# To time a task in parts, and to write the counters, takes 2 µs. So of fast tasks only some are timed.
+_FAST_TASK, _SLOW_TASK = 100_000, 1_000_000  # ns
+_SKIP = 7
+
+_clock = time.perf_counter_ns
+
+
+class Gauges:
+    """All rows: in the file `fd`, which caller and workers map, or in private memory if that is None."""
+
+    SIZE = _HEAD + _ROWS * _ROW * 8  # almost all of it is never touched, and takes no memory
+
+    def __init__(self, fd: int | None) -> None:
+        self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
+        self.words = self.memory.cast("q")
+        self.seats: set[int] = set()  # that have had a worker
+        self._read: dict[int, int] = {}  # by seat: how many records were read
+
+    # What the caller does.
+
+    def all(self) -> dict[int, Counts]:
+        """The counters of all workers so far, by seat."""
+        return {seat: self.counts(seat) for seat in sorted(self.seats)}
+
+    def begin_wait(self, now: int) -> None:
+        self.words[_WAITING] = now
+
+    def end_wait(self, now: int) -> None:
+        words = self.words
+        words[_WAITED] += now - words[_WAITING]
+        words[_WAITING] = 0
+
+    def counts(self, seat: int) -> Counts:
+        return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
+
+    def times(self, seat: int) -> list[int]:
+        """The histogram of this worker's sample times."""
+        return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tolist()
+
+    def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
+        """The slowest samples of this worker: of an epoch, the last or the one before, or of all."""
+        found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
+        return [slow for slow in found if epoch in (None, slow.epoch)]
+
+    def table(self, seat: int, number: int) -> list[Slow]:
+        """One of the three tables of slowest samples: of all, of even epochs, of odd epochs."""
+        found = []
+        for at in range(MOST_SLOW):
+            *numbers, length, text = _SLOW.unpack_from(self.memory, self.entry(seat, number) + at * _ENTRY * 8)
+            if length:
+                found.append(Slow(*numbers, text[:length].decode(errors="replace")))
+        return found
+
+    def trace(self, on: bool) -> None:
+        """Whether workers keep records from now on."""
+        self.words[_TRACING] = on
+
+    def records(self, seat: int) -> Iterator[Record]:
+        """The records since the last call. If there were too many meanwhile, the oldest are missing."""
+        words, start = self.row(seat)
+        recorded = words[_RECORDED]
+        for number in range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded):
+            at = start + (_RING + number % _RECORDS * 8) * 8
+            yield Record(seat, *_RECORD.unpack_from(self.memory, at))
+        self._read[seat] = recorded
+
+    def row(self, seat: int) -> tuple[memoryview[int], int]:
+        """The words of a row, and where it begins in the memory, in bytes."""
+        start = _HEAD // 8 + seat % _ROWS * _ROW
+        return self.words[start : start + _ROW], start * 8
+
+    def entry(self, seat: int, number: int) -> int:
+        """Where a table of slowest samples begins, in bytes."""
+        return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
+
+
+class Gauge:
+    """What one worker counts. `detailed`: the present step is timed in parts; `times`: its samples one by one."""
+
+    def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
+        self._memory, self._head = gauges.memory, gauges.words
+        self._words, self._at = gauges.row(seat)
+        counts = gauges.counts(seat)
+        self._totals = list(counts[_SINCE + 1 :])
+        self._cpu_ns, self._cpu_before, self._cpu_due = cpu_ns, counts.cpu - cpu_ns(), 0
+        # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
+        self._tables = [gauges.entry(seat, number) for number in range(3)]
+        found = [gauges.table(seat, number) for number in range(3)]
+        self._slow = [[(slow.ns, at) for at, slow in enumerate(one)] for one in found]
+        for heap in self._slow:
+            heapq.heapify(heap)
+        self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
+        self._epoch = 1  # the table of the present epoch
+        self.detailed, self.times = False, False
+        self.fetched = self.made = 0
+        self._parts = 1.0, 0.0  # fetch and write, as shares of a step
+        # Since the counters were last written:
+        self._idle = self._busy = self._tasks = self._steps = 0
+        self._skip = 0  # tasks that are not timed in parts
+        self._began = self._ended = born = time.perf_counter_ns()
+        self._waited = self._caller_waited(born)
+        _COUNTS.pack_into(self._memory, self._at, pid, born, 0, counts.first, 0, *self._totals)
+
+    def ready(self) -> None:
+        """The worker can take its first task."""
+        self._ended = self._words[_READY] = time.perf_counter_ns()
+
+    def begin(self) -> None:
+        """A task is begun."""
+        now = self._began = self._words[_SINCE] = _clock()
+        self._idle += now - self._ended
+        if self._skip:
+            self._skip -= 1
+        else:
+            self.detailed, self.fetched, self.made = True, 0, 0
+
+    def stepped(self, samples: int) -> None:
+        """The first step of a task is done: it stands for the others. Called only if it was `detailed`."""
+        now, began = _clock(), self._began
+        self.detailed = False
+        fetched = self.fetched or now  # 0 if there was an error
+        took = max(1, now - began)
+        self._parts = (fetched - began) / took, (now - (self.made or now)) / took
+        if not self._words[_FIRST]:
+            self._words[_FIRST] = fetched
+        if samples > 0:
+            each = (fetched - began) // samples
+            if not self.times:
+                self._words[_TIMES + bucket(each)] += samples
+            self.times = each > TIMED
+        self._skip = -1  # the counters are written at the end of this task
+
+    def end(self, task: Any, steps: int = 1) -> None:
+        """The task is done."""
+        now = self._ended = _clock()
+        took = now - self._began
+        self._busy += took
+        self._tasks += 1
+        self._steps += steps
+        if self._skip < 0 or took > _SLOW_TASK:
+            self._write(now, took, task, steps)
+        else:
+            self._words[_SINCE] = 0
+
+    def _write(self, now: int, took: int, task: Any, steps: int) -> None:
+        """Writes the counters."""
+        totals, busy, idle, (fetching, writing) = self._totals, self._busy, self._idle, self._parts
+        fetch, write = int(busy * fetching), int(busy * writing)
+        # It was idle for want of a task while the caller waited, and else for want of room.
+        waited = self._caller_waited(now)
+        wanting = min(idle, max(0, waited - self._waited))
+        if now > self._cpu_due:
+            self._cpu_due = now + _CPU_EVERY
+            totals[-1] = self._cpu_before + self._cpu_ns()
+        more = self._tasks, self._steps, fetch, busy - fetch - write, write, wanting, idle - wanting, 0
+        totals = self._totals = [total + one for total, one in zip(totals, more, strict=True)]
+        _MOVING.pack_into(self._memory, self._at + 8 * _SINCE, 0, *totals)
+        self._waited, self._idle, self._busy, self._tasks, self._steps = waited, 0, 0, 0, 0
+        self._skip = _SKIP if took < _FAST_TASK else 0
+        if self._head[_TRACING]:
+            self._skip = 0
+            at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
+            parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
+            _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
+            self._words[_RECORDED] += 1
+
+    def _caller_waited(self, now: int) -> int:
+        since = self._head[_WAITING]
+        return self._head[_WAITED] + (now - since if since else 0)
+
+    # Samples one by one.
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The samples that follow are of this epoch."""
+        table = self._epoch = 1 + epoch % 2
+        if epoch != self._epochs[table]:
+            self._epochs[table] = epoch
+            self._slow[table].clear()
+            for at in range(MOST_SLOW):
+                _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
+
+    def sample(self, ns: int) -> bool:
+        """A sample took so long. True if it is one of the slowest, and its key is wanted."""
+        self._words[_TIMES + bucket(ns)] += 1
+        return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
+
+    def note(self, slow: Slow) -> None:
+        """One of the slowest samples."""
+        text = slow.key.encode()[:96]
+        for table in (0, self._epoch):
+            heap = self._slow[table]
+            if len(heap) < MOST_SLOW:
+                at = len(heap)
+                heapq.heappush(heap, (slow.ns, at))
+            elif slow.ns > heap[0][0]:
+                at = heap[0][1]
+                heapq.heapreplace(heap, (slow.ns, at))
+            else:
+                continue
+            _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, *slow[:3], len(text), text)
+
+
+class NoGauge:
+    """In the place of a Gauge where nothing is measured."""
+
+    detailed = times = False
+    fetched = made = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        pass
+
+    def sample(self, ns: int) -> bool:
+        return False
+
+    def note(self, slow: Slow) -> None:
+        pass
+
+
+NO_GAUGE = NoGauge()

@@ -1,0 +1,45 @@
+"""Durations in buckets of a fixed relative width, so that nothing grows with the number of durations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Four buckets for each doubling, from a microsecond to more than an hour. What is shorter is in the first bucket, and
+# what is longer in the last. The middle of a bucket is within 10 % of everything in it.
+_FINE = 4
+_FIRST = 10 * _FINE  # 2**10 ns
+BUCKETS = 128
+
+
+def bucket(ns: int) -> int:
+    """The bucket of a duration in nanoseconds."""
+    return min(max(int(log2(ns) * _FINE) - _FIRST, 0), BUCKETS - 1) if ns > 0 else 0
+
+
+def bounds(at: int) -> tuple[float, float]:
+    """From how many to how many seconds a bucket reaches."""
+    low, high = (2.0 ** ((at + more + _FIRST) / _FINE) * 1e-9 for more in (0, 1))
+    return low if at else 0.0, high
+
+
+def quantile(counts: Sequence[int], share: float) -> float:
+    """The duration in seconds that this share of all durations does not exceed; 0.0 if there is none.
+
+    The first bucket counts as 0.0: it has what did not take any time worth mentioning.
+    """
+    wanted, passed = share * sum(counts), 0
+    for at, count in enumerate(counts):
+        passed += count
+        if count and passed >= wanted:
+            return sum(bounds(at)) / 2 if at else 0.0
+    return 0.0
+
+
+def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """A histogram of durations in nanoseconds, each of which counts as often as `counts` says."""
+    at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
+    return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

@@ -1,0 +1,192 @@
+"""What the caller counts: how long it waits for batches, how long it works between them, and how many it gets."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, Slow
+from penstock._measure.histogram import BUCKETS, buckets
+
+clock = time.perf_counter_ns
+
+TICK = 500_000_000  # ns between two moments of the history
+
+# Answers that are kept before they are counted, all at once: that takes a tenth of the time.
+_MOST = 256
+
+
+class Answer(NamedTuple):
+    """What came of one request to the scheduler: the steps of a task, which are handed out one by one.
+
+    `wait`: how long the caller waited for the first of them; it did not wait for the others. `work`: from then on
+    until it asked for the next task. Both in nanoseconds. `ready`: the batch was there when the caller asked.
+    """
+
+    wait: int
+    work: int
+    steps: int
+    rows: int
+    nbytes: int
+    ready: int
+
+
+class Totals(NamedTuple):
+    """Sums over a period. Histograms count batches."""
+
+    tasks: int
+    sums: Answer
+    waits: NDArray[np.int64]
+    works: NDArray[np.int64]
+    replaced: int
+    repeated: int
+    skipped: int
+    cpu: int
+
+    def since(self, before: Totals) -> Totals:
+        """What was added since these totals."""
+        sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
+        rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
+        return Totals(self.tasks - before.tasks, sums, *rest)
+
+    def plus(self, answer: Answer) -> Totals:
+        """These totals, and an answer that was not counted yet."""
+        sums = Answer._make(one + more for one, more in zip(self.sums, answer, strict=True))
+        each, steps = np.array([answer.work // max(1, answer.steps)]), np.array([answer.steps])
+        waits, works = self.waits + buckets(np.array([answer.wait])), self.works + buckets(each, steps)
+        waits[0] += answer.steps - 1
+        return self._replace(tasks=self.tasks + 1, sums=sums, waits=waits, works=works)
+
+
+class Meter:
+    """The counters of one loader, over its life. One thread at a time reads the loader.
+
+    `due` becomes True twice a second, while batches are handed out.
+    """
+
+    def __init__(self) -> None:
+        self.due = False
+        self.next_tick = 0
+        self.replaced = self.repeated = self.skipped = 0
+        self.longest = [0, 0]  # of the epoch: wait and work
+        self.longest_ever = [0, 0]
+        self._answers: list[int] = []  # flat: the fields of one Answer after the other
+        self._tasks = 0
+        self._sums = Answer(0, 0, 0, 0, 0, 0)
+        self._waits, self._works = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.int64)
+        self._cpu = time.process_time_ns()
+        self.first = 0  # when the first batch was handed out
+        # Of engines that have ended:
+        self._counts: dict[int, Counts] = {}
+        self._times = np.zeros(BUCKETS, np.int64)
+        self._slowest: list[tuple[int, Slow]] = []
+
+    def answered(self, *answer: int) -> None:
+        """Counts an answer, given the fields of `Answer`: once the caller has asked for the next, or has ended."""
+        self._answers += answer
+        if len(self._answers) > _MOST * len(Answer._fields):
+            self._count()
+
+    def _count(self) -> None:
+        answers, self._answers = self._answers, []
+        if not answers:
+            return
+        table = np.array(answers, np.int64).reshape(-1, len(Answer._fields))
+        self._tasks += len(table)
+        wait, work, steps = table[:, 0], table[:, 1], table[:, 2]
+        each = work // np.maximum(steps, 1)
+        self._waits += buckets(wait)
+        self._waits[0] += int(steps.sum()) - len(table)
+        self._works += buckets(each, steps)
+        sums = zip(self._sums, table.sum(axis=0).tolist(), strict=True)
+        self._sums = Answer._make(one + more for one, more in sums)
+        longest = int(wait.max()), int(each.max())
+        for kept in (self.longest, self.longest_ever):
+            kept[:] = map(max, kept, longest)
+
+    def keep(self, gauges: Gauges) -> None:
+        """Keeps what these workers have counted: they are about to end."""
+        self._counts = self.workers([gauges])
+        self._times = self.times([gauges])
+        self._slowest = self.slowest([gauges])
+        gauges.seats.clear()
+
+    def workers(self, live: list[Gauges]) -> dict[int, Counts]:
+        """The counters of all workers, by seat: those that live, and those that have ended."""
+        found = dict(self._counts)
+        for gauges in live:
+            for seat, counts in gauges.all().items():
+                found[seat] = counts.plus(found[seat]) if seat in found else counts
+        return found
+
+    def times(self, live: list[Gauges]) -> NDArray[np.int64]:
+        """The histogram of all sample times."""
+        return sum((np.array(gauges.times(seat)) for gauges in live for seat in gauges.seats), start=self._times)
+
+    def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
+        """The slowest samples of an epoch, or of all, and the seats of their workers; the slowest first."""
+        found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
+        for gauges in live:
+            found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
+        return sorted(found, key=lambda one: -one[1].ns)[:MOST_SLOW]
+
+    def totals(self) -> Totals:
+        self._count()
+        more = self.replaced, self.repeated, self.skipped, time.process_time_ns() - self._cpu
+        return Totals(self._tasks, self._sums, self._waits.copy(), self._works.copy(), *more)
+
+
+class Stopwatch:
+    """Times the answers of one engine, for the meter of its loader."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self._asked = self._answered = 0
+        self._ready = self._wait = 0
+        self._delivered = 0, 0, 0  # steps, rows and bytes of the last task
+        self._in_hand = False  # the answer is being handed out
+
+    def ask(self) -> int:
+        """The caller asks, and everything that it was answered before is handed out. Returns the time."""
+        now = self._asked = clock()
+        if self._in_hand:
+            self._in_hand = False
+            self.meter.answered(self._wait, now - self._answered, *self._delivered, self._ready)
+            self._wait = 0
+        if now > self.meter.next_tick:
+            self.meter.next_tick = now + TICK
+            self.meter.due = True
+        return now
+
+    def deliver(self, steps: int, rows: int, nbytes: int) -> None:
+        """The caller is about to get a task of so many steps."""
+        self._delivered = steps, rows, nbytes
+        self._in_hand = True
+
+    def answer(self, ready: bool) -> None:
+        """The call returns. Without a batch (a timeout), the time counts for the next one."""
+        now = self._answered = clock()
+        self._wait += now - self._asked
+        self._ready = ready
+        if not self.meter.first:
+            self.meter.first = now
+
+    def stop(self, left: int) -> None:
+        """Nothing more is handed out of the last answer; `left` of its steps were not."""
+        if self._in_hand:
+            self._in_hand = False
+            self.meter.answered(*self.in_hand(left, clock()))
+        self._wait = 0
+
+    def in_hand(self, left: int, now: int) -> Answer:
+        """The answer that is being handed out, as far as it was."""
+        steps, rows, nbytes = self._delivered
+        done = max(0, steps - left)
+        rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
+        return Answer(self._wait, now - self._answered, done, rows, nbytes, self._ready)
+
+    def open_answer(self, left: int) -> Answer | None:
+        return self.in_hand(left, clock()) if self._in_hand else None
