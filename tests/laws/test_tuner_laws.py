@@ -67,7 +67,6 @@ def test_a_stationary_load_is_left_alone_after_a_minute(load: Simulated, given_b
     intervals=st.lists(
         st.builds(
             Interval,
-            at=st.just(0.0),
             waited=st.floats(0, 5),
             worked=st.floats(0, 5),
             caller_cpu=st.floats(0, 10),

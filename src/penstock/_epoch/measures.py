@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock._epoch.engine import Engine
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
-from penstock._measure.meter import Meter, Totals, clock
+from penstock._measure.meter import Answer, Meter, Totals, clock
 from penstock.stats._figures import (
     Bucket,
     Decision,
@@ -87,7 +87,16 @@ class Measures:
                 self._history = self._history[::2]
                 self._every *= 2
 
+    def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
+        """The numbers were changed by the tuner."""
+        at = (clock() - self._began) * 1e-9
+        self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
+
     # What is known.
+
+    def sums(self) -> tuple[Answer, list[Counts]]:
+        """Everything that the caller and its workers have counted so far."""
+        return self._totals().sums, list(self.meter.workers(self._live()).values())
 
     def stats(self) -> Stats:
         now, live, (totals, workers, times) = self._totals(), self._live(), self._base
@@ -102,7 +111,7 @@ class Measures:
             self._epoch,
             self._first_batch(),
             self._memory(),
-            decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
+            decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
 

@@ -13,7 +13,7 @@ from penstock._measure.histogram import BUCKETS, buckets
 
 clock = time.perf_counter_ns
 
-TICK = 500_000_000  # ns between two moments of the history
+TICK = 500_000_000  # ns between two moments of the history, unless the loader is tuned
 
 # Answers that are kept before they are counted, all at once: that takes a tenth of the time.
 _MOST = 256
@@ -69,6 +69,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.due = False
+        self.every = TICK
         self.next_tick = 0
         self.replaced = self.repeated = self.skipped = 0
         self.longest = [0, 0]  # of the epoch: wait and work
@@ -157,7 +158,7 @@ class Stopwatch:
             self.meter.answered(self._wait, now - self._answered, *self._delivered, self._ready)
             self._wait = 0
         if now > self.meter.next_tick:
-            self.meter.next_tick = now + TICK
+            self.meter.next_tick = now + self.meter.every
             self.meter.due = True
         return now
 

@@ -91,7 +91,6 @@ class Interval:
     counts them.
     """
 
-    at: float
     waited: float
     worked: float
     caller_cpu: float
@@ -109,7 +108,6 @@ class Interval:
     def and_then(self, later: Interval) -> Interval:
         """Both as one interval."""
         return Interval(
-            later.at,
             self.waited + later.waited,
             self.worked + later.worked,
             self.caller_cpu + later.caller_cpu,
