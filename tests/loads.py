@@ -85,15 +85,16 @@ class Run:
         load, live = self._noisy(), self.live
         used = self.load.base + live * self.load.each + live * self.tuner.prefetch_factor * self.load.batch
         if not live:
-            return Interval(TICK, 0.0, 0.0, 0, 0, 0.0, 0.0, 0, used)
+            return Interval(TICK, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0, used)
         rate, step = load.rate(live, self.tuner.prefetch_factor), load.step(live)
         self._half += rate * TICK
         done = int(self._half)
         self._half -= done
         worked = rate * TICK * load.turn
         own = rate * TICK * load.own
+        delayed = done * max(0.0, live * load.cpu / load.cpus - load.wait - load.cpu)
         return Interval(
-            TICK - worked, worked, worked + own, done, done, done * step, done * load.cpu, live, used
+            TICK - worked, worked, worked + own, done, done, done * step, done * load.cpu, delayed, live, used
         )
 
     def _noisy(self) -> Simulated:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from loads import LOADS, Run, Simulated, bounds
 
 from penstock._schedule.tuner import Bounds, Interval, Range, Tuner
+
+RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 def about(low: float, high: float) -> st.SearchStrategy[float]:
@@ -74,6 +78,7 @@ def test_a_stationary_load_is_left_alone_after_a_minute(load: Simulated, given_b
             done=st.integers(0, 1000),
             busy=st.floats(0, 100),
             cpu=st.floats(0, 100),
+            delayed=st.floats(0, 100),
             workers=st.integers(0, 50),
             memory=st.integers(0, 70 << 30),
         ),
@@ -170,6 +175,34 @@ def test_memory_that_others_use_up_takes_workers_away() -> None:
     last = run.run(20)[-1][1]
     assert run.intervals[-1].memory < limit
     assert "memory" in last.reason and last.workers < 32
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_recorded_run_of_a_real_loader_is_decided_as_it_was(path: Path) -> None:
+    """Written by `python -m bench.auto --record tests/recorded`, on two processors that others used too."""
+    run = json.loads(path.read_text())
+    limits = run["bounds"]
+    tuner = Tuner(Bounds(Range(*limits["workers"]), Range(*limits["prefetch"]), limits["cpus"], limits["memory"]))
+    numbers = [[tuner.workers, tuner.prefetch_factor]]
+    for values in run["intervals"]:
+        if tuner.decide(Interval(*values)) is not None:
+            numbers.append([tuner.workers, tuner.prefetch_factor])
+    assert numbers == run["numbers"]
+    low, high = EXPECTED[path.stem]
+    assert low <= tuner.workers <= high
+
+
+# Where the recorded runs must end.
+EXPECTED = {
+    "computing": (1, 2),
+    "waiting": (24, 32),
+    "half_and_half": (2, 8),
+    "tiny": (1, 2),
+    "copying": (1, 4),
+    "slow_caller": (1, 2),
+    "quick_caller": (10, 24),
+    "little_memory": (5, 8),
+}
 
 
 def test_the_quickest_loader_is_not_given_more_workers() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Without `max_workers=`. Workers that compute are no more than the processors, whatever this says.
 _MOST_WORKERS = 32
 _MOST_PREFETCH = 16
+# Workers whose waiting for a processor is looked up, 20 µs for each: they stand for the others.
+_SOME = 4
 
 
 class Tuned:
@@ -89,6 +91,7 @@ class _Counted(NamedTuple):
     done: int
     busy: int
     cpu: int
+    delays: dict[int, int]  # by pid, of some workers
 
 
 class Tuning:
@@ -125,6 +128,7 @@ class Tuning:
                 done=now.done - before.done,
                 busy=(now.busy - before.busy) * 1e-9,
                 cpu=(now.cpu - before.cpu) * 1e-9,
+                delayed=_mean_growth(now.delays, before.delays) * len(engine.seats) * 1e-9,
                 workers=sum(gauges.counts(seat).ready > 0 for seat in engine.seats),
                 memory=machine().memory_used,
             )
@@ -134,8 +138,25 @@ class Tuning:
         sums, rows = self._measures.sums()
         busy = sum(row.fetch + row.collate + row.write for row in rows)
         done, cpu = sum(row.steps for row in rows), sum(row.cpu for row in rows)
-        caller = get_ident(), sums.wait, sums.work, thread_time_ns()
-        return _Counted(engine.reference, *caller, sums.steps, done, busy, cpu)
+        caller = get_ident(), sums.wait, sums.work, thread_time_ns() + _delay("thread-self")
+        gauges, here = engine.backend.gauges, os.getpid()
+        pids = [gauges.counts(seat).pid for seat in sorted(engine.seats)[:_SOME]]
+        delays = {pid: _delay(str(pid)) for pid in pids if pid not in (0, here)}
+        return _Counted(engine.reference, *caller, sums.steps, done, busy, cpu, delays)
+
+
+def _delay(process: str) -> int:
+    """Nanoseconds that a process was ready to run and had no processor; 0 if the kernel does not count them."""
+    try:
+        with open(f"/proc/{process}/schedstat", "rb", buffering=0) as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
+    found = [now[pid] - before[pid] for pid in now.keys() & before.keys()]
+    return sum(found) / max(1, len(found))
 
 
 def _bounds(options: Options, feed: Feed) -> Bounds:

@@ -47,8 +47,7 @@ _LESS_WAITING = 0.75
 _OTHER, _OTHER_WAITING = 1.6, 0.08
 # With idle workers, more of them are tried only if the caller waits for more than this share.
 _UNSTEADY = 0.1
-# Workers whose processor time is below this share of their busy time mostly wait: there may be more of them than
-# processors.
+# Workers that compute for less than this share of their busy time wait: there may be more of them than processors.
 _MOSTLY_CPU = 0.7
 # Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
 _ROOM, _FULL = 0.85, 0.92
@@ -85,10 +84,10 @@ class Bounds:
 class Interval:
     """What was measured in a fraction of a second.
 
-    `waited`, `worked`: seconds of the caller inside and outside of `next()`. `caller_cpu`: its processor time.
-    `batches` were handed out, `done` by workers, which were `busy` for so many seconds, summed over all of them, and
-    used `cpu` seconds of processor time. `workers` have started and live. `memory`: bytes in use, as the limit
-    counts them.
+    `waited`, `worked`: seconds of the caller inside and outside of `next()`. `batches` were handed out, `done` by
+    workers, which were `busy` for so many seconds, summed over all of them, used `cpu` seconds of processor time, and
+    were `delayed` because others had the processors. `caller_cpu`: both sums of the caller. `workers` have started
+    and live. `memory`: bytes in use, as the limit counts them.
     """
 
     waited: float
@@ -98,6 +97,7 @@ class Interval:
     done: int
     busy: float
     cpu: float
+    delayed: float
     workers: int
     memory: int = 0
 
@@ -115,6 +115,7 @@ class Interval:
             self.done + later.done,
             self.busy + later.busy,
             self.cpu + later.cpu,
+            self.delayed + later.delayed,
             later.workers,
             later.memory,
         )
@@ -141,7 +142,8 @@ SETTLING, MEASURING, RESTING = State
 @dataclass(frozen=True, slots=True)
 class Load:
     """A measurement, as the numbers that decide. `step`: seconds of a worker. `turn`: seconds of the caller when it
-    does not wait. `waiting`: share of the time. `compute`: share of the workers' busy time that was processor time.
+    does not wait. `waiting`: share of the time. `compute`: share of the workers' busy time in which they did not wait
+    for anything but a processor; `cpu`: in which they had one.
     """
 
     workers: int
@@ -149,6 +151,7 @@ class Load:
     turn: float
     waiting: float
     compute: float
+    cpu: float
     rate: float
     processors_used: float
     batches: int
@@ -166,7 +169,8 @@ class Load:
             step,
             turn,
             1 - caller / sum_.seconds,
-            min(1.0, sum_.cpu / sum_.busy) if sum_.busy > 0 else 1.0,
+            min(1.0, (sum_.cpu + sum_.delayed) / sum_.busy),
+            min(1.0, sum_.cpu / sum_.busy),
             sum_.batches / sum_.seconds,
             sum_.cpu / sum_.seconds,
             sum_.batches,
@@ -373,7 +377,7 @@ class Tuner:
         processors = self.bounds.processors
         if load.compute > _MOSTLY_CPU:
             return processors
-        return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.compute, 1e-3)))
+        return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
 
     def _room(self, used: int) -> int:
         """How many more workers fit into the memory."""
