@@ -183,11 +183,9 @@ def test_a_recorded_run_of_a_real_loader_is_decided_as_it_was(path: Path) -> Non
     run = json.loads(path.read_text())
     limits = run["bounds"]
     tuner = Tuner(Bounds(Range(*limits["workers"]), Range(*limits["prefetch"]), limits["cpus"], limits["memory"]))
-    numbers = [[tuner.workers, tuner.prefetch_factor]]
-    for values in run["intervals"]:
-        if tuner.decide(Interval(*values)) is not None:
-            numbers.append([tuner.workers, tuner.prefetch_factor])
-    assert numbers == run["numbers"]
+    start = [tuner.workers, tuner.prefetch_factor]
+    resizes = filter(None, [tuner.decide(Interval(*values)) for values in run["intervals"]])
+    assert [start, *([resize.workers, resize.prefetch_factor] for resize in resizes)] == run["numbers"]
     low, high = EXPECTED[path.stem]
     assert low <= tuner.workers <= high
 

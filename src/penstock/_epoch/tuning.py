@@ -105,6 +105,7 @@ class Tuning:
         bounds = _bounds(options, feed)
         self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
         self._before: _Counted | None = None
+        self._tasks: dict[tuple[int, int], int] = {}  # by seat and birth: the seat's tasks when the worker was new
         measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
@@ -117,7 +118,6 @@ class Tuning:
         if before is None or now.engine is not before.engine:
             self._tuner.restart()
             return None
-        gauges = engine.backend.gauges
         same = now.thread == before.thread  # the processor time is that of a thread
         return self._tuner.decide(
             Interval(
@@ -129,10 +129,17 @@ class Tuning:
                 busy=(now.busy - before.busy) * 1e-9,
                 cpu=(now.cpu - before.cpu) * 1e-9,
                 delayed=_mean_growth(now.delays, before.delays) * len(engine.seats) * 1e-9,
-                workers=sum(gauges.counts(seat).ready > 0 for seat in engine.seats),
+                workers=self._started(engine),
                 memory=machine().memory_used,
             )
         )
+
+    def _started(self, engine: Engine) -> int:
+        """How many workers have done a step: the first may take long, and says little about the others."""
+        rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
+        new = {(seat, row.born): row.tasks for seat, row in rows.items() if row.ready}
+        self._tasks = {worker: self._tasks.get(worker, tasks) for worker, tasks in new.items()}
+        return sum(new[worker] > tasks for worker, tasks in self._tasks.items())
 
     def _count(self, engine: Engine) -> _Counted:
         sums, rows = self._measures.sums()

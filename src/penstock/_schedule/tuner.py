@@ -1,6 +1,6 @@
 """How many workers there are, and how far they work ahead: decided from what is measured while a loader runs.
 
-    state    SETTLING --the workers have started, each has done a step--> MEASURING
+    state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
              RESTING --the load has been another one for some time--> MEASURING
              any --memory is nearly used up: Resize--> SETTLING
@@ -86,8 +86,8 @@ class Interval:
 
     `waited`, `worked`: seconds of the caller inside and outside of `next()`. `batches` were handed out, `done` by
     workers, which were `busy` for so many seconds, summed over all of them, used `cpu` seconds of processor time, and
-    were `delayed` because others had the processors. `caller_cpu`: both sums of the caller. `workers` have started
-    and live. `memory`: bytes in use, as the limit counts them.
+    were `delayed` because others had the processors. `caller_cpu`: both sums of the caller. `workers` live and
+    have done a step. `memory`: bytes in use, as the limit counts them.
     """
 
     waited: float
