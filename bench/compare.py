@@ -22,38 +22,46 @@ THIS, OTHER = "this", "other"
 _SITTING = 3  # rounds before both are started again
 
 
+Side = tuple[str, Path]
+"""A loader, and the tree that it is taken from."""
+
+
 def compare(
-    workload: Workload, engine: str, trees: dict[str, Path], folder: Path, rounds: int
+    workload: Workload, sides: dict[str, Side], folder: Path, rounds: int
 ) -> dict[str, list[float]]:
-    """The figures of each tree: batches a second, or milliseconds for a first batch and an epoch boundary."""
-    found: dict[str, list[float]] = {name: [] for name in trees}
+    """The figures of each side: batches a second, or milliseconds for a first batch and an epoch boundary."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+
+    def start(name: str) -> Driver:
+        engine, tree = sides[name]
+        return Driver(engine, workload, folder, tree)
+
+    def turn(number: int) -> list[str]:
+        return list(sides)[:: 1 if number % 2 else -1]
+
     if workload.kind == "first":
         for number in range(rounds):
-            for name in _turn(number):
-                driver = Driver(engine, workload, folder, trees[name])
+            for name in turn(number):
+                driver = start(name)
                 try:
                     found[name].append(1e3 * driver.answer()["seconds"])
                 finally:
                     driver.close()
         return found
-    for sitting, start in enumerate(range(0, rounds, _SITTING)):
-        drivers = {name: Driver(engine, workload, folder, trees[name]) for name in _turn(sitting)}
+    for sitting, begin in enumerate(range(0, rounds, _SITTING)):
+        drivers = {name: start(name) for name in turn(sitting)}
         try:
             for driver in drivers.values():
                 driver.answer()
                 if workload.kind == "rate":
                     driver.ask(lead=0.0, seconds=USUAL.warm)
-            for number in range(start, min(start + _SITTING, rounds)):
-                for name in _turn(number):
+            for number in range(begin, min(begin + _SITTING, rounds)):
+                for name in turn(number):
                     found[name] += one_round(drivers[name], workload, USUAL)
         finally:
             for driver in drivers.values():
                 driver.close()
     return found
-
-
-def _turn(number: int) -> list[str]:
-    return [THIS, OTHER] if number % 2 else [OTHER, THIS]
 
 
 def main() -> int:
@@ -72,10 +80,9 @@ def main() -> int:
         write_files(folder, {workload.name for workload in chosen})
         for workload in chosen:
             for engine in ("penstock_torch", "penstock_torch_seed") if workload.tensors else ("penstock",):
-                medians = {
-                    name: statistics.median(figures)
-                    for name, figures in compare(workload, engine, trees, folder, args.rounds).items()
-                }
+                sides = {name: (engine, tree) for name, tree in trees.items()}
+                found = compare(workload, sides, folder, args.rounds)
+                medians = {name: statistics.median(figures) for name, figures in found.items()}
                 ratio = medians[THIS] / medians[OTHER]
                 ratio = ratio if workload.kind == "rate" else 1 / ratio
                 row = f"{workload.name} {engine}"

@@ -1,6 +1,8 @@
 """Interrupts a piece of work at each point where CPython may run a signal handler.
 
-A tracer counts these points: the entry of a Python function, calls, and backward jumps. Just before the chosen one it
+A tracer counts these points: the entry of a Python function, calls, and backward jumps. An instruction that is passed
+again and again, called from the same place, counts three times: loops over modules or classes would have thousands of
+points. Just before the chosen one it
 sends SIGINT to this process, and the interpreter runs the handler as it always does: at once, or after the call of C
 code that follows, or, if the work defers interrupts, when it lets them in.
 """
@@ -15,6 +17,8 @@ import os
 import random
 import signal
 import sys
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -25,6 +29,7 @@ from penstock._interrupts import call_at_end
 
 _CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
 _JUMPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")
+_MOST = 3  # how often an instruction counts
 
 # A forked child has the tracer too.
 os.register_at_fork(after_in_child=lambda: sys.settrace(None))
@@ -45,6 +50,7 @@ class _Tracer:
     def __init__(self, at: int, counts: Callable[[CodeType], bool]) -> None:
         self.at, self.counts = at, functools.cache(counts)
         self.passed = 0
+        self._times: Counter[Any] = Counter()  # by instruction, and the one that called it
         self.where = ""
         self._called = False  # the entry that follows is the same point as the call
         self._pid = os.getpid()
@@ -67,6 +73,11 @@ class _Tracer:
         return self.opcode
 
     def _pass(self, frame: FrameType) -> _Bomb | None:
+        caller = frame.f_back
+        place = frame.f_code, frame.f_lasti, caller and (caller.f_code, caller.f_lasti)
+        self._times[place] += 1
+        if self._times[place] > _MOST:
+            return None
         self.passed += 1
         if self.passed != self.at or os.getpid() != self._pid:
             return None
@@ -85,7 +96,7 @@ class Interrupted(NamedTuple):
     points: int
     where: str
     came: int
-    ignored: list[Any]
+    ignored: list[tuple[Any, str]]
     result: Any
 
 
@@ -94,11 +105,18 @@ def interrupt(
 ) -> Interrupted:
     """Does the work, with an interrupt just before point `at` (from 1 on) of those in code that `counts`.
 
-    `came` says how often KeyboardInterrupt came out. `ignored` are those that Python has reported as ignored.
+    `came` says how often KeyboardInterrupt came out. `ignored` are the errors that Python has reported as ignored,
+    and the functions that they came from.
     """
-    tracer, ignored, came, result = _Tracer(at, counts), [], 0, None
+    tracer, came, result = _Tracer(at, counts), 0, None
+    ignored: list[tuple[Any, str]] = []
+
+    def ignore(report: Any) -> None:  # the report would keep the object that is finalized
+        *_, (frame, _) = traceback.walk_tb(report.exc_traceback)
+        ignored.append((report.exc_type, frame.f_code.co_name))
+
     outer, hook, collects = sys.gettrace(), sys.unraisablehook, gc.isenabled()
-    sys.unraisablehook = ignored.append
+    sys.unraisablehook = ignore
     gc.disable()  # when it runs does not depend on the work
     try:
         try:

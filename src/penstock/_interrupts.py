@@ -11,6 +11,8 @@ JUMP_BACKWARD and CALL.) Hence three rules:
   context manager written in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
 - What is released is released under `interrupts_deferred`.
 
+Threads wait for each other by `Changes`, not by a Condition or an Event of `threading`.
+
 docs/decisions/0022 has the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
 
@@ -230,3 +232,44 @@ def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
             with interrupts_deferred():
                 loan.end()
             raise
+
+
+# Seconds after which a thread that waits looks by itself. It may not have been woken, if an interrupt came just then;
+# and a signal that comes just before a wait does not end the wait.
+LOOK_AGAIN = 1.0
+
+
+class Changes:
+    """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
+
+    The `with` of a Condition or an Event is code of Python, and an interrupt could leave its lock locked for ever.
+    Here a thread looks, and takes a bell, under the lock; then it lets go of the lock, and waits:
+
+        while True:
+            with changes.lock:
+                if there is what it waits for:
+                    return
+                bell = changes.bell()
+            bell.acquire(timeout=LOOK_AGAIN)
+    """
+
+    __slots__ = ("_bells", "lock")
+
+    def __init__(self) -> None:
+        # The thread that has it may take it again: the garbage collector calls finalizers in any thread.
+        self.lock = threading.RLock()
+        self._bells: list[threading.Lock] = []
+
+    def bell(self) -> threading.Lock:
+        """A lock that is released with the next change. To be called under `lock`."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells.append(bell)
+        return bell
+
+    def tell(self) -> None:
+        """Wakes the threads that wait: something has changed."""
+        with self.lock:
+            bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()

@@ -55,6 +55,7 @@ class Options:
     backend: str
     seed: int | None
     retries: int
+    hang: float | None
     shard: Shard
     last_batch: str
     on_error: str
@@ -154,6 +155,9 @@ def _check_values(given: dict[str, Any]) -> None:
     number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
     if not number or not timeout >= 0:
         raise ValueError(f"timeout must be a non-negative number of seconds (0: no limit), got {timeout!r}.")
+    hang = given["hang"]
+    if hang is not None and not (isinstance(hang, (int, float, np.floating)) and 0 < hang < math.inf):
+        raise ValueError(f"hang must be a positive number of seconds, or None (never), got {hang!r}.")
     for name in ("pin_memory", "drop_last", "in_order"):
         if not isinstance(given[name], (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
@@ -172,6 +176,7 @@ def _check_values(given: dict[str, Any]) -> None:
 _NEED_WORKERS: dict[str, tuple[Any, ...]] = {
     "prefetch_factor": (None,),
     "timeout": (0, 0.0),
+    "hang": (None,),
     "persistent_workers": (None, False),
     "multiprocessing_context": (None,),
 }
@@ -185,9 +190,12 @@ def _check_workers(given: dict[str, Any]) -> None:
                 raise ValueError(
                     f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave this argument out."
                 )
+    processes = backends.has_processes(backend or backends.DEFAULT)
+    if given["hang"] is not None and not processes:
+        raise ValueError(f'hang={given["hang"]!r} needs processes: with backend="{backend}" no worker can be killed.')
     if context is None:
         return
-    if not backends.has_processes(backend or backends.DEFAULT):
+    if not processes:
         raise ValueError(f'multiprocessing_context has no meaning with backend="{backend}": leave one out.')
     # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
     from penstock.backends._process.methods import choose_method

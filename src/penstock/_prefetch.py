@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from penstock._deliver.delivery import Delivery
 from penstock._ending import END, Instead
 from penstock._fill.cast import Field, converted
+from penstock._interrupts import LOOK_AGAIN, Changes, call_at_end
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
@@ -31,9 +33,6 @@ from penstock._wire.failure import caught
 # Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. The source
 # cannot be interrupted: it finishes the batch in the background.
 GRACE = 1.0
-
-# Seconds. An interrupt that comes just before a wait does not end it, and is noticed after it.
-LONGEST_WAIT = 1.0
 
 _END = object()
 
@@ -49,10 +48,8 @@ class Sweep:
         self.loads = loads  # how many states were loaded before it
         self.is_open = False  # `iter()` of the source was called for it
         self.is_over = False  # True once the consumer has met its end
-        self.state = state  # the source's, after the batch delivered last; known when `opened` is set
-        self.opened = threading.Event()
-        if state is not None:
-            self.opened.set()
+        self.state = state  # the source's, after the batch delivered last
+        self.state_is_known = state is not None
 
 
 class Made(NamedTuple):
@@ -69,20 +66,27 @@ class Gate:
     Neither queue takes a lock of Python's: a permit may be given inside the garbage collector.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Made] = queue.SimpleQueue()
-        self.stopped = False
+        self.changes = Changes()  # of the state of a sweep
+        # Wakes the thread when the owner is gone. The thread keeps the gate, so this works in a cycle of garbage too.
+        self._owner = call_at_end(owner, partial(self.permits.put, None))
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped or self._owner() is None
 
     def stop(self) -> None:
         """Ends the thread after the batch that it is making."""
-        self.stopped = True
+        self._stopped = True
         self.permits.put(None)
 
     def take(self) -> Made:
         while True:
             with suppress(queue.Empty):
-                return self.made.get(timeout=LONGEST_WAIT)
+                return self.made.get(timeout=LOOK_AGAIN)
 
     def drain(self) -> None:
         """Drops everything that was made."""
@@ -91,8 +95,21 @@ class Gate:
                 self.made.get_nowait()
 
 
-running: weakref.WeakKeyDictionary[threading.Thread, Gate] = weakref.WeakKeyDictionary()
-"""The threads that were started, each with its gate."""
+running: dict[threading.Thread, Gate] = {}
+"""The threads that were started, each with its gate, until they end."""
+
+
+def start(gate: Gate, producer: Producer) -> threading.Thread:
+    """Starts the thread. To be called with interrupts deferred: `Thread.start` waits for an Event."""
+    work = partial(produce, gate, weakref.ref(producer))
+    thread = threading.Thread(target=work, name="penstock-prefetch", daemon=True)
+    running[thread] = gate
+    try:
+        thread.start()
+    except BaseException:
+        del running[thread]
+        raise
+    return thread
 
 
 @atexit.register
@@ -187,7 +204,7 @@ class Producer:
         self._count = 0
         self._copies = copies
 
-    def make(self, sweep: Sweep) -> Made:
+    def make(self, sweep: Sweep, changes: Changes) -> Made:
         """The next batch of the source, or the error in its place, or the end."""
         number = 0
         try:
@@ -195,9 +212,10 @@ class Producer:
                 try:
                     self._open(sweep)
                 finally:
-                    if not sweep.opened.is_set():
+                    if not sweep.state_is_known:
                         sweep.state = self._state_if_any()
-                        sweep.opened.set()
+                        sweep.state_is_known = True
+                        changes.tell()
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
             if given is _END:
@@ -256,7 +274,7 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
         with producer.turn:
             if producer.wanted is sweep:
                 has_read = True
-                gate.made.put(producer.make(sweep))
+                gate.made.put(producer.make(sweep, gate.changes))
             elif not sweep.is_open and sweep.loads == producer.loads:
                 has_read = True
                 producer.open_unwanted(sweep)
@@ -265,4 +283,5 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     if producer is not None and has_read:  # otherwise another thread may be reading
         del producer._copies  # batches that are lent stay valid
         producer.leave()
-    gate.drain()  # the traceback of an error in it leads to this thread, which `running` would keep for ever
+    gate.drain()  # the traceback of an error in it leads to this thread, and so back to the gate
+    running.pop(threading.current_thread(), None)

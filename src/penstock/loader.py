@@ -24,7 +24,6 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
 from penstock._interrupts import Loan
-from penstock._measure.meter import clock
 from penstock._options import Options, is_int
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -99,6 +98,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
     - `retries`: how often the step of a worker that has crashed is tried again, by a worker that replaces it.
+    - `hang`: after so many seconds in one step, a worker process is killed as if it had crashed; None: never.
     - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
       how many may fail in an epoch (see `skipped`).
     """
@@ -126,6 +126,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         backend: str | None = None,
         seed: int | None = None,
         retries: int = 2,
+        hang: float | None = None,
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
         on_error: str = "raise",
@@ -377,10 +378,11 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
-        measures, called = self._measures, clock()
+        measures = self._measures
         own = self._release, self.__len__, self._deliver, measures, self._tick
         setup = Setup(feed, timeout, options.max_errors, *own)
         with self._engines.changing():
+            measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
             if start.begun:  # dataset and sampler may have changed since the state was loaded
@@ -403,11 +405,11 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)
+                measures.started(engine)
             except BaseException:
                 engine.close()
                 raise
             self._engines.begun(engine)
-            measures.begin_epoch(run.epoch, called, engine)
             self._skipped = reader.skipped
             epochs.begin(progress)
             return reader

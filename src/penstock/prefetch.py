@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Generator, Iterable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +14,9 @@ import numpy as np
 from penstock._deliver.delivery import pinning
 from penstock._ending import END, Instead, never_ends, raises_instead
 from penstock._fill.cast import Cast
+from penstock._interrupts import LOOK_AGAIN, interrupts_deferred
 from penstock._options import is_int
-from penstock._prefetch import GRACE, LONGEST_WAIT, Copies, Gate, Made, Producer, Sweep, produce, running
+from penstock._prefetch import GRACE, Copies, Gate, Made, Producer, Sweep, start
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -78,7 +77,7 @@ class Prefetcher:
         if pin_memory and deliver is None:
             warnings.warn("pin_memory=True has no effect here: no accelerator is available.", stacklevel=3)
         self._source = source
-        self._gate = Gate()  # replaced by the thread's own when that starts
+        self._gate = Gate(self)  # replaced by the thread's own when that starts
         copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)
         self._producer = Producer(source, copies)
         self._depth, self._hold = int(depth), int(hold)
@@ -179,15 +178,19 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """The source's state after the batch delivered last; after a reset at its new start, which is waited for."""
+        """The source's state after the batch delivered last. Before the first batch, the start is waited for."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
-        while not sweep.opened.wait(LONGEST_WAIT):
+        while True:
+            with self._gate.changes.lock:
+                if sweep.state_is_known:
+                    return sweep.state
+                bell = self._gate.changes.bell()
             self._check()
             if self._ended_by is not None:  # perhaps before there was a permit
                 raise RuntimeError(_ENDED.format(self._ended_by))
-        return sweep.state
+            bell.acquire(timeout=LOOK_AGAIN)
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
@@ -205,15 +208,17 @@ class Prefetcher:
 
     def close(self) -> None:
         """Ends the thread. Batches that you have stay valid."""
-        self._closed = True
-        self._gate.stop()
-        thread, self._thread = self._thread, None
-        if thread is None or self._pid != os.getpid():
-            return
-        self._gate.drain()
-        self._gate.made.put(Made(None))  # for a thread that waits for a batch
-        if thread is not threading.current_thread():
+        with interrupts_deferred():
+            self._closed = True
+            self._gate.stop()
+            if self._pid != os.getpid():
+                return
+            self._gate.drain()
+            self._gate.made.put(Made(None))  # for a thread that waits for a batch
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
+        self._thread = None
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -251,16 +256,9 @@ class Prefetcher:
                 )
             try:
                 if self._thread is None or self._gate.stopped:
-                    first = first if loaded else producer.state()
-                    gate = self._gate = Gate()
-                    # A method of the gate, not of this object, which the finalizer would keep alive. At exit all
-                    # threads are stopped, and waited for, by `_stop_all`.
-                    weakref.finalize(self, gate.stop).atexit = False
-                    work = partial(produce, gate, weakref.ref(producer))
-                    thread = threading.Thread(target=work, name="penstock-prefetch", daemon=True)
-                    thread.start()
-                    running[thread] = gate
-                    self._thread = thread
+                    with interrupts_deferred():
+                        self._gate = Gate(self)
+                        self._thread = start(self._gate, producer)
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
                 self._gate.drain()
                 sweep = producer.wanted = Sweep(loaded, first, producer.loads)

@@ -9,14 +9,16 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, product
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from penstock import DataLoader, _interrupts
+from penstock import DataLoader, _interrupts, prefetch
+from penstock._prefetch import running
 from tests.conftest import belongings
 from tests.interrupting import generators, in_modules, interrupt, sweep
 
@@ -68,6 +70,30 @@ class Subject:
     def generators(self) -> Any:
         return generators()
 
+    def check(self) -> None:
+        """The old iterator goes on, or says that it has ended; the loader serves another epoch, and closes."""
+        if self.batches is not None:
+            check_rest(self.batches)
+        if self.loader.state_dict()["steps"]:
+            assert keys(self.loader)[-1:] in ([], [N - 1])
+        assert keys(self.loader) == list(range(N))
+        self.close()
+
+
+def keys(batches: Iterable[Any]) -> list[int]:
+    return [int(batch[0, 0]) for batch in batches]
+
+
+def check_rest(batches: Iterable[Any]) -> None:
+    """These are the last batches of the epoch, and none in between is missing; or an error says that it has ended."""
+    rest, told = [], "was closed"
+    try:
+        rest = keys(batches)
+    except RuntimeError as error:
+        told = str(error)
+    assert "was ended by KeyboardInterrupt" in told or "was closed" in told, told
+    assert sorted(rest) == list(range(N))[N - len(rest) :]
+
 
 def _nothing(subject: Subject) -> None: ...
 
@@ -118,10 +144,10 @@ class Work(NamedTuple):
 
 
 WORK = {
-    "start": Work(_nothing, Subject.begin),
-    "next": Work(_begun, Subject.next),
-    "end": Work(_almost_over, Subject.next),
-    "start again": Work(_over, Subject.begin),
+    "start": Work(_nothing, lambda subject: subject.begin()),
+    "next": Work(_begun, lambda subject: subject.next()),
+    "end": Work(_almost_over, lambda subject: subject.next()),
+    "start again": Work(_over, lambda subject: subject.begin()),
     "close": Work(_read, lambda subject: subject.loader.close()),
     "close the iterator": Work(_read, lambda subject: subject.batches.close()),
     "drop": Work(_read, _drop),
@@ -156,30 +182,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def keys(batches: Any) -> list[int]:
-    return [int(batch[0, 0]) for batch in batches]
-
-
-def check(subject: Subject) -> None:
-    """The old iterator goes on, or says that it has ended; the loader serves another epoch, and closes."""
-    if subject.batches is not None:
-        rest, told = [], "was closed"
-        try:
-            rest = keys(subject.batches)
-        except RuntimeError as error:
-            told = str(error)
-        assert "was ended by KeyboardInterrupt" in told or "was closed" in told, told
-        assert rest == list(range(N))[N - len(rest) :]  # nothing is lost in between
-    if subject.loader.state_dict()["steps"]:
-        assert keys(subject.loader)[-1:] in ([], [N - 1])
-    assert keys(subject.loader) == list(range(N))
-    subject.close()
-
-
-# What Python reports as ignored: an interrupt at the entry of a finalizer, before its first line.
-FINALIZERS = ("__del__",)
-
-
 def trial(
     settings: dict[str, Any], work: Work, at: int, counts: Any, kind: type[Subject] = Subject
 ) -> tuple[bool, str]:
@@ -190,17 +192,13 @@ def trial(
     before = subject.generators()
     done = interrupt(lambda: work.work(subject), at, counts)
     where = f"interrupted at point {at} of {done.points}, {done.where}"
-    for ignored in done.ignored:
-        trace = ignored.exc_traceback
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        name = trace.tb_frame.f_code.co_name
-        assert ignored.exc_type is KeyboardInterrupt and name in FINALIZERS, (name, where)
+    # Python reports as ignored what comes at the entry of a finalizer, before its first line.
+    assert all(kind is KeyboardInterrupt and name == "__del__" for kind, name in done.ignored), (done, where)
     assert done.came + len(done.ignored) == bool(done.where), (done.came, where)
     assert subject.generators() == before, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and _interrupts._block is None, where
     del done
-    check(subject)
+    subject.check()
     return bool(where.split(", ", 1)[1]), where
 
 
@@ -242,3 +240,179 @@ def cases() -> Iterator[tuple[str, str]]:
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
     quick = 80 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
     run(SETTINGS[name], WORK[what], 1 if WIDE else quick, OURS if name in SLOW else lambda code: True)
+
+
+# prefetch()
+
+
+class Numbers:
+    """A source with a state: a new iterator begins at 0, or at the state that was loaded."""
+
+    def __init__(self) -> None:
+        self.at = self.first = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.first = self.first, 0
+        while self.at < N:
+            self.at += 1
+            yield np.array([[self.at - 1]])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = self.first = state["at"]
+
+
+class Ahead(Subject):
+    """A prefetch(), which is its own iterator."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.loader = prefetch(Numbers(), **settings)
+        self.batches = self.state = None
+
+    def next(self) -> Any:
+        return next(self.loader, None)
+
+    def drop(self) -> None:
+        self.loader = self.batches = None
+
+    def check(self) -> None:
+        """It goes on, or says that it has ended; it serves another epoch unless it was closed; its thread ends."""
+        if self.loader is not None:
+            check_rest(iter(self.next, None))
+            if not self.loader._closed:
+                assert keys(self.loader)[-1] == N - 1  # a state may have been loaded
+                assert keys(self.loader) == list(range(N))
+                assert self.loader.state_dict() == {"at": N}
+            self.loader.close()
+        for thread in tuple(running):
+            thread.join(20)
+        assert not running
+        assert not any(thread.name == "penstock-prefetch" for thread in threading.enumerate())
+
+
+AHEAD = {
+    **{name: WORK[name] for name in ("start", "next", "end", "start again", "close")},
+    **{name: WORK[name] for name in ("state_dict", "load_state_dict")},
+    "first next": Work(_nothing, lambda subject: subject.next()),
+    "reset": Work(_read, lambda subject: subject.loader.reset()),
+    "state_dict after reset": Work(_read, lambda subject: (subject.loader.reset(), subject.loader.state_dict())),
+    "drop": Work(_read, lambda subject: subject.drop()),
+}
+
+
+@pytest.mark.parametrize("what", AHEAD)
+def test_ctrl_c_at_any_instruction_of_prefetch(what: str) -> None:
+    run({"depth": 2}, AHEAD[what], 1 if WIDE else 20, lambda code: True, Ahead)
+
+
+# share()
+
+
+class Shared(Subject):
+    """The consumers of a shared epoch, which ask one after the other."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        settings = dict(settings)
+        self.in_turn = settings.pop("in_turn")
+        super().__init__(settings)
+        self.asked = 0
+
+    def begin(self) -> None:
+        self.batches = self.loader.share(2, in_turn=self.in_turn)
+        self.asked = 0
+
+    def next(self) -> Any:
+        """The next batch, of the consumer whose turn it is; None if all have ended."""
+        for _ in self.batches:
+            part = self.batches[self.asked % len(self.batches)]
+            batch = next(part, None)
+            self.asked += 1
+            if batch is not None:
+                return batch
+        return None
+
+    def check(self) -> None:
+        if self.batches is not None:
+            check_rest(iter(self.next, None))
+            self.batches = None
+        super().check()
+
+
+def _almost_shared_out(subject: Subject) -> None:
+    _almost_over(subject)
+    subject.batches.pop().close()
+
+
+SHARED = {
+    **{name: WORK[name] for name in ("start", "next", "end", "start again", "close", "drop", "state_dict")},
+    "close a consumer": Work(_read, lambda subject: subject.batches.pop().close()),
+    "drop a consumer": Work(_read, lambda subject: subject.batches.pop(0) and None),
+    "close the last consumer": Work(_almost_shared_out, lambda subject: subject.batches[0].close()),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize(
+    "settings",
+    [{"in_turn": False}, {"in_turn": True}, {"in_turn": True, **SETTINGS["threads"]}],
+    ids=["first", "in turn", "in turn, threads"],
+)
+def test_ctrl_c_at_any_instruction_of_share(settings: dict[str, Any], what: str) -> None:
+    run(settings, SHARED[what], 1 if WIDE else 80, lambda code: True, Shared)
+
+
+class Held(Drawing):
+    """Its first sample waits until the test lets go of it."""
+
+    def __init__(self) -> None:
+        super().__init__(draws=False)
+        self.asked, self.may = threading.Semaphore(0), threading.Event()
+
+    def __getitem__(self, key: int) -> Any:
+        self.asked.release()
+        assert self.may.wait(60)
+        return super().__getitem__(key)
+
+
+class SharedWaiting(Shared):
+    """Another thread reads a batch, and a third lets go of it when this one waits."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.in_turn, self.dataset = False, Held()
+        self.loader = DataLoader(self.dataset, seed=1, **settings)
+        self.batches = self.state = None
+
+    def begin(self) -> None:
+        super().begin()
+        other = self.batches.pop()
+        self.got: list[Any] = []
+        self.threads = [threading.Thread(target=work, args=(other,)) for work in (self._read, self._wake)]
+        self.threads[0].start()
+        self.dataset.asked.acquire()
+        self.threads[1].start()
+
+    def _read(self, other: Any) -> None:
+        try:
+            self.got += keys([next(other)])
+        except RuntimeError as error:
+            self.got.append(str(error))
+
+    def _wake(self, other: Any) -> None:
+        while not other._shared._changes._bells and not self.dataset.may.wait(0.001):
+            pass
+        self.dataset.may.set()
+
+    def check(self) -> None:
+        self.dataset.may.set()
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        self.threads.clear()  # they refer to the other consumer
+        assert self.got == [0] or "was ended by KeyboardInterrupt" in self.got[0]
+        super().check()
+
+
+def test_ctrl_c_at_any_instruction_of_a_wait_for_another_consumer() -> None:
+    run(SETTINGS["threads"], WORK["next"], 1 if WIDE else 20, lambda code: True, SharedWaiting)

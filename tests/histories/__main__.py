@@ -24,7 +24,7 @@ def main() -> int:
     gc.freeze()
     running.adopt_orphans()
     if given.show is not None:
-        print(writing.program(writing.history(given.show, given.face, without(given))))
+        print(writing.program(writing.history(given.show, given.face, frozenset(given.without))))
         return 0
     campaign = Campaign(given)
     try:
@@ -46,7 +46,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--without", nargs="*", default=[], metavar="OPERATION", help="operations to leave out"
     )
-    parser.add_argument("--known", action="store_true", help="also what is known to fail: see writing.KNOWN")
     parser.add_argument("--save", type=Path, help="a folder for the programs of findings")
     parser.add_argument("--shrink", type=float, default=120, help="seconds to shorten each finding")
     parser.add_argument("--most", type=int, default=1000, help="stop after so many different findings")
@@ -57,15 +56,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def without(given: argparse.Namespace) -> frozenset[str]:
-    """The operations, and other things, that histories do not have."""
-    return frozenset(given.without) | (frozenset() if given.known else writing.KNOWN)
-
-
 class Campaign:
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
-        self._without = without(given)
+        self._without = frozenset(given.without)
         self._began = time.monotonic()
         self._operations: Counter[str] = Counter()
         self._histories = 0

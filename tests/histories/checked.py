@@ -259,12 +259,16 @@ class Reader:
         before = self.expected.snapshot()
         wanted = self.expected.next()
         given = self._ask()
+        self.judge(given, wanted, before)
+        self._check_skipped()
+        return given
+
+    def judge(self, given: Any, wanted: Outcome, before: dict[str, Any]) -> None:
+        """Compares, unless a fault excuses an error; `before` is the model before it was asked."""
         if self._is_excused(given):
             vars(self.expected).update({**before, "ended": self.expected.ended})
         elif not (isinstance(given, penstock.WorkerLost) and self._may_be_lost(wanted)):
             self.compare(given, wanted)
-        self._check_skipped()
-        return given
 
     def is_certain(self) -> bool:
         """False if an error may come in the place of any batch, because of a fault before."""
@@ -522,10 +526,7 @@ def interrupted(reader: Reader, after: float) -> None:
         except Exception as error:
             given = _without_frames(error)
     if not interrupt:
-        if reader._is_excused(given):
-            vars(reader.expected).update({**before, "ended": reader.expected.ended})
-        else:
-            reader.compare(given, wanted)
+        reader.judge(given, wanted, before)
         return
     steps = reader.loader.real.state_dict()["steps"]
     reader._uncertain = True
@@ -646,7 +647,7 @@ class meanwhile:
         over = False
 
         def work() -> None:
-            for size in sizes * 5:  # each may start workers: a hundred times would be hundreds of processes
+            for size in sizes * 50:
                 reader.loader.real.num_workers = size
                 if over:
                     return
@@ -778,9 +779,6 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
     with penstock.prefetch(loader.real, depth=depth) as ahead:
         iter(ahead)
         reader = Reader(loader, ahead, loader.model.begin(), False)
-        reader.compare(
-            reader._ask(), reader.expected.next()
-        )  # before that, the state may be of the epoch before
         state, at = _through_json(ahead.state_dict()), loader.model.position()
         for act in acts:
             if act == "state":
@@ -791,8 +789,6 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
                 loader.model.load(at)
                 reader.expected = loader.model.begin()
             elif act == "reset":
-                # Before the first batch, whether an epoch has begun depends on the thread.
-                reader.compare(reader._ask(), reader.expected.next())
                 ahead.reset()
                 reader.expected = loader.model.begin()
             elif act == "iter":
@@ -802,6 +798,8 @@ def prefetched(loader: DataLoader, depth: int, *acts: str | int) -> None:
             else:
                 for _ in range(int(act)):
                     reader.compare(reader._ask(), reader.expected.next())
+        thread = ahead._thread
+    thread.join()  # close() does not wait for long
     # How far the thread has read is not known.
     loader.set_epoch(loader.model.next_epoch)
 

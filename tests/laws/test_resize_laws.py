@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +136,44 @@ def test_workers_that_are_tuned_give_the_stream_of_the_inline_loop(feed: str, wo
     story = [(7, (KILL, 0))]
     found = tell(feed, story, decided, **{**REAL[workers], "num_workers": "auto", "prefetch_factor": "auto"})
     assert same(found, tell(feed, story))
+
+
+class Starts:
+    """For `worker_init_fn`: each worker waits until the file exists."""
+
+    def __init__(self, when: Path) -> None:
+        self.when = when
+
+    def __call__(self, worker: int) -> None:
+        while not self.when.exists():
+            time.sleep(0.001)
+
+
+@pytest.mark.filterwarnings("ignore:num_workers=. is more than")
+def test_a_number_that_changes_faster_than_workers_start_costs_no_more_workers(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    init = Starts(start)
+    given: dict[str, Any] = {"worker_init_fn": init, "multiprocessing_context": "forkserver"}
+    with DataLoader(range(40), num_workers=4, **given) as loader:
+        batches = iter(loader)
+        for _ in range(50):
+            for number in (1, 4):
+                loader.num_workers = number
+                assert len(loader.workers) == 4
+        start.touch()
+        assert [batch.item() for batch in batches] == list(range(40))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.filterwarnings("ignore:num_workers=. is more than")
+def test_workers_that_have_left_are_counted_no_more_when_the_number_changes(method: str) -> None:
+    with DataLoader(range(40), num_workers=4, multiprocessing_context=method) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        for _ in range(5):
+            loader.num_workers = 1
+            while sum(worker.is_alive() for worker in loader.workers) > 1:
+                time.sleep(0.001)
+            loader.num_workers = 4
+            assert len(loader.workers) == 4
+        assert [first.item(), *(batch.item() for batch in batches)] == list(range(40))

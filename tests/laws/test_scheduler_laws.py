@@ -109,9 +109,9 @@ class ARandomWalk(RuleBasedStateMachine):
         self.one_of("cancel", pick)
 
     @precondition(can("resize"))
-    @rule()
-    def the_number_of_workers_changes(self) -> None:
-        self.world.act(("resize", 0))
+    @rule(pick=st.integers(0, 20))
+    def the_number_of_workers_changes(self, pick: int) -> None:
+        self.one_of("resize", pick)
 
     @precondition(can("change"))
     @rule()

@@ -28,6 +28,7 @@ from penstock._schedule.commands import (
 from penstock._schedule.course import Course
 from penstock._schedule.crew import Crew
 from penstock._schedule.events import (
+    CALLER,
     Asked,
     Cancelled,
     Changed,
@@ -125,6 +126,21 @@ WORLDS = {
     ),
     "a change after which a task cannot be sent": Setting(
         runs=(3, 1), ends="found", changes=1, unsendable=(0, 1, 1), window=2, unread=0
+    ),
+    "a sampler that raises": Setting(runs=(3, 1), raising=(0, 1), crashes=1, window=2, unread=0),
+    "a sampler that raises first": Setting(runs=(2, 1), ends="found", raising=(0, 0), crashes=1, window=2),
+    "a sampler that raises in the next run": Setting(runs=(1, 2), raising=(1, 0), cancels=1, window=2, unread=0),
+    "a sampler that raises, as they come": Setting(
+        runs=(3,), in_order=False, raising=(0, 2), crashes=1, window=2, unread=0
+    ),
+    "a sampler that raises, change": Setting(
+        runs=(3,), ends="found", changes=1, raising=(0, 1), window=2, unread=0
+    ),
+    "a sampler that raises, and a crew that dies at birth": Setting(
+        runs=(3, 1), raising=(0, 1), window=2, workers=1, retries=0, crashes=5
+    ),
+    "a sampler that raises, fixed assignment": Setting(
+        runs=(3, 2), rule=Assigned, ends="found", ahead=False, raising=(0, 1), cancels=1, window=2, unread=0
     ),
     "more workers": Setting(runs=(3,), window=2, workers=1, resizes=((2, 3),), crashes=1, unread=0),
     "fewer workers": Setting(runs=(2,), window=3, resizes=((1, 2),), crashes=1, unread=0),
@@ -550,6 +566,21 @@ class ForgivesASeatForWhatAnotherDoes(Scheduler):
         self._crew.losses.clear()
 
 
+class ForgivesEverySeatForWhatTheCallerDoes(Scheduler):
+    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+        super()._step_filled(event, out)
+        if event.worker == CALLER:
+            self._crew.losses.clear()
+
+
+class PostsWhatTheCallerHasFilledAgain(Scheduler):
+    def _step_filled(self, event: StepFilled, out: list[Command]) -> None:
+        super()._step_filled(event, out)
+        if event.worker == CALLER and event.seq in self._steps:
+            step = self._steps[event.seq] = self._steps[event.seq]._replace(state=POSTED)
+            out.append(Post(event.seq, step.slab))
+
+
 class LeavesASeatEmptySilently(Scheduler):
     def _worker_lost(self, event: WorkerLost, out: list[Command]) -> None:
         unsaid: list[Command] = []
@@ -768,22 +799,33 @@ class DoesNotReplaceTheDeadWhileOthersLeave(Crew):
 
 
 class NeverRetires(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
         unsaid: list[Command] = []
-        super().resize(size, unsaid)
+        super().resize(size, retained, unsaid)
         out.extend(command for command in unsaid if not isinstance(command, Retire))
 
 
 class AsksThemToLeaveTwice(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
         before, self.leaving = self.leaving, 0
-        super().resize(size, out)
+        super().resize(size, retained, out)
         self.leaving += before
 
 
+class ForgetsThatRequestsToLeaveWereWithdrawn(Crew):
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        super().resize(size, 0, out)
+
+
+class AsksThoseWhoMightStayToLeaveAgain(Crew):
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        out += [Retire()] * retained
+        super().resize(size, 0, out)
+
+
 class NeverGrows(Crew):
-    def resize(self, size: int, out: list[Command]) -> None:
-        super().resize(min(size, self.size), out)
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        super().resize(min(size, self.size), retained, out)
 
 
 class HiresIntoSeatsThatDoNotExist(Crew):
@@ -986,6 +1028,7 @@ NEXT = Setting(runs=(2, 2), window=3, unread=0)
 STREAM = Setting(runs=(1, 1), ends="stream", window=2)
 HALF = Setting(runs=(3,), window=2, retries=0, crashes=2, unread=0)
 BIRTH = Setting(runs=(3,), window=1, workers=1, retries=0, crashes=3)
+RAISING = Setting(runs=(2,), raising=(0, 1), window=1, workers=1, retries=0, crashes=3, unread=0)
 
 CHANGE = Setting(runs=(2, 1), ends="found", changes=1, window=2, workers=1, unread=0)
 CHANGES = Setting(runs=(2,), ends="found", changes=2, window=1, workers=1, bundle=2, unread=0)
@@ -994,6 +1037,7 @@ BUNDLE = Setting(runs=(3,), ends="found", bundle=3, window=1, workers=1, crashes
 UNSENT = Setting(runs=(3, 1), ends="found", changes=1, unsendable=(0, 1, 1), window=2, workers=1, unread=0)
 UNSENT_AHEAD = Setting(runs=(1, 2), ends="found", unsendable=(1, 1, 0), window=3, workers=1, unread=0)
 FEWER = Setting(runs=(2,), window=2, resizes=((1, 1),), crashes=1, unread=0)
+FEWER_THEN_MORE = Setting(runs=(1,), window=1, resizes=((1, 1), (2, 1)), unread=0)
 FEWER_TWICE = Setting(runs=(1,), window=1, workers=3, resizes=((2, 1), (1, 1)), unread=0)
 MORE = Setting(runs=(3,), window=1, workers=1, resizes=((2, 2),), unread=0)
 FEWER_AT_BIRTH = Setting(runs=(1,), window=1, retries=0, resizes=((1, 1),), crashes=2, unread=0)
@@ -1039,6 +1083,8 @@ BUGS: list[tuple[type, Setting]] = [
     (LeavesTheBoardToNobody, BIRTH),
     (HiresForEverAndEver, BIRTH),
     (ForgivesASeatForWhatAnotherDoes, HALF),
+    (ForgivesEverySeatForWhatTheCallerDoes, RAISING),
+    (PostsWhatTheCallerHasFilledAgain, RAISING),
     (LeavesASeatEmptySilently, HALF),
     (NeverHiresAgain, BIRTH),
     (KeepsTheAskOfACancelledRun, CANCEL),
@@ -1072,6 +1118,8 @@ BUGS: list[tuple[type, Setting]] = [
     (DoesNotReplaceTheDeadWhileOthersLeave, FEWER),
     (NeverRetires, FEWER),
     (AsksThemToLeaveTwice, FEWER_TWICE),
+    (ForgetsThatRequestsToLeaveWereWithdrawn, FEWER_THEN_MORE),
+    (AsksThoseWhoMightStayToLeaveAgain, FEWER_THEN_MORE),
     (NeverGrows, MORE),
     (HiresIntoSeatsThatDoNotExist, FEWER),
     (LeavesTheCrewEmpty, FEWER_AT_BIRTH),

@@ -35,6 +35,7 @@ from penstock._schedule.commands import (
 from penstock._schedule.course import Course
 from penstock._schedule.crew import Crew
 from penstock._schedule.events import (
+    CALLER,
     Asked,
     Bounded,
     Cancelled,
@@ -95,6 +96,7 @@ class Setting:
     once: bool = False  # the worker of a stream that has ended leaves early, with a fixed assignment
     # A task with this step cannot be sent: run, step, and after how many changes that is so.
     unsendable: tuple[int, int, int] = (-1, -1, 0)
+    raising: tuple[int, int] = (-1, -1)  # run, step: the sampler raises in its place, and no worker has the step
 
 
 class Task(NamedTuple):
@@ -375,7 +377,9 @@ class World:
         if self.version < self.setting.changes:
             yield ("change", 0)
         if self.resized < len(self.setting.resizes):
-            yield ("resize", 0)
+            # A backend may withdraw fewer requests to leave than it could.
+            for retained in {0, self.retiring}:
+                yield ("resize", retained)
 
     def progress(self) -> Iterator[Action]:
         """What happens by itself in the end, whatever the consumer does."""
@@ -602,13 +606,15 @@ class World:
         self.unwant(list(self.tasks))
         self.tell(Changed())
 
-    def resize(self, _: int) -> None:
+    def resize(self, retained: int) -> None:
         workers, window = self.setting.resizes[self.resized]
+        self.retiring -= retained
+        self.leaving -= retained
         self.resized += 1
         self.spare += window - self.window
         self.size, self.window = 1 if self.setting.rule is OneReader else workers, window
         self.forgive()
-        self.tell(Resized(workers, window))
+        self.tell(Resized(workers, window, retained))
 
     def take(self, _: int) -> None:
         self.hand_out()
@@ -719,6 +725,8 @@ class World:
         self.law(all(w.seat != seat for w in self.workers.values()), f"seat {seat} is taken")
         self.law(0 <= seat < self.size + self.leaving, f"there is no seat {seat}")
         self.law(self.setting.rule is not Assigned or seat > self.last_worker, "nobody is replaced")
+        asked = isinstance(cause, Resized) and cause.retained and self.retiring
+        self.law(not asked, "a worker is hired, and one that could have stayed is asked to leave")
         anew = not isinstance(cause, WorkerLost | WorkerLeft)
         if anew or (isinstance(cause, WorkerLeft) and not self.workers):
             self.forgive()
@@ -772,7 +780,11 @@ class World:
             else:
                 self.first_ahead = seq
         self.tasks[seq] = Posted(slab, task, seat=command.seat, position=self.position_for(command, task))
-        self.board = (*self.board, seq)
+        if self.setting.raising == (task.run // PER_RUN, task.step):
+            self.tasks[seq] = self.tasks[seq]._replace(how=self.version)
+            yield StepFilled(seq, CALLER)
+        else:
+            self.board = (*self.board, seq)
 
     def cannot_be_sent(self, task: Task) -> bool:
         run, step, changes = self.setting.unsendable

@@ -38,6 +38,7 @@ def test_it_takes_torchs_arguments_and_ours() -> None:
         "max_errors",
         "shard",
         "last_batch",
+        "hang",
         "dtype",
         "casting",
         "snapshot_every_n_steps",

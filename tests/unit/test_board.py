@@ -188,6 +188,19 @@ def test_each_wanted_leave_is_taken_once_and_by_name(fd: int) -> None:
     assert parents.wanted_leaves == 0
 
 
+def test_leaves_that_no_worker_has_taken_are_withdrawn(fd: int) -> None:
+    parents, board = Board(fd), Board(fd)
+    assert parents.withdraw_leaves() == 0
+    for _ in range(3):
+        parents.want_leave()
+    assert board.take_leave(3)
+    assert parents.withdraw_leaves() == 2 and parents.wanted_leaves == 0
+    assert not board.take_leave(4)
+    parents.want_leave()
+    assert board.take_leave(5)
+    assert [worker for worker in range(9) if parents.took_leave(worker)] == [3, 5]
+
+
 def test_a_leave_waits_for_a_lock_which_dies_with_its_holder(fd: int) -> None:
     board = Board(fd)
     board.want_leave()

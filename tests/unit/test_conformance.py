@@ -89,6 +89,7 @@ BROKEN: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     "memory is used again": ({"open": shared}, "kept"),
     "wake does nothing": ({"wake": leaves}, "woken_before"),
     "nobody leaves": ({"retire": leaves}, "leaves_for_each_retire"),
+    "requests to leave are not withdrawn": ({"retain": lambda self: 2}, "withdrawn_request"),
     "close does nothing": ({"close": leaves}, "close_at_any"),
 }
 

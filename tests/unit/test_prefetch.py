@@ -1023,6 +1023,23 @@ def test_the_state_after_a_new_beginning_is_that_of_the_new_epoch(begin: Any, ta
         assert [batch.tolist() for batch in after] == rest
 
 
+@pytest.mark.parametrize("left", [0, 2, 5])
+def test_the_first_state_is_of_the_epoch_that_is_read_and_not_of_the_one_left_before(left: int) -> None:
+    loader = shuffled()
+    before = iter(loader)
+    for _ in range(left):
+        next(before)
+    del before
+    with prefetch(loader) as ahead:
+        iter(ahead)
+        state = ahead.state_dict()
+        assert (state["epoch"], state["steps"]) == (1, 0)
+        read = [batch.tolist() for batch in ahead]
+    after = shuffled()
+    after.load_state_dict(state)
+    assert [batch.tolist() for batch in after] == read
+
+
 def test_the_state_after_an_error_is_behind_it() -> None:
     with prefetch(DataLoader([1, 2, 3, "x", 5, 6], 2, collate_fn=sum, seed=0)) as ahead:
         assert next(ahead) == 3
@@ -1160,7 +1177,6 @@ def test_the_state_of_a_beginning_that_ctrl_c_has_torn_is_not_waited_for(
         def put(self, run: Any) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penstock.prefetch"], "LONGEST_WAIT", 0.01)
     with prefetch(shuffled()) as ahead:
         next(ahead)
         with monkeypatch.context() as patch:

@@ -345,6 +345,18 @@ def test_workers_hired_while_others_leave_sit_in_new_seats() -> None:
     assert log.after(WorkerLeft(0), Resized(3, 2)).are(Hire(3, 0))
 
 
+def test_workers_that_may_stay_after_all_are_kept_before_others_are_hired() -> None:
+    log = Log(workers=3).after(Opened(), Resized(1, 2), Resized(3, 2, retained=1))
+    assert log.are(Hire(3, 3)), "one worker has taken its leave"
+    assert log.after(Resized(2, 2)).are(Retire())
+    assert log.after(WorkerLeft(0), WorkerLeft(1)).are()
+
+
+def test_fewer_workers_again_are_asked_to_leave_again() -> None:
+    log = Log(workers=3).after(Opened(), Resized(2, 2), Resized(1, 2, retained=1))
+    assert log.are(Retire(), Retire())
+
+
 def test_a_number_of_workers_set_before_the_first_run_counts_from_its_beginning() -> None:
     log = Log().after(Resized(1, 1))
     assert log.are()
@@ -630,6 +642,7 @@ IMPOSSIBLE: dict[str, list[Event]] = {
     "a slab never lent": [Opened(), SlabReturned(0)],
     "a slab returned twice": [Opened(), StepFilled(0, 0), Asked(), SlabReturned(0), SlabReturned(0)],
     "a worker that leaves unasked": [Opened(), WorkerLeft(0)],
+    "a leave withdrawn that was not wanted": [Opened(), Resized(1, 2), Resized(2, 2, retained=2)],
     "a worker that leaves twice": [Opened(), Resized(1, 2), WorkerLeft(0), WorkerLeft(0)],
     "the leaving of a dead worker": [Opened(), Resized(1, 2), WorkerLost(0, None), WorkerLeft(0)],
     "a result of a worker that left": [Opened(), Resized(1, 2), WorkerLeft(0), StepFilled(0, 0)],

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, IterableDataset, LoaderTimeout
+from penstock._epoch.share import Consumer
 
 
 class Counted(Dataset[Any]):
@@ -146,7 +147,7 @@ def test_in_turn_a_slow_consumer_holds_others_back_after_the_window() -> None:
         assert got == [1, 3, 5, 7, 9, 11]
         threads.run(go_on)
         waiting = loader_epoch(quick)
-        while not waiting._changed._waiters:  # until it waits for the other
+        while not waiting._changes._bells:  # until it waits for the other
             pass
         assert not more.is_set()
         assert first(next(slow)) == 0
@@ -326,7 +327,7 @@ def test_closing_the_loader_ends_every_consumer() -> None:
     threads, parts = Threads(), loader.share(3)
     for part in parts:
         threads.run(consume, part)
-    while len(loader_epoch(parts[0])._changed._waiters) < 2:
+    while len(loader_epoch(parts[0])._changes._bells) < 2:
         pass
     loader.close()
     dataset.gates[0].set()
@@ -358,3 +359,17 @@ def test_a_loader_that_was_shared_ends_with_its_last_reference() -> None:
         assert gone() is None, "a cycle keeps it until the garbage collector runs"
     finally:
         gc.enable()
+
+
+def test_a_consumer_whose_finalizer_was_interrupted_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataLoader(np.arange(6)) as loader:
+        one, other = loader.share(2, in_turn=True)
+        assert first(next(other)) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(type(one), "__del__", lambda self: None)  # interrupted at its entry: Python ignores it
+            del one
+        assert list(map(first, other)) == [0, 2, 3, 4, 5]
+
+
+def test_a_consumer_whose_constructor_was_interrupted_is_dropped_in_silence() -> None:
+    Consumer.__new__(Consumer).close()

@@ -15,7 +15,7 @@ from penstock._epoch.turn import CHANGE, NEXT, Turn
 def let_go(turn: Turn) -> None:
     turn.holder = None
     if turn.waiting:
-        turn.wake()
+        turn.changes.tell()
 
 
 def started(turn: Turn, use: str, done: list[Any]) -> threading.Thread:
@@ -116,7 +116,7 @@ def test_a_thread_that_waits_for_its_batch_is_told_that_the_engine_has_ended() -
     turn.take((get_ident(), CHANGE))
     batch = started(turn, NEXT, done)
     turn.ended_by = "was closed"
-    turn.wake()
+    turn.changes.tell()
     batch.join()
     assert "was closed" in str(done[0])
 

@@ -7,7 +7,7 @@ on their own.
 
 from __future__ import annotations
 
-import os
+import math
 import warnings
 import weakref
 from collections import deque
@@ -17,11 +17,11 @@ from threading import get_ident
 from typing import Any, get_args
 
 from penstock._epoch.handout import Handout
+from penstock._epoch.held import Held
 from penstock._epoch.pace import Pace
-from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
-from penstock._epoch.turn import CHANGE, NEXT, Turn
+from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
+from penstock._epoch.turn import NEXT
 from penstock._feed.base import Run
-from penstock._interrupts import interrupts_after, interrupts_deferred
 from penstock._measure.meter import Answer, Meter, Stopwatch, clock
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
@@ -37,7 +37,7 @@ from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost
 from penstock.errors import InternalError, LoaderTimeout
 
 
-class Engine:
+class Engine(Held):
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
 
     `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
@@ -55,10 +55,12 @@ class Engine:
         bundles: bool = False,
         watch: Callable[[], object] = bool,
         meter: Meter | None = None,
+        hang: float | None = None,
     ) -> None:
         self.job = job  # for workers that are hired later
-        self.backend, self._scheduler = backend, scheduler
-        self._retries, self._watch = retries, watch
+        super().__init__(backend)
+        self._scheduler = scheduler
+        self._retries, self._watch, self._hang = retries, watch, hang
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -70,29 +72,13 @@ class Engine:
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
         self._answer: Handout | None = None
-        self._turn, self._begun = Turn(), False
+        self._begun = False
         self.reference = weakref.ref(self)
-        # For an engine that nobody closed, also at the interpreter's exit.
-        last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
-        self._finalizer = weakref.finalize(self, *last)
-
-    @property
-    def closed(self) -> bool:
-        """Whether its workers were ended, or will be as soon as the thread that uses it lets go."""
-        return bool(self._turn.ended_by)
 
     @property
     def ahead(self) -> Run | None:
         """The run that is prefetched."""
         return self._course.ahead
-
-    def is_ours(self) -> bool:
-        """Whether it belongs to this process, and not to the one that this was forked from."""
-        return self._turn.is_ours()
-
-    def is_used_here(self) -> bool:
-        """Whether this thread is in the middle of using it."""
-        return self.is_ours() and self._turn.is_used_here()
 
     # Its figures. Any thread may ask for them.
 
@@ -220,35 +206,11 @@ class Engine:
 
     # What changes it while it runs.
 
-    def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` for this thread alone: waits for a thread that is in `next`, and the next one has to wait.
-
-        With `wait=False` it returns False if another thread uses the engine. Whatever is raised ends the workers:
-        Ctrl-C may come in the middle of a list of commands.
-        """
-        turn, hold = self._turn, (get_ident(), CHANGE)
-        try:
-            if wait:
-                turn.take(hold)
-            if not turn.take_if_free(hold):
-                return False
-            work()
-            return True
-        except BaseException as error:
-            if turn.holder is hold:
-                self._end(f"was ended by {type(error).__name__}")
-            raise
-        finally:
-            if turn.holder is hold:
-                turn.holder = None
-                self._let_go()
-
     def update(self, change: bytes) -> None:
         """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
         if self.closed:
             return
-        # First: a worker that is forked meanwhile, to replace another, has the change already and must not make it
-        # again.
+        # First: a worker that is forked meanwhile has the change already, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -260,37 +222,16 @@ class Engine:
     def resize(self, workers: int, window: int) -> None:
         """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
         if not self.closed:
-            self._carry_out(events.Resized(workers, window))
+            while self._take_in(0):  # workers that have left are not counted any more
+                pass
+            self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
-    # The end.
+    def _on_end(self) -> None:
+        self._scheduler.handle(events.Closed())
 
-    def close(self) -> None:
-        """Ends the workers, or wakes the thread that waits for a batch and ends them. Batches stay valid."""
-        with interrupts_deferred():
-            self._turn.ended_by = self._turn.ended_by or "was closed"
-            if self.is_ours() and not self._end_if_free():
-                self.backend.wake()
-
-    def _let_go(self) -> None:
-        """The turn is free: others may go on, and what another thread's close() left to this one is done."""
-        if self._turn.ended_by and self._finalizer.alive:
-            self._end_if_free()
-        if self._turn.waiting:
-            self._turn.wake()
-
-    def _end_if_free(self) -> bool:
-        """Ends the workers, unless a thread uses the engine, which will do it."""
-        return self.held(partial(self._end, self._turn.ended_by), wait=False)
-
-    def _end(self, by: str) -> None:
-        with interrupts_deferred():
-            self._turn.ended_by = by
-            self.stopwatch.meter.keep(self.backend.gauges)
-            self._scheduler.handle(events.Closed())
-            self.backend.close()
-            # Not before: if an error comes in between, the finalizer does the rest.
-            self._finalizer.detach()
+    def _on_ended(self) -> None:
+        self.stopwatch.meter.keep(self.backend.gauges)
 
     # Events in, commands out.
 
@@ -312,6 +253,11 @@ class Engine:
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
+        if self._hang is not None:
+            for one in self.backend.end_hung(self._hang):
+                # The line of the caller's that asked for a batch is many frames up, and not always as many.
+                warnings.warn(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning, stacklevel=2)
+            left = min(self._hang / 4, math.inf if left is None else left)
         self._take_in(left)
         return True
 
@@ -319,10 +265,11 @@ class Engine:
         task = self._course.find(self._scheduler.waits_for)
         return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
 
-    def _take_in(self, timeout: float | None) -> None:
-        for outcome in self.backend.poll(timeout):
+    def _take_in(self, timeout: float | None) -> list[Outcome]:
+        for outcome in (outcomes := self.backend.poll(timeout)):
             self._take(outcome)
         self.backend.flush()
+        return outcomes
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
@@ -476,16 +423,6 @@ class Engine:
 
     def _cool(self, command: commands.Cool) -> None:
         self.backend.cool(command.slab)
-
-
-def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:
-    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
-    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    turn.after = interrupts_after()  # outlives this call, and the object that has made it
-    with turn.after:
-        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
-            turn.ended_by = turn.ended_by or "was closed"
-            backend.close()
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {

@@ -148,9 +148,15 @@ def new_engine(job: Job, options: Options, feed: Feed, meter: Meter) -> Engine:
     bundles = options.timeout == 0 and in_order and not feed.one_reader
     backend = make(options.backend, job, options.multiprocessing_context)
     try:
-        early = options.persistent_workers
         return Engine(
-            backend, scheduler, job, retries=retries, bundles=bundles, look_ahead=early, meter=meter
+            backend,
+            scheduler,
+            job,
+            retries=retries,
+            bundles=bundles,
+            look_ahead=options.persistent_workers,
+            meter=meter,
+            hang=options.hang,
         )
     except BaseException:
         backend.close()

@@ -30,6 +30,7 @@ from penstock.stats._figures import (
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
 
 
@@ -58,6 +59,8 @@ class Measures:
         self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
         self._shipped = 0.0
         self._first: FirstBatch | None = None
+        # As they were when the epoch began: totals, counters of workers by seat, histogram of sample times.
+        self._base: tuple[Totals, dict[int, Counts], NDArray[np.int64]]
         self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
@@ -65,14 +68,19 @@ class Measures:
 
     # What happens.
 
-    def begin_epoch(self, epoch: int, called: int, engine: Engine) -> None:
-        """An epoch is begun on this engine; `iter()` was called at this time."""
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is about to begin: `iter()` was called. Its workers have not begun yet."""
         if not self._began:
-            self._began, self._started = called, clock()
-            self._shipped = getattr(engine.backend, "shipped", 0.0)
+            self._began = self._started = clock()
         meter, live = self.meter, self._live()
+        self._first_batch()  # while the workers that made it are known
         self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
         meter.longest[:] = 0, 0
+
+    def started(self, engine: Engine) -> None:
+        """The engine has asked for its workers."""
+        if not self.meter.first:
+            self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
         """The epoch was read to its end."""
@@ -101,7 +109,7 @@ class Measures:
     def stats(self) -> Stats:
         now, live, (totals, workers, times) = self._totals(), self._live(), self._base
         meter = self.meter
-        epoch = self._period(now.since(totals), live, meter.longest, workers, times, of_epoch=True)
+        epoch = self._period(now.minus(totals), live, meter.longest, workers, times, of_epoch=True)
         life = self._period(now, live, meter.longest_ever, {}, np.zeros_like(times), of_epoch=False)
         return Stats(
             self.name,
@@ -205,9 +213,9 @@ def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -
 
 
 def _worker(seat: int, counts: Counts, alive: bool, here: str) -> WorkerFigures:
-    parts = counts.fetch, counts.collate, counts.write, counts.waited_task, counts.waited_room, counts.cpu
     name = here.format(seat) or f"worker {seat} (pid {counts.pid})"
-    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, *(part * 1e-9 for part in parts))
+    times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times)
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import indent
 
 from penstock._wire.task import Task, shorten
-from penstock.backends._base import Doing, Lost
+from penstock.backends._base import HUNG, Doing, Lost
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
@@ -19,6 +19,7 @@ _LIKELY = {
     "unknown": "Perhaps the kernel's out-of-memory killer ended it, or native code that the dataset calls crashed.",
     "SIGBUS": "A memory-mapped file was truncated while it was read, or no memory was left.",
 }
+_LIKELY[HUNG] = "A read, a lock or native code does not return: look at the samples, or raise hang=."
 _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
@@ -48,6 +49,16 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
         said.append(f"{len(at_work) - _MOST_SHOWN} more workers are busy.")
     said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
+
+
+def hung(seconds: float, one: Doing, task: Task | None) -> str:
+    """The warning for a worker that was killed because it hung."""
+    keys = "" if task is None else f" Samples in the step: {shorten(task.single()[one.step - task.step].keys)}."
+    at = " Its stack, innermost call first:\n" + indent(one.stack, "    ") if one.stack else ""
+    return (
+        f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than {seconds:g} seconds (hang=). "
+        f"It is killed, and another worker does the step.{keys}{at}"
+    )
 
 
 def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:

@@ -13,8 +13,9 @@ taken, and only its owner lets go of it, by a plain assignment in a `finally`.
 from __future__ import annotations
 
 import os
-import threading
 from threading import get_ident
+
+from penstock._interrupts import LOOK_AGAIN, Changes
 
 NEXT, CHANGE = "next", "change"
 
@@ -22,9 +23,6 @@ Hold = tuple[int, str]
 """The thread, and what it does."""
 
 INSIDE = "The loader cannot be changed from inside of its own next() or update(), as by a signal handler."
-
-# Seconds. A thread that lets go wakes those that wait, unless a Ctrl-C comes just then: so nobody waits for ever.
-_LONGEST_WAIT = 1.0
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
@@ -42,10 +40,7 @@ class Turn:
     """`holder` is the hold that has the turn, `ended_by` says why the engine ended, or will end."""
 
     def __init__(self) -> None:
-        # It may be taken again by its own thread, in which the garbage collector may end an engine at any moment.
-        # `with` on a lock cannot be interrupted half-way; on a Condition it can.
-        self._lock = threading.RLock()
-        self._bells: list[threading.Lock] = []  # each is released once, for a thread that waits
+        self.changes = Changes()  # told by a thread that has let go, if others wait
         self.holder: Hold | None = None
         self.waiting: dict[int, Hold] = {}  # by id
         self.ended_by = ""
@@ -58,14 +53,14 @@ class Turn:
 
     def take(self, hold: Hold) -> None:
         """Waits until it is this thread's turn."""
-        with self._lock:
+        with self.changes.lock:
             if self.holder is None and not self.waiting:
                 self.holder = hold
                 return
         self._wait(hold)
 
     def take_if_free(self, hold: Hold) -> bool:
-        with self._lock:
+        with self.changes.lock:
             if self.holder is None:
                 self.holder = hold
         return self.holder is hold
@@ -74,15 +69,13 @@ class Turn:
         try:
             self.waiting[id(hold)] = hold
             while True:
-                with self._lock:
+                with self.changes.lock:
                     if self.holder is None and (hold[1] is CHANGE or not self._is_to_change()):
                         self.holder = hold
                         return
                     self._refuse(hold)
-                    bell = threading.Lock()
-                    bell.acquire()
-                    self._bells.append(bell)
-                bell.acquire(timeout=_LONGEST_WAIT)
+                    bell = self.changes.bell()
+                bell.acquire(timeout=LOOK_AGAIN)
         finally:
             self.waiting.pop(id(hold), None)
 
@@ -108,13 +101,6 @@ class Turn:
 
     def closed_error(self) -> RuntimeError:
         return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
-
-    def wake(self) -> None:
-        """For a thread that has let go, if others wait."""
-        with self._lock:
-            bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.release()
 
     def is_used_here(self) -> bool:
         """Whether this thread has the turn already, further up in its stack."""

@@ -248,9 +248,8 @@ class Feed:
 
 def shown(feed: Feed, face: str) -> dict[str, Any]:
     """The settings of a loader that are shown with its figures."""
-    names = ("batch_size", "shuffle", "num_workers", "backend", "prefetch_factor", "persistent_workers")
-    names += ("in_order", "seed", "timeout", "retries", "on_error", "auto", "max_workers")
-    settings = {name: getattr(feed.options, name) for name in names}
+    names = "batch_size shuffle num_workers backend prefetch_factor persistent_workers in_order seed timeout retries"
+    settings = {name: getattr(feed.options, name) for name in f"{names} hang on_error auto max_workers".split()}
     return {**settings, "shard": list(feed.options.shard), "one_reader": feed.one_reader, "face": face}
 
 

@@ -45,8 +45,9 @@ class Counts(NamedTuple):
 
 
     def plus(self, other: Counts) -> Counts:
-        """The counters of two workers in one seat, one after the other: times and numbers are added."""
-        return self._replace(**{name: getattr(self, name) + getattr(other, name) for name in _ADDED})
+        """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        return self._replace(born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
         """What was added since these."""
@@ -151,9 +152,10 @@ class Gauges:
         """One of the three tables of slowest samples: of all, of even epochs, of odd epochs."""
         found = []
         for at in range(MOST_SLOW):
-            *numbers, length, text = _SLOW.unpack_from(self.memory, self.entry(seat, number) + at * _ENTRY * 8)
+            start = self.entry(seat, number) + at * _ENTRY * 8
+            ns, epoch, step, length, text = _SLOW.unpack_from(self.memory, start)
             if length:
-                found.append(Slow(*numbers, text[:length].decode(errors="replace")))
+                found.append(Slow(ns, epoch, step, text[:length].decode(errors="replace")))
         return found
 
     def trace(self, on: bool) -> None:
@@ -243,12 +245,17 @@ class Gauge:
         self._tasks += 1
         self._steps += steps
         if self._skip < 0 or took > _SLOW_TASK:
-            self._write(now, took, task, steps)
+            self.flush(now)
+            self._skip = _SKIP if took < _FAST_TASK else 0
+            if self._head[_TRACING]:
+                self._skip = 0
+                self._record(now, took, task, steps)
         else:
             self._words[_SINCE] = 0
 
-    def _write(self, now: int, took: int, task: Any, steps: int) -> None:
+    def flush(self, now: int = 0) -> None:
         """Writes the counters."""
+        now = now or self._ended
         totals, busy, idle, (fetching, writing) = self._totals, self._busy, self._idle, self._parts
         fetch, write = int(busy * fetching), int(busy * writing)
         # It was idle for want of a task while the caller waited, and else for want of room.
@@ -261,13 +268,13 @@ class Gauge:
         totals = self._totals = [total + one for total, one in zip(totals, more, strict=True)]
         _MOVING.pack_into(self._memory, self._at + 8 * _SINCE, 0, *totals)
         self._waited, self._idle, self._busy, self._tasks, self._steps = waited, 0, 0, 0, 0
-        self._skip = _SKIP if took < _FAST_TASK else 0
-        if self._head[_TRACING]:
-            self._skip = 0
-            at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
-            parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
-            _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
-            self._words[_RECORDED] += 1
+
+    def _record(self, now: int, took: int, task: Any, steps: int) -> None:
+        fetching, writing = self._parts
+        at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
+        parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
+        _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
+        self._words[_RECORDED] += 1
 
     def _caller_waited(self, now: int) -> int:
         since = self._head[_WAITING]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,28 +43,34 @@ class Totals(NamedTuple):
     sums: Answer
     waits: NDArray[np.int64]
     works: NDArray[np.int64]
-    replaced: int
-    repeated: int
-    skipped: int
-    cpu: int
+    replaced: int = 0
+    repeated: int = 0
+    skipped: int = 0
+    cpu: int = 0
 
-    def since(self, before: Totals) -> Totals:
+    def minus(self, before: Totals) -> Totals:
         """What was added since these totals."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
-    def plus(self, answer: Answer) -> Totals:
-        """These totals, and an answer that was not counted yet."""
-        sums = Answer._make(one + more for one, more in zip(self.sums, answer, strict=True))
-        each, steps = np.array([answer.work // max(1, answer.steps)]), np.array([answer.steps])
-        waits, works = self.waits + buckets(np.array([answer.wait])), self.works + buckets(each, steps)
-        waits[0] += answer.steps - 1
-        return self._replace(tasks=self.tasks + 1, sums=sums, waits=waits, works=works)
+    def plus(self, answers: Sequence[int]) -> Totals:
+        """These totals and more answers: their fields, one answer after the other."""
+        if not answers:
+            return self
+        table = np.array(answers, np.int64).reshape(-1, len(Answer._fields))
+        wait, work, steps = table[:, 0], table[:, 1], table[:, 2]
+        waits, works = self.waits + buckets(wait), self.works + buckets(work // np.maximum(steps, 1), steps)
+        waits[0] += int(steps.sum()) - len(table)
+        sums = Answer._make(map(operator.add, self.sums, table.sum(axis=0).tolist()))
+        return self._replace(tasks=self.tasks + len(table), sums=sums, waits=waits, works=works)
+
+
+_NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64))
 
 
 class Meter:
-    """The counters of one loader, over its life. One thread at a time reads the loader.
+    """The counters of one loader, over its life. One thread at a time reads the loader; any thread may ask.
 
     `due` becomes True twice a second, while batches are handed out.
     """
@@ -74,10 +82,8 @@ class Meter:
         self.replaced = self.repeated = self.skipped = 0
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
-        self._answers: list[int] = []  # flat: the fields of one Answer after the other
-        self._tasks = 0
-        self._sums = Answer(0, 0, 0, 0, 0, 0)
-        self._waits, self._works = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.int64)
+        # Counted, and not yet counted. In one tuple, so that another thread sees each answer once.
+        self._state: tuple[Totals, list[int]] = _NOTHING, []
         self._cpu = time.process_time_ns()
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:
@@ -87,26 +93,19 @@ class Meter:
 
     def answered(self, *answer: int) -> None:
         """Counts an answer, given the fields of `Answer`: once the caller has asked for the next, or has ended."""
-        self._answers += answer
-        if len(self._answers) > _MOST * len(Answer._fields):
-            self._count()
+        totals, answers = self._state
+        answers.extend(answer)
+        wait, work = answer[0], answer[1] // max(1, answer[2])
+        if wait > self.longest[0] or work > self.longest[1]:
+            for kept in (self.longest, self.longest_ever):
+                kept[:] = max(kept[0], wait), max(kept[1], work)
+        if len(answers) > _MOST * len(Answer._fields):
+            self._state = totals.plus(answers), []
 
-    def _count(self) -> None:
-        answers, self._answers = self._answers, []
-        if not answers:
-            return
-        table = np.array(answers, np.int64).reshape(-1, len(Answer._fields))
-        self._tasks += len(table)
-        wait, work, steps = table[:, 0], table[:, 1], table[:, 2]
-        each = work // np.maximum(steps, 1)
-        self._waits += buckets(wait)
-        self._waits[0] += int(steps.sum()) - len(table)
-        self._works += buckets(each, steps)
-        sums = zip(self._sums, table.sum(axis=0).tolist(), strict=True)
-        self._sums = Answer._make(one + more for one, more in sums)
-        longest = int(wait.max()), int(each.max())
-        for kept in (self.longest, self.longest_ever):
-            kept[:] = map(max, kept, longest)
+    def totals(self) -> Totals:
+        totals, answers = self._state
+        more = self.replaced, self.repeated, self.skipped, time.process_time_ns() - self._cpu
+        return Totals(*totals.plus(answers.copy())[:4], *more)
 
     def keep(self, gauges: Gauges) -> None:
         """Keeps what these workers have counted: they are about to end."""
@@ -133,11 +132,6 @@ class Meter:
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
         return sorted(found, key=lambda one: -one[1].ns)[:MOST_SLOW]
-
-    def totals(self) -> Totals:
-        self._count()
-        more = self.replaced, self.repeated, self.skipped, time.process_time_ns() - self._cpu
-        return Totals(self._tasks, self._sums, self._waits.copy(), self._works.copy(), *more)
 
 
 class Stopwatch:

@@ -8,7 +8,8 @@ that crash at start-up do not: losses without a step are counted for each seat, 
 
 To shrink, the crew asks as many workers to leave as are too many. Whichever is free first leaves, so which seats
 become empty is not known beforehand. Until they have left, the crew keeps its old size: a worker that crashes
-meanwhile is replaced, because somebody must leave.
+meanwhile is replaced, because somebody must leave. Each resize begins with the withdrawal of the requests that no
+worker has taken, so a crew that grows again keeps these workers instead of hiring others.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ class Crew:
                 missing -= 1
             seat += 1
 
-    def resize(self, size: int, out: list[Command]) -> None:
-        """Hire, or ask to leave. Seats that were given up are tried again: there may be fewer of them now."""
+    def resize(self, size: int, retained: int, out: list[Command]) -> None:
+        """Hire, or ask to leave, now that `retained` requests to leave were withdrawn.
+
+        Seats that were given up are tried again: there may be fewer of them now.
+        """
         self.size = size
+        self.leaving -= retained
         self.forgive()
         for _ in range(len(self.seats) - self.leaving - size):
             self.leaving += 1

@@ -92,10 +92,14 @@ class WorkerLeft(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """From now on there shall be so many workers, and so many steps may be undelivered."""
+    """From now on there shall be so many workers, and so many steps may be undelivered.
+
+    `retained`: how many requests to leave were withdrawn just before, because no worker had taken them.
+    """
 
     workers: int
     window: int
+    retained: int = 0
 
 
 class Changed(NamedTuple):

@@ -73,7 +73,7 @@ class OneReader(Scheduler):
             super()._rescinded(event, out)
 
     def _resized(self, event: Resized, out: list[Command]) -> None:
-        super()._resized(Resized(1, event.window), out)
+        super()._resized(event._replace(workers=1), out)
 
     def _changed(self, event: Changed, out: list[Command]) -> None:
         self._impossible(event, "what a worker has read from a stream cannot be read again")

@@ -343,13 +343,15 @@ class Scheduler:
     # Workers
 
     def _resized(self, event: events.Resized, out: list[Command]) -> None:
+        if event.retained > self._crew.leaving:
+            self._impossible(event, f"only {self._crew.leaving} workers were asked to leave")
         self._slabs.spare += event.window - self._window
         self._slabs.cool(out)
         self._window = event.window
         if self.phase is NEW:
             self._crew.size = event.workers
         else:
-            self._crew.resize(event.workers, out)
+            self._crew.resize(event.workers, event.retained, out)
 
     def _worker_left(self, event: events.WorkerLeft, out: list[Command]) -> None:
         if event.worker not in self._crew or not self._crew.leaving:

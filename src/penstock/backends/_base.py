@@ -47,6 +47,9 @@ class Doing(NamedTuple):
     step: int = -1
 
 
+HUNG = "hung"
+"""In the place of a signal: the worker was killed because it hung."""
+
 # Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
 LONGEST_WAIT = 3600.0
 
@@ -84,6 +87,9 @@ class Backend(Protocol):
         Where tasks are for certain workers, it is the one in `seat` that leaves, after all its tasks.
         """
 
+    def retain(self) -> int:
+        """Withdraws the requests to leave that no worker has taken yet, and returns how many. It never waits."""
+
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.
 
@@ -120,6 +126,12 @@ class Backend(Protocol):
 
     def doing(self, seq: int | None) -> list[Doing]:
         """Who has the task in hand, and is at what: for a message. If nobody has, all who are at anything."""
+
+    def end_hung(self, seconds: float) -> list[Doing]:
+        """Kills the workers that have had one task for longer than this: `poll` tells of each as `Lost`.
+
+        Returns what they did. Only called with processes.
+        """
 
     def wake(self) -> None:
         """Makes a `poll` that another thread waits in come back, be it with nothing."""

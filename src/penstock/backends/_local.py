@@ -81,6 +81,9 @@ class _LocalBackend:
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
 
+    def end_hung(self, seconds: float) -> list[Doing]:
+        return []  # the options refuse it: a thread cannot be killed
+
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
@@ -103,6 +106,9 @@ class InlineBackend(_LocalBackend):
 
     def retire(self, seat: int = -1) -> None:
         raise InternalError("without workers, there is none to leave")
+
+    def retain(self) -> int:
+        return 0
 
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, slab))
@@ -164,6 +170,14 @@ class ThreadBackend(_LocalBackend):
         self._leaves.append(None)
         self._permits.put(True)  # for a thread that waits
 
+    def retain(self) -> int:
+        retained = 0
+        with suppress(IndexError):  # threads take them too, until there are none
+            while True:
+                self._leaves.pop()
+                retained += 1
+        return retained
+
     def post(self, task: Task, slab: int, seat: int) -> None:
         self._posted.append((task, self._slabs.root(slab)))
         self._permits.put(True)
@@ -217,7 +231,7 @@ class ThreadBackend(_LocalBackend):
         gauge.ready()
         while self._permits.get():
             if self._leaves and self._takes_leave(worker):
-                return
+                break
             try:
                 task, root = self._posted.popleft()
             except IndexError:
@@ -225,12 +239,13 @@ class ThreadBackend(_LocalBackend):
             self._doing[worker] = task
             gauge.begin()
             outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
-            del self._doing[worker], root
-            self._outcomes.put(outcome)
             if gauge.detailed:
                 gauge.stepped(runner.rows)
             gauge.end(task)
+            del self._doing[worker], root
+            self._outcomes.put(outcome)
             del outcome, task
+        gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
         """Whether this thread is the one that leaves. It passes its permit on: that may be for a task."""

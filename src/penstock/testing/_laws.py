@@ -347,6 +347,18 @@ class ProtocolLaws(Laws):
         (one,) = done(backend, 8)
         assert isinstance(one, Filled) and one.worker in {0, 1, 2} - left
 
+    def test_a_withdrawn_request_to_leave_is_not_taken(self) -> None:
+        self.needs("workers")
+        backend = self.crew(Numbers(), hired=1)
+        backend.retire()
+        backend.retire()  # one worker cannot take both
+        retained = backend.retain()
+        if retained < 2:  # the worker has taken one, or is about to
+            assert outcomes(backend) == [Left(0)] and retained + backend.retain() == 1
+            backend.hire(1, 0)
+        assert backend.retain() == 0
+        assert seqs(done(backend, *range(4))) == list(range(4))
+
     def test_a_crew_may_leave_and_another_be_hired(self) -> None:
         self.needs("workers")
         backend = self.crew(Numbers(), hired=1)

@@ -136,6 +136,11 @@ class SimulatedBackend:
     def retire(self, seat: int = -1) -> None:
         self._leaving += 1
 
+    def retain(self) -> int:
+        self.flush()
+        retained, self._leaving = self._leaving, 0
+        return retained
+
     def post(self, task: Task, slab: int, seat: int) -> None:
         assert task.seq not in self._board, "a task is posted once"
         assert all(other.slab != slab for other in self._board.values()), "a slab belongs to one task"
@@ -208,6 +213,9 @@ class SimulatedBackend:
 
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
+
+    def end_hung(self, seconds: float) -> list[Doing]:
+        return []
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = [

@@ -14,6 +14,17 @@ except ModuleNotFoundError as error:
 from torch.utils.data import *  # noqa: F403
 
 from penstock.torch._loader import DataLoader, disable, enable, status
+from penstock.torch._measured import stats
 from penstock.torch._status import LoaderUse, Status, served
 
-__all__ = [*_theirs.__all__, "DataLoader", "LoaderUse", "Status", "disable", "enable", "served", "status"]  # noqa: PLE0604
+__all__ = [  # noqa: PLE0604
+    *_theirs.__all__,
+    "DataLoader",
+    "LoaderUse",
+    "Status",
+    "disable",
+    "enable",
+    "served",
+    "stats",
+    "status",
+]

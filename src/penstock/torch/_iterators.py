@@ -21,6 +21,7 @@ from penstock._epoch.engine import Engine
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
 from penstock._interrupts import finalizer, interrupts_deferred
+from penstock._measure.meter import Meter, Stopwatch
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
@@ -29,6 +30,7 @@ from penstock.backends._process.methods import choose_method, configured_method
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
+from penstock.torch._measured import measured
 from penstock.torch._status import begun_on_penstock
 from penstock.torch._worker import Replica, sealed
 
@@ -46,6 +48,9 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
+        self._measures = measured(loader).measures
+        self._measures.begin_epoch(0)
+        self._stopwatch = Stopwatch(self._measures.meter)
         _begun(loader, cursor)
 
     def _begin(self, loader: Any) -> None:
@@ -57,11 +62,13 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
     @raises_instead
     def _next_data(self) -> Any:
-        cursor = self._cursor
+        cursor, stopwatch = self._cursor, self._stopwatch
+        stopwatch.ask()
         try:
             index = self._next_index()
         except StopIteration:
             cursor.end()
+            self._measures.end_epoch()
             return END
         except Exception:
             cursor.passed_inline(failed=True)
@@ -74,11 +81,17 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
             if not cursor.is_stream:
                 raise
             ended = True
+            self._measures.end_epoch()
             return END
         finally:
             cursor.end() if ended else cursor.passed_inline(failed=failed)
+        rows = len(index) if private.is_batched(self) else 0
         if self._into is not None:
-            data = self._into.finish(data, len(index) if private.is_batched(self) else 0)
+            data = self._into.finish(data, rows)
+        stopwatch.deliver(1, rows or 1, 0)
+        stopwatch.answer(ready=False)
+        if self._measures.meter.due:
+            self._measures.tick()
         return data if self._deliver is None else self._deliver(data)
 
 
@@ -108,9 +121,12 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         if not first_iter:
             self._cursor = Cursor(loader, before=self._cursor, lives=True)
             self._cursor.restore()
-        cursor = self._cursor
+        cursor, figures = self._cursor, measured(loader)
+        figures.look(loader)
+        self._measures = figures.measures
         if engine is None:
-            engine = self._engine = _new_engine(loader, self._base_seed, cursor)
+            engine = self._engine = _new_engine(loader, self._base_seed, cursor, self._measures.meter)
+            figures.engines.add(engine)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
         self._num_yielded = steps + len(beyond)
@@ -119,7 +135,9 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(steps, frozenset(beyond))
         run = self._run = Run(self._runs, 0, keys, None, at, seat=cursor.seat)
+        self._measures.begin_epoch(run.number)
         engine.open(run)
+        self._measures.started(engine)
         if cursor.is_tracked:
             loader._engine = weakref.ref(engine)
         self._workers = engine.backend.workers
@@ -144,6 +162,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
+        if self._measures.meter.due:
+            self._measures.tick()
         # Like torch, raises from the call in which the sampler was asked, although that was for a later step.
         error, run.error = run.error, None
         if error is None:
@@ -152,6 +172,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             return Instead(error)
         if delivery.task is None:
             self._cursor.end(run.ends.items())
+            self._measures.end_epoch()
             if not self._persistent_workers:
                 self._shutdown_workers()
             return END
@@ -229,7 +250,7 @@ def _begun(loader: Any, cursor: Cursor | None = None) -> None:
         loader._saved, loader._cursor = None, cursor
 
 
-def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
+def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> Engine:
     workers = loader.num_workers
     resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
     marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
@@ -254,7 +275,9 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor) -> Engine:
     try:
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
-        return Engine(backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead)
+        return Engine(
+            backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead, meter=meter
+        )
     except BaseException:
         backend.close()
         raise

@@ -16,10 +16,12 @@ from penstock._epoch.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import DEFAULT_PREFETCH_FACTOR
 from penstock.batch import Batch
+from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
+from penstock.torch._measured import stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ _NEED_SEED = {
     "max_errors": "a sample that fails is an error, as in torch.",
     "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
     "last_batch": "an incomplete last batch is handled as in torch, by drop_last=True or False.",
+    "hang": "a worker that is killed cannot be replaced, as in torch.",
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
@@ -65,7 +68,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
     not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
     penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
-    augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`,
+    augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
     `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
@@ -78,6 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     shard: tuple[int, int] | str | None
     last_batch: str | None
     max_workers: int | None
+    hang: float | None
     dtype: Any
     casting: str
 
@@ -91,6 +95,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
         max_workers: int | None = None,
+        hang: float | None = None,
         dtype: Any = None,
         casting: str = "checked",
         **kwargs: Any,
@@ -99,8 +104,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
         if seed is not None and not (number and 0 <= seed < 1 << 64):
             raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-        ours = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "last_batch": last_batch}
-        ours["max_workers"] = max_workers
+        ours: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "hang": hang}
+        ours |= {"last_batch": last_batch, "max_workers": max_workers}
         auto, args, kwargs = _automatic(args, kwargs)
         for name, value in {**ours, **auto}.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
@@ -121,7 +126,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        if on_error != "raise" or shard is not None or last_batch is not None or auto or max_workers is not None:
+        checked = (shard, last_batch, hang, max_workers, auto or None)
+        if on_error != "raise" or any(value is not None for value in checked):
             core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -200,6 +206,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         has the change: prefetched batches are computed again.
         """
         _seeded(self, "update()").update(change, **attributes)
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+
+        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        """
+        return stats(self)
 
     @_Shown
     def _is_accelerate_prepared(self) -> bool:

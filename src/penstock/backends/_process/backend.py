@@ -23,7 +23,7 @@ from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Left, Lost, Outcome
+from penstock.backends._base import HUNG, LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
@@ -60,6 +60,7 @@ class ProcessBackend:
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
+        self._hung: dict[int, float] = {}  # workers that were killed because they hung: after how many seconds
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = Strays(-1)
         self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
@@ -180,6 +181,9 @@ class ProcessBackend:
         self._unsent[0] += NO_TASK
         self.flush()
 
+    def retain(self) -> int:
+        return self._board.withdraw_leaves()  # their tokens wake workers for nothing
+
     def cool(self, slab: int) -> None:
         self._slabs.cool(slab)
 
@@ -251,6 +255,23 @@ class ProcessBackend:
     @property
     def workers(self) -> list[WorkerProcess]:
         return sorted(self._workers.values(), key=lambda process: process.worker)
+
+    def end_hung(self, seconds: float) -> list[Doing]:
+        before = time.perf_counter_ns() - int(seconds * 1e9)
+        stuck = {
+            worker: process
+            for worker, process in self._workers.items()
+            if worker not in self._hung and 0 < self.gauges.counts(process.worker).since < before
+        }
+        slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()} if stuck else {}
+        found = []
+        for worker, process in stuck.items():
+            if worker in slots:  # else it was about to be done
+                told = stack.ask(process.pid, process.fileno(), self._theirs["stacks"])
+                found.append(Doing(self._names[worker], told, *self._board.doing(slots[worker])))
+                self._hung[worker] = seconds
+                process.kill()
+        return found
 
     def wake(self) -> None:
         if os.getpid() != self._pid:
@@ -336,6 +357,8 @@ class ProcessBackend:
         process.join()
         how, name = fate(process.exitcode)
         cause, said = process.failure, phrase(process.pid, process.exitcode)
+        if worker in self._hung:
+            how, name = f"hung for more than {self._hung.pop(worker):g} seconds, and was killed (hang=)", HUNG
         process.release()
         # After release(): an interrupt leaves the rest to `close`.
         del self._workers[worker]

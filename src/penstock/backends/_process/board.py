@@ -14,7 +14,8 @@ slow one in the queue of some worker. So tasks stand on the board, and a free wo
   case the worker died with a token that it had read.
 - A worker leaves when more leaves are wanted than taken. It looks before it reads a token, so it never leaves with a
   token or a task in hand; a token that names no task wakes one that waits. A leave is taken under a lock like a
-  claim, and the board says which worker took it.
+  claim, and the board says which worker took it. The parent withdraws leaves that no worker has taken under the same
+  lock.
 
 The file has far more slots than are ever used. It is sparse: only pages that were written to take memory.
 """
@@ -146,6 +147,19 @@ class Board:
     def wanted_leaves(self) -> int:
         """The number of leaves that no worker has taken yet."""
         return self._words[_WANTED] - self._words[_TAKEN]
+
+    def withdraw_leaves(self) -> int:
+        """Withdraws the leaves that no worker has taken; returns how many. None if a worker is about to take one."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
+        except OSError:
+            return 0
+        try:
+            withdrawn = self.wanted_leaves
+            self._words[_WANTED] -= withdrawn
+            return withdrawn
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
         """True if this worker shall leave."""

@@ -45,6 +45,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
             notice = board.claim(slot, seq, worker)
             if notice is not None:
                 desk.do(slot, notice)
+        desk.gauge.flush()
         board.end(worker)
 
 
@@ -64,7 +65,7 @@ class _Desk:
 
     def __init__(self, job: Job, seat: int, board: Board, replier: Replier, fds: Mapping[str, int]) -> None:
         self._who = f"worker {seat} (pid {os.getpid()})"
-        self._gauge = gauge = Gauge(Gauges(fds["gauges"]), seat, os.getpid(), process_time_ns)
+        self.gauge = gauge = Gauge(Gauges(fds["gauges"]), seat, os.getpid(), process_time_ns)
         self._runner = (job.make_runner or Runner)(job, self._who)
         self._runner.gauge = gauge
         self._runner.begin(seat, alone=True)
@@ -84,7 +85,7 @@ class _Desk:
             replier.send(replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None))
             return
         # Keys that are an array stay where they are: they are read while batches are written.
-        used, gauge = max(0, notice.keys), self._gauge
+        used, gauge = max(0, notice.keys), self.gauge
         gauge.begin()
         if count == 1:
             reply = self._do_step(task, updates, Writer(root, used))
@@ -118,8 +119,8 @@ class _Desk:
                 runner.change(self._log.read(self._updates, updates))
             runner.prepare(task)
             tree = runner.run(task, writer)
-            if self._gauge.detailed:
-                self._gauge.made = perf_counter_ns()
+            if self.gauge.detailed:
+                self.gauge.made = perf_counter_ns()
             return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
         except BaseException as error:
             if is_end(error, task):

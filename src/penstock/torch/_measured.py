@@ -1,0 +1,56 @@
+"""The figures of loaders with torch's semantics, of penstock's class and of torch's own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from penstock._epoch.engine import Engine
+from penstock._epoch.measures import Measures
+from penstock.stats import Stats
+from penstock.torch._core import core_of
+
+_SHOWN = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "pin_memory")
+
+
+class Measured:
+    """The figures of one loader. They do not refer to it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._settings: dict[str, Any] = {}
+        name = f"{type(loader).__name__}({type(loader.dataset).__name__})"
+        self.measures = Measures(name, self._settings.copy, partial(_living, self.engines))
+        self.look(loader)
+
+    def look(self, loader: Any) -> None:
+        """Notes the present settings of the loader."""
+        self._settings.update({name: getattr(loader, name, None) for name in _SHOWN})
+        backend = "process" if loader.num_workers else "inline"
+        self._settings.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
+
+
+def _living(engines: Iterable[Engine]) -> list[Engine]:
+    return [engine for engine in tuple(engines) if not engine.closed]
+
+
+_all: weakref.WeakKeyDictionary[Any, Measured] = weakref.WeakKeyDictionary()
+
+
+def measured(loader: Any) -> Measured:
+    """The figures of a loader with torch's semantics."""
+    found = _all.get(loader)
+    if found is None:
+        found = _all[loader] = Measured(loader)
+    return found
+
+
+def stats(loader: Any) -> Stats:
+    """The figures of a loader that runs on penstock's engine, also of one of torch's class after `enable()`.
+
+    See `penstock.DataLoader.stats`.
+    """
+    seeded = getattr(loader, "_ours", {}).get("seed") is not None
+    return core_of(loader).stats() if seeded else measured(loader).measures.stats()

@@ -1,0 +1,111 @@
+"""`hang=`: a worker that is stuck on one step is killed, and its step is given to another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+
+
+class Stuck:
+    """Hangs at `key`, as often as there are files `0`, `1`, ... missing in the folder."""
+
+    def __init__(self, folder: Path, key: int, times: int) -> None:
+        self.folder, self.key, self.times = folder, key, times
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, key: int) -> np.ndarray:
+        if key == self.key:
+            for number in range(self.times):
+                try:
+                    (self.folder / str(number)).touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                time.sleep(1000)
+        return np.full(3, key)
+
+
+def batches(dataset: Any, **settings: Any) -> list[np.ndarray]:
+    with penstock.DataLoader(dataset, batch_size=2, seed=1, **settings) as loader:
+        return [batch.copy() for batch in loader]
+
+
+def test_a_step_that_hangs_once_is_done_by_another_worker(tmp_path: Path) -> None:
+    dataset = Stuck(tmp_path, 13, 1)
+    with pytest.warns(RuntimeWarning, match="in step 6 of epoch 0 for more than 0.3 seconds") as caught:
+        found = batches(dataset, num_workers=2, hang=0.3)
+    assert np.array_equal(found, batches(Stuck(tmp_path, 13, 0)))
+    (message,) = [str(one.message) for one in caught]
+    assert "Samples in the step: [12, 13]" in message
+    assert "in __getitem__" in message, "the stack"
+
+
+def test_a_step_that_always_hangs_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="has been in step 3"), pytest.raises(penstock.WorkerLost) as caught:
+        batches(Stuck(tmp_path, 7, 100), num_workers=2, hang=0.2, retries=1)
+    said = str(caught.value)
+    assert "hung for more than 0.2 seconds, and was killed (hang=)" in said
+    assert "out-of-memory" not in said
+    assert "[6, 7]" in said and "tried 2 times" in said
+
+
+def test_a_stopped_worker_counts_as_hanging(tmp_path: Path) -> None:
+    class Stopping(Stuck):
+        def __getitem__(self, key: int) -> np.ndarray:
+            flag = self.folder / "stopped"
+            if key == 9 and not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return np.full(3, key)
+
+    with pytest.warns(RuntimeWarning, match="in step 4"):
+        found = batches(Stopping(tmp_path, -1, 0), num_workers=1, hang=0.3)
+    assert np.array_equal(found, batches(Stuck(tmp_path, -1, 0)))
+
+
+def test_a_slow_caller_and_slow_steps_are_not_hangs(tmp_path: Path) -> None:
+    class Slow(Stuck):
+        def __getitem__(self, key: int) -> np.ndarray:
+            time.sleep(0.02)
+            return np.full(3, key)
+
+    with penstock.DataLoader(Slow(tmp_path, -1, 0), batch_size=2, num_workers=2, hang=1.0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        time.sleep(1.2)  # workers are idle for longer than that
+        assert len(list(iterator)) == 11
+        assert loader.stats().life.replaced == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_workers": 0, "hang": 1}, "hang=1 needs workers"),
+        ({"num_workers": 1, "hang": 1, "backend": "thread"}, "no worker can be killed"),
+        ({"num_workers": 1, "hang": 0}, "positive number of seconds"),
+        ({"num_workers": 1, "hang": "1"}, "positive number of seconds"),
+    ],
+)
+def test_a_hang_that_cannot_be_is_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        penstock.DataLoader(Stuck(tmp_path, 0, 0), **settings)
+
+
+@pytest.mark.imports_torch
+def test_torch_needs_a_seed_for_it(tmp_path: Path) -> None:
+    from penstock.torch import DataLoader
+
+    with pytest.raises(ValueError, match="hang=1 needs seed="):
+        DataLoader(Stuck(tmp_path, 0, 0), num_workers=1, hang=1)
+    loader = DataLoader(Stuck(tmp_path, 5, 1), batch_size=2, num_workers=1, seed=1, hang=0.3)
+    with pytest.warns(RuntimeWarning, match="in step 2"):
+        assert len(list(loader)) == 12

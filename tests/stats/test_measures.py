@@ -1,0 +1,334 @@
+"""What `loader.stats()` says of loaders whose times are known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock._measure.gauges import Gauge, Gauges, Slow
+from penstock._measure.histogram import BUCKETS, bounds, bucket, buckets, quantile
+
+# Workers that end with the epoch do nothing for the next one ahead of time.
+BACKENDS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "thread": {"num_workers": 2, "backend": "thread"},
+    "process": {"num_workers": 2, "persistent_workers": False},
+}
+
+
+@pytest.fixture(params=BACKENDS, name="settings")
+def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return BACKENDS[request.param]
+
+
+class Rows:
+    def __init__(self, length: int = 100, seconds: float = 0.0, slow: int = -1) -> None:
+        self.length, self.seconds, self.slow = length, seconds, slow
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int) -> np.ndarray:
+        if self.seconds:
+            time.sleep(self.seconds * (100 if key == self.slow else 1))
+        return np.full(4, key)
+
+
+def test_batches_samples_and_bytes_are_those_that_were_handed_out(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(Rows(), batch_size=8, seed=1, **settings) as loader:
+        for step, batch in enumerate(loader, 1):
+            if step in (1, 5, 12):
+                stats = loader.stats()
+                assert (stats.epoch.batches, stats.epoch.samples) == (step, 8 * step)
+                assert stats.memory.lent >= batch.nbytes
+        assert list(loader)
+        stats = loader.stats()
+    assert (stats.epoch.batches, stats.epoch.samples) == (13, 100)
+    assert (stats.life.batches, stats.life.samples) == (26, 200)
+    assert stats.life.nbytes >= 200 * 4 * 8
+    assert stats.life.waits.count == stats.life.works.count == 26
+    assert stats.epoch_number == 1
+
+
+def test_the_steps_of_a_bundle_count_one_by_one() -> None:
+    with penstock.DataLoader(Rows(64_000), batch_size=64, seed=1, num_workers=1) as loader:
+        assert sum(1 for _ in loader) == 1000
+        life = loader.stats().life
+        assert life.batches == 1000 and life.samples == 64_000
+        assert life.tasks < 1000, "small steps travel together"
+        assert 0 < life.ready <= 1000
+        iterator = iter(loader)
+        for handed_out in range(1, 40):
+            next(iterator)
+            assert loader.stats().epoch.batches == handed_out
+        del iterator
+        assert loader.stats().epoch.batches == 39, "what was not handed out does not count"
+
+
+def test_waiting_and_working_add_up(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(Rows(20, seconds=0.002), batch_size=2, seed=1, **settings) as loader:
+        for _ in loader:
+            time.sleep(0.01)
+        epoch = loader.stats().epoch
+    assert epoch.works.total >= 10 * 0.01 and epoch.works.longest >= epoch.works.median >= 0.009
+    assert epoch.seconds == pytest.approx(epoch.waits.total + epoch.works.total)
+    assert 0 <= epoch.waiting < 1
+    if settings == {}:
+        assert epoch.waits.total >= 20 * 0.002 and epoch.waits.median >= 0.9 * 0.004
+
+
+def test_a_worker_knows_where_its_time_went(settings: dict[str, Any]) -> None:
+    def collate(samples: list[np.ndarray]) -> np.ndarray:
+        time.sleep(0.008)
+        return np.stack(samples)
+
+    dataset = Rows(40, seconds=0.002)
+    with penstock.DataLoader(dataset, batch_size=2, seed=1, collate_fn=collate, **settings) as loader:
+        for _ in loader:
+            pass
+        workers = loader.stats().epoch.workers
+    assert len(workers) == settings.get("num_workers", 1)
+    assert sum(worker.steps for worker in workers) == 20
+    assert sum(worker.fetch for worker in workers) >= 40 * 0.002
+    assert sum(worker.collate for worker in workers) >= 20 * 0.008
+    assert all(0 <= worker.cpu < worker.busy for worker in workers)
+
+
+def test_idle_workers_wait_for_room_while_the_caller_works() -> None:
+    with penstock.DataLoader(Rows(64), batch_size=1, seed=1, num_workers=2, timeout=60) as loader:
+        for _ in loader:
+            time.sleep(0.005)
+        for worker in loader.stats().epoch.workers:
+            assert worker.waited_room > 0.05
+            assert worker.waited_task < worker.waited_room / 2
+
+
+def test_idle_workers_wait_for_a_task_while_the_caller_waits() -> None:
+    class OneAtATime(Rows):
+        def __getitem__(self, key: int) -> np.ndarray:
+            time.sleep(0.02 if key % 2 == 0 else 0.0)
+            return super().__getitem__(key)
+
+    # The window is full as long as an even key is at work, and the caller waits for just that.
+    loader = penstock.DataLoader(OneAtATime(32), num_workers=2, prefetch_factor=1, seed=1, timeout=60)
+    with loader:
+        for _ in loader:
+            pass
+        workers = loader.stats().epoch.workers
+    assert sum(worker.waited_task for worker in workers) > 0.05
+
+
+def test_the_slowest_samples_are_named(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(Rows(64, seconds=0.0005, slow=41), batch_size=4, seed=1, **settings) as loader:
+        for _ in range(2):
+            assert list(loader)
+        stats = loader.stats()
+    for period in (stats.epoch, stats.life):
+        # Others may have waited for a processor.
+        assert any(slow.key == 41 and 0.05 <= slow.seconds < 5 for slow in period.slowest)
+        assert [slow.seconds for slow in period.slowest] == sorted((s.seconds for s in period.slowest), reverse=True)
+        assert len(period.slowest) <= 10
+    assert {slow.epoch for slow in stats.epoch.slowest} == {1}
+    assert sum(bucket.count for bucket in stats.life.sample_times) == 128
+
+
+def test_the_parts_of_the_first_batch_add_up(settings: dict[str, Any]) -> None:
+    def slow_start(seat: int) -> None:
+        time.sleep(0.05)
+
+    given = {**settings, "worker_init_fn": slow_start} if settings else settings
+    with penstock.DataLoader(Rows(8, seconds=0.02), batch_size=2, seed=1, **given) as loader:
+        assert loader.stats().first_batch is None
+        next(iter(loader))
+        first = loader.stats().first_batch
+        assert first is not None
+        assert first.total == pytest.approx(first.start + first.boot + first.sample + first.rest, abs=1e-3)
+        assert first.total >= 2 * 0.02 + (0.05 if settings else 0)
+        assert first.boot + first.sample + first.rest > 0
+        assert list(loader)
+        assert loader.stats().first_batch == first
+
+
+def test_a_killed_worker_counts_and_its_figures_go_on() -> None:
+    class Deadly(Rows):
+        def __getitem__(self, key: int) -> np.ndarray:
+            info = penstock.get_worker_info()
+            if key == 11 and info is not None and not os.path.exists(self.flag):
+                open(self.flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(key)
+
+        flag = ""
+
+    dataset = Deadly(40, seconds=0.001)
+    dataset.flag = f"/tmp/penstock-stats-{os.getpid()}"
+    try:
+        with penstock.DataLoader(dataset, batch_size=2, seed=1, num_workers=1) as loader:
+            assert len(list(loader)) == 20
+            epoch = loader.stats().epoch
+    finally:
+        os.unlink(dataset.flag)
+    assert epoch.replaced == 1 and epoch.repeated >= 1
+    assert [worker.seat for worker in epoch.workers] == [0]
+    assert epoch.workers[0].steps == 20 - 0, "the step that killed its worker was done once"
+
+
+def test_skipped_samples_count(settings: dict[str, Any]) -> None:
+    class Bad(Rows):
+        def __getitem__(self, key: int) -> np.ndarray:
+            if key % 10 == 3:
+                raise ValueError(key)
+            return super().__getitem__(key)
+
+    with penstock.DataLoader(Bad(50), batch_size=5, on_error="skip", seed=1, **settings) as loader:
+        assert list(loader)
+        epoch = loader.stats().epoch
+    assert epoch.skipped == 5 and epoch.samples == 45
+
+
+def test_updates_and_resizing_keep_the_figures(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(Rows(80), batch_size=2, seed=1, **settings) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        loader.update(seconds=0.0001)
+        if settings:
+            loader.num_workers = 3
+        assert len(list(iterator)) == 35
+        stats = loader.stats()
+    assert stats.epoch.batches == 40 and stats.epoch.samples == 80
+
+
+def test_figures_outlive_the_workers_and_say_so() -> None:
+    loader = penstock.DataLoader(Rows(40), batch_size=2, num_workers=2, seed=1)
+    with loader:
+        assert list(loader)
+        assert all(worker.alive for worker in loader.stats().life.workers)
+    stats = loader.stats()
+    assert not any(worker.alive for worker in stats.life.workers)
+    assert sum(worker.steps for worker in stats.life.workers) >= 20
+    assert stats.memory.pooled == 0
+
+
+def test_another_thread_may_ask_while_the_caller_reads() -> None:
+    found: list[penstock.stats.Stats] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            found.append(loader.stats())
+
+    with penstock.DataLoader(Rows(2000), batch_size=2, num_workers=2, seed=1) as loader:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            assert len(list(loader)) == 1000
+        finally:
+            done.set()
+            thread.join()
+    counts = [stats.life.batches for stats in found]
+    # What is just being handed out may be missing, or there twice.
+    assert all(later >= earlier - 32 for earlier, later in pairwise(counts))
+    assert loader.stats().life.batches == 1000
+
+
+def test_nothing_grows_with_the_length_of_an_epoch() -> None:
+    with penstock.DataLoader(Rows(200_000), batch_size=64, seed=1, num_workers=1) as loader:
+        loader._measures.meter.next_tick = 0
+        for step, _ in enumerate(loader):
+            if step % 100 == 0:
+                loader._measures.tick()
+        for _ in range(2000):
+            loader._measures.tick()
+        assert len(loader.stats().history) <= 512
+        assert len(loader._measures.meter._state[1]) <= 256 * 6 + 6
+        at = [moment.at for moment in loader.stats().history]
+        assert at == sorted(at)
+
+
+def test_stats_are_plain_json(settings: dict[str, Any]) -> None:
+    import json
+
+    with penstock.DataLoader(Rows(20), batch_size=2, seed=1, **settings) as loader:
+        assert list(loader)
+        loader._measures.tick()
+        plain = json.loads(json.dumps(loader.stats().to_dict()))
+    assert plain["epoch"]["batches"] == 10
+    assert plain["settings"]["batch_size"] == 2
+
+
+# The parts.
+
+
+def test_a_duration_is_in_the_bucket_that_spans_it() -> None:
+    for ns in (1, 999, 1024, 5_000, 123_456, 10**9, 10**12, 10**15):
+        at = bucket(ns)
+        low, high = bounds(at)
+        assert low <= ns * 1e-9 <= high or at in (0, BUCKETS - 1)
+        assert buckets(np.array([ns]))[at] == 1
+
+
+def test_quantiles_are_right_within_ten_per_cent() -> None:
+    random = np.random.default_rng(1)
+    ns = (random.lognormal(11, 2, 10_000) + 2000).astype(np.int64)
+    counts = buckets(ns).tolist()
+    for share in (0.1, 0.5, 0.95):
+        assert quantile(counts, share) == pytest.approx(np.quantile(ns, share) * 1e-9, rel=0.12)
+
+
+@pytest.mark.parametrize(("microseconds", "timed"), [(5, False), (50, True)])
+def test_only_slow_samples_are_timed_one_by_one(microseconds: int, timed: bool) -> None:
+    gauges = Gauges(None)
+    gauge = Gauge(gauges, 0, 1, time.process_time_ns)
+    gauge.begin()
+    assert gauge.detailed and not gauge.times
+    gauge.fetched = gauge._began + 64 * 1000 * microseconds
+    gauge.stepped(64)
+    assert gauge.times is timed
+    assert sum(gauges.times(0)) == 64
+
+
+def test_of_fast_tasks_only_some_are_timed_in_parts_and_all_count() -> None:
+    gauges = Gauges(None)
+    gauge = Gauge(gauges, 0, 1, time.process_time_ns)
+    detailed = 0
+    for _ in range(1000):
+        gauge.begin()
+        if gauge.detailed:
+            detailed += 1
+            gauge.stepped(1)
+        gauge.end(None)
+    gauge.flush()
+    assert 100 <= detailed < 500, "tasks of a microsecond, but for those that the system has interrupted"
+    counts = gauges.counts(0)
+    assert counts.tasks == counts.steps == 1000
+    assert counts.since == 0
+
+
+def test_a_row_has_the_ten_slowest_of_each_epoch() -> None:
+    gauges = Gauges(None)
+    gauge = Gauge(gauges, 3, 77, time.process_time_ns)
+    random = np.random.default_rng(2)
+    given: dict[int, list[int]] = {}
+    for epoch in (0, 1, 2, 1):
+        gauge.begin_epoch(epoch)
+        for ns in random.integers(1, 10**9, 50).tolist():
+            given.setdefault(epoch, []).append(ns)
+            if gauge.sample(ns):
+                gauge.note(Slow(ns, epoch, 0, repr(ns)))
+    for epoch in (1, 2):
+        assert sorted(slow.ns for slow in gauges.slowest(3, epoch)) == sorted(given[epoch])[-10:]
+    replaced = Gauge(gauges, 3, 78, time.process_time_ns)
+    replaced.begin_epoch(2)
+    replaced.note(Slow(2 * 10**9, 2, 0, "last"))
+    assert max(gauges.slowest(3, 2)).key == "last"
+    assert len(gauges.slowest(3, 2)) == 10
+    assert gauges.counts(3).pid == 78
