@@ -236,3 +236,11 @@ def test_a_torch_loader_shows_the_present_numbers() -> None:
     assert (loader.num_workers, loader.prefetch_factor) == (3, 4)
     assert sum(len(batch) for batch in loader) == 60
     assert loader._penstock is core, "a change of the numbers is no other loader"
+
+
+def test_a_framework_can_make_a_torch_loader_again_from_its_attributes() -> None:
+    loader: Any = penstock.torch.DataLoader(list(range(6)), num_workers="auto", max_workers=5, seed=0)
+    names = ("dataset", "batch_size", "num_workers", "prefetch_factor", "max_workers", "seed")
+    again = penstock.torch.DataLoader(**{name: vars(loader)[name] for name in names})
+    assert torch_list(again) == list(range(6))
+    assert again.num_workers == loader.num_workers

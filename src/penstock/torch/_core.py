@@ -104,7 +104,7 @@ class Core(DataLoader[Any]):
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
             super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
-        self.face: Callable[[], Any] = bool  # the torch loader, by a weak reference
+        self.face: Callable[[], Any] = type(None)  # the torch loader, by a weak reference
         if before is not None:
             self._epochs = before._epochs
 
@@ -113,7 +113,7 @@ class Core(DataLoader[Any]):
         _show_numbers(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "face": bool}
+        return {**super().__getstate__(), "face": type(None)}
 
 
 def core_of(loader: Any) -> Core:
@@ -134,7 +134,7 @@ def core_of(loader: Any) -> Core:
 def _show_numbers(core: Core) -> None:
     """The torch loader has the present numbers of what penstock tunes."""
     loader = core.face()
-    for name in core.auto if loader else ():
+    for name in core.auto if loader is not None else ():
         loader.__dict__[name] = getattr(core, name)
 
 
@@ -145,6 +145,9 @@ def _settings(loader: Any) -> dict[str, Any]:
         names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader)}
     settings |= {name: getattr(loader, name) for name in names} | loader._auto
+    if "num_workers" not in loader._auto:
+        # Frameworks make loaders again from the attributes of others, and these have the present number.
+        settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
     if loader.num_workers and loader.multiprocessing_context is None:

@@ -126,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        checked = (shard, last_batch, hang, max_workers, auto or None)
+        checked = (shard, last_batch, hang, auto or None)
         if on_error != "raise" or any(value is not None for value in checked):
             core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
@@ -134,7 +134,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if name == "num_workers" and "_ours" in vars(self) and (value != self.num_workers or name in self._auto):
             self._resize(value)
             self._auto = {one: "auto" for one in self._auto if one != name}
-            self._ours["max_workers"] = None
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
