@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
+# two with many workers.
+_PUBLISHED = 4
+
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
 
@@ -136,6 +140,11 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
+        if self._ticks % _PUBLISHED == 2:
+            # Imported late: it takes some milliseconds, and many loaders end before.
+            from penstock.stats._published import publish
+
+            publish(self, self.stats())
         if self._ticks == 2:
             self._throttled = machine().throttled
         self._turns.tick(clock() * 1e-9, self.stats)
