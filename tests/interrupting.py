@@ -105,8 +105,8 @@ def interrupt(
 ) -> Interrupted:
     """Does the work, with an interrupt just before point `at` (from 1 on) of those in code that `counts`.
 
-    `came` says how often KeyboardInterrupt came out. `ignored` are the errors that Python has reported as ignored, and
-    the functions that they came from.
+    `came` says how often KeyboardInterrupt came out. `ignored` are the errors that Python has reported as ignored,
+    and the functions that they came from.
     """
     tracer, came, result = _Tracer(at, counts), 0, None
     ignored: list[tuple[Any, str]] = []

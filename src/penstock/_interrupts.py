@@ -242,8 +242,8 @@ LOOK_AGAIN = 1.0
 class Changes:
     """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
 
-    The `with` of a Condition or an Event is code of Python, and an interrupt could leave its lock locked for ever. Here
-    a thread looks, and takes a bell, under the lock; then it lets go of the lock, and waits:
+    The `with` of a Condition or an Event is code of Python, and an interrupt could leave its lock locked for ever.
+    Here a thread looks, and takes a bell, under the lock; then it lets go of the lock, and waits:
 
         while True:
             with changes.lock:

@@ -5,33 +5,18 @@ Each test runs one epoch in which every other step raises another exception of t
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.utils.data
-from thrown import SHARED, THROWN, comes_out_as, notes, throw
+from thrown import THROWN, comes_out_as, notes, throw, watchdog  # noqa: F401 - a fixture
 
 from penstock.torch import DataLoader
 
 NAMES = list(THROWN)
 NOT_CAUGHT = {name for name in NAMES if not issubclass(comes_out_as(name), Exception)}
 STOPS = {name for name in NAMES if "StopIteration" in name}
-SECONDS = 100  # of the watchdog
-
-
-@pytest.fixture(autouse=True)
-def watchdog(nothing_is_left_behind: None) -> Iterator[None]:
-    def bark(*_: object) -> None:
-        raise AssertionError(f"hangs for {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, bark)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    SHARED.__traceback__ = None  # its frames keep memory
 
 
 def raising(names: list[str], key: int) -> int:
@@ -220,6 +205,9 @@ def test_what_a_sampler_raises_comes_out_as_itself(mode: str) -> None:
                 assert name not in STOPS or isinstance(caught.value.__cause__, StopIteration)
             if mode == "seeded" and name in NOT_CAUGHT:
                 continue  # a signal handler may have raised it: it comes out at once
+            with pytest.raises(comes_out_as(name)) as caught:
+                len(iter(loaders["__len__"]))
+            assert type(caught.value) is comes_out_as(name)
             batches = iter(loaders["__next__"])
             assert [int(next(batches)) for _ in range(2)] == [0, 1]
             with pytest.raises(StopIteration if name in STOPS else comes_out_as(name)):

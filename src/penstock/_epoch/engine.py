@@ -8,7 +8,6 @@ on their own.
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from penstock._schedule.course import Course
 from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
+from penstock._warning import warn_caller
 from penstock._wire.failure import caught, described
 from penstock._wire.task import Mended, Raised, Task, shorten
 from penstock._work.runner import Job
@@ -399,7 +399,7 @@ class Engine:
     def _deliver(self, command: commands.Deliver) -> None:
         if self._empty:  # not before there is a batch: if nobody is left, an error tells it
             for loss in self._empty.values():
-                warnings.warn(vacancy(loss), RuntimeWarning, stacklevel=2)
+                warn_caller(vacancy(loss))
             self._empty.clear()
         seq, slab = command
         outcome = self._outcomes.pop(seq)

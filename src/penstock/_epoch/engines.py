@@ -70,8 +70,12 @@ class Engines:
         return [engine for engine in self.all() if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Before anything is waited for: raises for a thread that would wait for itself."""
-        if any(engine.is_used_here() for engine in self.all()):
+        """Before anything is waited for: raises for a thread that would wait for itself.
+
+        Also for one that is in the middle of a start or a change: `live` does not have the engine that is being made.
+        """
+        lock: Any = self.changing()
+        if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:

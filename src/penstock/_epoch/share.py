@@ -119,8 +119,8 @@ class SharedEpoch:
             with self._changes.lock:
                 if self._ended_by:
                     raise RuntimeError(
-                        f"This epoch was ended by {self._ended_by} in one of its consumers: a batch may be lost. Call "
-                        "share() again."
+                        f"This epoch was ended by {self._ended_by} in one of its consumers: a batch may be lost. "
+                        "Call share() again."
                     )
                 queue = self._queues.get(number)
                 if queue:

@@ -21,7 +21,7 @@ NEXT, CHANGE = "next", "change"
 Hold = tuple[int, str]
 """The thread, and what it does."""
 
-INSIDE = "The loader cannot be changed from inside of its own next() or update(), as by a signal handler."
+INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
 
 class Turn:
