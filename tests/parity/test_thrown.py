@@ -205,13 +205,17 @@ def test_what_a_sampler_raises_comes_out_as_itself(mode: str) -> None:
                 assert name not in STOPS or isinstance(caught.value.__cause__, StopIteration)
             if mode == "seeded" and name in NOT_CAUGHT:
                 continue  # a signal handler may have raised it: it comes out at once
-            with pytest.raises(comes_out_as(name)) as caught:
-                len(iter(loaders["__len__"]))
-            assert type(caught.value) is comes_out_as(name)
             batches = iter(loaders["__next__"])
             assert [int(next(batches)) for _ in range(2)] == [0, 1]
             with pytest.raises(StopIteration if name in STOPS else comes_out_as(name)):
                 next(batches)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_length_of_an_iterator_is_not_its_end(mode: str) -> None:
+    batches = iter(DataLoader(range(2), batch_sampler=Keys("StopIteration", "__len__"), **MODES[mode]))
+    with pytest.raises(RuntimeError, match="raised StopIteration, and not at its end"):
+        len(batches)
 
 
 class Pinned:
