@@ -218,7 +218,8 @@ class Prefetcher:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
-        self._thread = None
+        with interrupts_deferred():  # the end of a Thread calls code of Python
+            self._thread = thread = None
 
     def __enter__(self) -> Prefetcher:
         return self

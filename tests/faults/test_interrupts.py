@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, product
@@ -222,6 +223,22 @@ def run(
         )
         if not fired:
             return
+
+
+def test_no_code_of_python_runs_when_an_object_of_living_ends() -> None:
+    """An interrupt in it would be reported as ignored, and lost."""
+
+    class Object:
+        pass
+
+    first, second = Object(), Object()
+    living, called = _interrupts.Living([first, second]), []
+    assert list(living) == [first, second]
+    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
+    del first
+    sys.setprofile(None)
+    assert set(called) <= {"test_no_code_of_python_runs_when_an_object_of_living_ends"}
+    assert list(living) == [second]
 
 
 SLOW = ("forkserver", "spawn")

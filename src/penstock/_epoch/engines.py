@@ -6,14 +6,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from penstock._epoch.engine import Engine
 from penstock._epoch.turn import INSIDE
 from penstock._feed import Feed
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import Living, interrupts_deferred
 from penstock._options import Options
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
@@ -34,7 +33,7 @@ class Engines:
     """
 
     def __init__(self) -> None:
-        self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.live = Living[Engine]()
         self._idle: Engine | None = None
         self._last: weakref.ref[Engine] | None = None
         self._changing: dict[int, threading.RLock] = {}
@@ -48,10 +47,8 @@ class Engines:
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
-        """The engines that are alive. While they are counted, another thread may begin an epoch on a new one."""
-        while True:
-            with suppress(RuntimeError):  # "Set changed size during iteration"
-                return list(self.live)
+        """The engines that are alive."""
+        return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
         """Calls `work` with all engines of this process, while this thread alone uses them."""
