@@ -75,6 +75,8 @@ class Subject:
 
     def check(self) -> None:
         """The old iterator goes on, or says that it has ended; the loader serves another epoch, and closes."""
+        if self.loader is None:
+            return
         if self.batches is not None:
             check_rest(self.batches)
         if self.loader.state_dict()["steps"]:
@@ -136,6 +138,10 @@ def _drop(subject: Subject) -> None:
     subject.batches = None
 
 
+def _drop_the_loader(subject: Subject) -> None:
+    subject.loader = subject.batches = None
+
+
 def _rest(subject: Subject) -> None:
     while subject.next() is not None:
         pass
@@ -154,6 +160,7 @@ WORK = {
     "close": Work(_read, lambda subject: subject.loader.close()),
     "close the iterator": Work(_read, lambda subject: subject.batches.close()),
     "drop": Work(_read, _drop),
+    "drop the loader": Work(_over, _drop_the_loader),
     "update": Work(_read, lambda subject: subject.loader.update(scale=2)),
     "state_dict": Work(_read, lambda subject: subject.loader.state_dict()),
     "load_state_dict": Work(_with_state, lambda subject: subject.loader.load_state_dict(subject.state)),

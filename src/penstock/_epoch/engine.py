@@ -19,7 +19,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import CHANGE, NEXT, Turn
 from penstock._feed.base import Run
-from penstock._interrupts import interrupts_after, interrupts_deferred
+from penstock._interrupts import finalizer, interrupts_after, interrupts_deferred
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
@@ -63,6 +63,8 @@ class Engine:
     `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
     says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
     """
+
+    _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
 
     def __init__(
         self,
@@ -275,6 +277,9 @@ class Engine:
             self.backend.close()
             # Not before: if an error comes in between, the finalizer does the rest.
             self._finalizer.detach()
+
+    # First, with interrupts deferred. If one comes at its very entry, `_finalizer` still runs.
+    __del__ = finalizer(lambda engine: engine._finalizer())
 
     # Events in, commands out.
 
