@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, get_args
 
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, irreplaceable, lost_error, timeout_error, vacancy
-from penstock._epoch.turn import CHANGE, NEXT, Turn
+from penstock._epoch.turn import CHANGE, NEXT, Turn, close_at_last
 from penstock._feed.base import Run
-from penstock._interrupts import finalizer, interrupts_after, interrupts_deferred
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
 from penstock._schedule import commands, events
@@ -94,7 +94,7 @@ class Engine:
         self._turn, self._begun = Turn(), False
         self.reference = weakref.ref(self)
         # For an engine that nobody closed, also at the interpreter's exit.
-        last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
+        last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
 
     @property
@@ -456,16 +456,6 @@ class Engine:
 
     def _cool(self, command: commands.Cool) -> None:
         self.backend.cool(command.slab)
-
-
-def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:
-    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
-    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    turn.after = interrupts_after()  # outlives this call, and the object that has made it
-    with turn.after:
-        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
-            turn.ended_by = turn.ended_by or "was closed"
-            backend.close()
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {
