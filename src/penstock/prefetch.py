@@ -260,7 +260,8 @@ class Prefetcher(Measured):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
-        self._thread = None
+        with interrupts_deferred():  # the end of a Thread calls code of Python
+            self._thread = thread = None
         self._measures.close()
 
     def __enter__(self) -> Prefetcher:

@@ -26,7 +26,7 @@ from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
 from penstock.backends._process.backend import start
-from penstock.backends._process.methods import choose_method, configured_method
+from penstock.backends._process.methods import choose_method, configured_method, is_chosen
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
@@ -52,6 +52,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._measures.begin_epoch(0)
         self._stopwatch = Stopwatch(self._measures.meter)
         _begun(loader, cursor)
+
+    __len__ = never_ends(private.BaseIterator.__len__)
 
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
@@ -110,6 +112,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             raise AssertionError("prefetch_factor must be greater than 0")
         self._runs = itertools.count()
         self._reset(loader, first_iter=True)
+
+    __len__ = never_ends(private.BaseIterator.__len__)
 
     @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -271,7 +275,7 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> En
     context = loader.multiprocessing_context
     if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
         context = configured_method()
-    backend = start(job, choose_method(context), explicit=True)
+    backend = start(job, choose_method(context), explicit=is_chosen(context))
     try:
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
