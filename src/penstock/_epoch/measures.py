@@ -192,12 +192,14 @@ class Measures:
         return self._first
 
     def _memory(self) -> Memory:
-        found = [engine.memory() for engine in self._engines()]
+        # A reader may keep a closed one, which has no memory any more.
+        found = [engine.memory() for engine in self._engines() if not engine.closed]
         return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
 
     def _machine(self) -> Machine:
         inline = self._settings().get("backend") == "inline"
-        rows = [engine.backend.gauges.counts(seat) for engine in self._engines() for seat in engine.seats]
+        engines = [engine for engine in self._engines() if not engine.closed]
+        rows = [engine.backend.gauges.counts(seat) for engine in engines for seat in engine.seats]
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         return found if self._throttled is not None else replace(found, throttled=0.0)
 

@@ -59,6 +59,8 @@ class Reader:
         while True:
             if self._engine is None:
                 return _ENDED
+            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
+                self._loader.measures.tick()
             engine, delivery = self._engine, None
             try:
                 delivery = engine.next(self._timeout)
@@ -70,8 +72,6 @@ class Reader:
                 if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
                     engine.close()
                 raise
-            if self._meter.due:
-                self._loader.measures.tick()
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -79,8 +79,10 @@ class Reader:
                 return Handout(None, Instead(error))
             if delivery.task is None:
                 self.told.finish(self._run.end)
-                self._let_go(cancel=False)
-                self._loader.measures.end_epoch()
+                try:
+                    self._loader.measures.end_epoch()
+                finally:
+                    self._let_go(cancel=False)
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
