@@ -59,6 +59,29 @@ def test_a_function_is_called_at_the_end_of_each_epoch(settings: dict[str, Any])
     assert counts == [(0, 10, 10), (1, 10, 20)]
 
 
+def test_a_function_is_called_at_the_end_of_what_is_prefetched() -> None:
+    seen: list[Stats] = []
+    with penstock.on_stats(seen.append), penstock.prefetch(list(range(10))) as ahead:
+        read(ahead)
+        read(ahead)
+    assert [(stats.epoch.batches, stats.life.batches) for stats in seen] == [(10, 10), (10, 20)]
+
+
+@pytest.mark.imports_torch
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"num_workers": 1, "seed": 3}])
+def test_a_function_is_called_at_the_end_of_each_epoch_of_torch_s(settings: dict[str, Any]) -> None:
+    from penstock.torch import DataLoader
+
+    seen: list[Stats] = []
+    loader = DataLoader(SlowRange(10), **settings)
+    with penstock.on_stats(seen.append):
+        iterator = iter(loader)
+        for _ in range(13):
+            next(iterator, None)
+        read(loader)
+    assert [(stats.epoch.batches, stats.life.batches) for stats in seen] == [(10, 10), (10, 20)]
+
+
 def test_a_function_is_called_in_the_thread_that_reads_the_loader() -> None:
     threads = []
     with penstock.on_stats(lambda stats: threads.append(threading.get_ident())):

@@ -36,6 +36,7 @@ class Setup(NamedTuple):
     length: Callable[[], int]
     deliver: Callable[[Any], Any] | None
     measures: Measures
+    tick: Callable[[Engine], None]
 
 
 class Reader:
@@ -62,6 +63,8 @@ class Reader:
             if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
                 self._loader.measures.tick()
             engine, delivery = self._engine, None
+            if self._meter.due:  # now: an interrupt must not come between a batch and its consumer
+                self._loader.tick(engine)
             try:
                 delivery = engine.next(self._timeout)
                 if delivery.task is not None:
