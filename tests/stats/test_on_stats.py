@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from figures import stats as figures
 
@@ -216,7 +217,7 @@ def interrupted(loader: Any) -> list[int]:
         iterator = iter(loader)
         while True:
             try:
-                batches.append(next(iterator).item())
+                batches.append(int(np.asarray(next(iterator)).item()))
             except KeyboardInterrupt:
                 continue
             except StopIteration:
@@ -235,6 +236,12 @@ def _at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupt_in_a_function_loses_no_batch(settings: dict[str, Any]) -> None:
     with penstock.DataLoader(SlowRange(30), **settings) as loader:
         assert interrupted(loader) == list(range(30))
+
+
+@pytest.mark.usefixtures("at_every_batch")
+def test_an_interrupt_in_a_function_loses_nothing_that_is_prefetched() -> None:
+    with penstock.prefetch(list(range(30))) as ahead:
+        assert interrupted(ahead) == list(range(30))
 
 
 @pytest.mark.imports_torch
