@@ -140,7 +140,7 @@ class Prefetcher(Measured):
     def __next__(self) -> Any:
         if self._over and not self._closed:
             return END
-        if self._measures.meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
+        if self._measures.meter.due:  # before a batch is taken: it may call functions of the user's, which may raise
             self._measures.tick()
         self._begin(again=False)
         try:
