@@ -92,7 +92,7 @@ class Turns:
         self._ended: tuple[int, int] | None = None  # epochs and batches at the last end of an epoch
 
     def due(self, now: float) -> list[StatsHook]:
-        """The functions whose turn it is. Takes 0.1 µs if no function was given to `on_stats`."""
+        """The functions whose turn it is. Takes less than a microsecond if no function was given to `on_stats`."""
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
