@@ -108,7 +108,7 @@ class Engine(Held):
 
     def memory(self) -> tuple[int, int, int]:
         """Bytes that are lent, pooled, and in strays."""
-        pooled, strays = self.backend.memory()
+        pooled, strays = (0, 0) if self.closed else self.backend.memory()  # a reader may keep a closed engine
         lent = self._leases.nbytes
         return lent, max(0, pooled + strays - lent), strays
 

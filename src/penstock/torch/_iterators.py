@@ -65,6 +65,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
     @raises_instead
     def _next_data(self) -> Any:
         cursor, stopwatch = self._cursor, self._stopwatch
+        if self._measures.meter.due:
+            self._measures.tick()
         stopwatch.ask()
         try:
             index = self._next_index()
@@ -92,8 +94,6 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
             data = self._into.finish(data, rows)
         stopwatch.deliver(1, rows or 1, 0)
         stopwatch.answer(ready=False)
-        if self._measures.meter.due:
-            self._measures.tick()
         return data if self._deliver is None else self._deliver(data)
 
 
@@ -157,6 +157,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     def _next_data(self) -> Any:
         if self._engine is None or self._run is None:  # closed, or the epoch could not begin
             return END
+        if self._measures.meter.due:
+            self._measures.tick()
         engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
@@ -166,8 +168,6 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
-        if self._measures.meter.due:
-            self._measures.tick()
         # Like torch, raises from the call in which the sampler was asked, although that was for a later step.
         error, run.error = run.error, None
         if error is None:
