@@ -6,21 +6,19 @@ Each test runs one epoch in which every other step raises another exception of t
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from thrown import SHARED, THROWN, comes_out_as, depth, notes, throw
+from thrown import SHARED, THROWN, comes_out_as, depth, notes, throw, watchdog  # noqa: F401 - a fixture
 
 import penstock
 from penstock import DataLoader, Dataset, IterableDataset, get_worker_info
 from penstock.testing import simulate
 
 NAMES = list(THROWN)
-SECONDS = 60  # of the watchdog
 
 # The last frames of the deep recursion come from the exception itself.
 DEEP = {"RecursionError"}
@@ -28,19 +26,6 @@ DEEP = {"RecursionError"}
 REFUSED_BY_CONTEXTLIB = {"a frozen class"}
 NOT_CAUGHT = {name for name in NAMES if not issubclass(comes_out_as(name), Exception)}
 STOPS = {name for name in NAMES if "StopIteration" in name}
-
-
-@pytest.fixture(autouse=True)
-def watchdog(nothing_is_left_behind: None) -> Iterator[None]:
-    def bark(*_: object) -> None:
-        raise AssertionError(f"hangs for {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, bark)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    SHARED.__traceback__ = None  # its frames keep memory
 
 
 BACKENDS: dict[str, dict[str, Any]] = {

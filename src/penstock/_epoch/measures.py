@@ -167,7 +167,16 @@ class Measures:
         if self._tracing is not None:
             self._tracing.close()
 
+    def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
+        """The numbers were changed by the tuner."""
+        at = (clock() - self._began) * 1e-9
+        self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
+
     # What is known.
+
+    def sums(self) -> tuple[Answer, list[Counts]]:
+        """Everything that the caller and its workers have counted so far."""
+        return self._totals().sums, list(self.meter.workers(self._live()).values())
 
     def stats(self) -> Stats:
         now, live, (totals, workers, times) = self._totals(), self._live(), self._base
@@ -183,7 +192,7 @@ class Measures:
             self._first_batch(),
             self._memory(),
             self._machine(),
-            decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
+            decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
 

@@ -36,6 +36,7 @@ class Setup(NamedTuple):
     length: Callable[[], int]
     deliver: Callable[[Any], Any] | None
     measures: Measures
+    tick: Callable[[Engine], None]
 
 
 class Reader:
@@ -59,7 +60,11 @@ class Reader:
         while True:
             if self._engine is None:
                 return _ENDED
+            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
+                self._loader.measures.tick()
             engine, delivery = self._engine, None
+            if self._meter.due:  # now: an interrupt must not come between a batch and its consumer
+                self._loader.tick(engine)
             try:
                 delivery = engine.next(self._timeout)
                 if delivery.task is not None:
@@ -70,8 +75,6 @@ class Reader:
                 if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
                     engine.close()
                 raise
-            if self._meter.due:
-                self._loader.measures.tick()
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)
@@ -79,8 +82,10 @@ class Reader:
                 return Handout(None, Instead(error))
             if delivery.task is None:
                 self.told.finish(self._run.end)
-                self._let_go(cancel=False)
-                self._loader.measures.end_epoch()
+                try:
+                    self._loader.measures.end_epoch()
+                finally:
+                    self._let_go(cancel=False)
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
