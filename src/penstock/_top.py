@@ -55,7 +55,7 @@ class Loader:
 def run(pid: int | None, once: bool) -> int:
     """Print the loaders, or show them until Ctrl-C; return the exit code."""
     console = Console(highlight=False)
-    if once or not console.is_terminal:
+    if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
             console.width = 200  # nothing is cut off in a file or a pipe
         found = loaders(pid)
