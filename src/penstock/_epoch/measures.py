@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._epoch.engine import Engine
+from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Meter, Stopwatch, Totals, clock
@@ -162,6 +163,7 @@ class Measures:
 
     def close(self) -> None:
         """The loader is closed."""
+        page.withdraw(self)
         if self._tracing is not None:
             self._tracing.close()
 

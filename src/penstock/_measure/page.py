@@ -69,6 +69,11 @@ def publish(by: object, text: bytes) -> None:
     _COUNTER.pack_into(memory, 0, count + 1)
 
 
+def withdraw(by: object) -> None:
+    """Closes the page of `by`, if it has one."""
+    _pages.pop(id(by), None)
+
+
 def _opened(by: object) -> _Published | None:
     # As one step: a forked child finds all of it in `_pages`, or nothing.
     with interrupts_deferred(), no_fork():

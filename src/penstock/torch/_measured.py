@@ -33,7 +33,7 @@ class Measured:
 
 
 def _living(engines: Iterable[Engine]) -> list[Engine]:
-    return [engine for engine in tuple(engines) if not engine.closed]
+    return [engine for engine in tuple(engines) if engine.is_ours() and not engine.closed]
 
 
 _all: weakref.WeakKeyDictionary[Any, Measured] = weakref.WeakKeyDictionary()
