@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported import HOSTILE, VERDICT, history, stats
 
+import penstock
 from penstock.stats import Bucket, Memory, Moment, Period, Stats
 from penstock.stats._report import page, write
 
@@ -247,3 +248,20 @@ def test_colours_have_the_contrast_that_wcag_asks_for(mode: str) -> None:
     assert all(contrast(text, ground) >= 4.5 for text in texts for ground in grounds)
     weak = {name: round(contrast(colour, grounds[1]), 2) for name, colour in colours.items()}
     assert min(weak.values()) >= 3, weak
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_writes_its_own_page(workers: int, tmp_path: Path) -> None:
+    with penstock.DataLoader(Rows(), 4, num_workers=workers) as loader:
+        assert len(list(loader)) == 10
+        loader.report(tmp_path / "report.html")
+    found = Page((tmp_path / "report.html").read_text())
+    assert "DataLoader(Rows)" in found.text and "10 batches in" in found.text
