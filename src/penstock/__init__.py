@@ -35,6 +35,7 @@ from penstock.source import (
     Subset,
     random_split,
 )
+from penstock.stats._hooks import on_stats
 from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
@@ -70,6 +71,7 @@ __all__ = [
     "default_collate",
     "each",
     "get_worker_info",
+    "on_stats",
     "prefetch",
     "random_split",
     "rng",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from penstock.stats._figures import (
     Bucket,
     Decision,
     FirstBatch,
+    Machine,
     Memory,
     Moment,
     Period,
@@ -26,6 +28,8 @@ from penstock.stats._figures import (
     Stats,
     WorkerFigures,
 )
+from penstock.stats._hooks import Turns
+from penstock.stats._machine import machine
 
 if TYPE_CHECKING:
     from penstock._epoch.tracing import Tracing
@@ -103,6 +107,9 @@ class Measures:
         self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
+        self._epochs = 0
+        self._turns = Turns()
+        self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
         self.decisions: list[Decision] = []
         self._tracing: Tracing | None = None
 
@@ -116,6 +123,7 @@ class Measures:
         self._first_batch()  # while the workers that made it are known
         self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
         meter.longest[:] = 0, 0
+        self._epochs += 1
 
     def started(self, engine: Engine) -> None:
         """The engine has asked for its workers."""
@@ -124,6 +132,7 @@ class Measures:
 
     def end_epoch(self) -> None:
         """The epoch was read to its end."""
+        self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
         """Twice a second, in the thread that reads the loader, while it reads."""
@@ -134,6 +143,9 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
+        if self._ticks == 2:
+            self._throttled = machine().throttled
+        self._turns.tick(clock() * 1e-9, self.stats)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Begins a trace of all crews: those that live, and those that are made later."""
@@ -166,6 +178,7 @@ class Measures:
             self._epoch,
             self._first_batch(),
             self._memory(),
+            self._machine(),
             decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
             history=tuple(self._history),
         )
@@ -224,6 +237,7 @@ class Measures:
             replaced=totals.replaced,
             repeated=totals.repeated,
             skipped=totals.skipped,
+            epochs=1 if of_epoch else self._epochs,
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -241,6 +255,12 @@ class Measures:
     def _memory(self) -> Memory:
         found = [crew.memory() for crew in self._crews()]
         return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
+
+    def _machine(self) -> Machine:
+        inline = self._settings().get("backend") == "inline"
+        rows = [engine.backend.gauges.counts(seat) for engine in self._engines() for seat in engine.seats]
+        found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
+        return found if self._throttled is not None else replace(found, throttled=0.0)
 
     def _moment(self) -> Moment:
         sums, memory = self._totals().sums, self._memory()
