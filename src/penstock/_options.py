@@ -62,11 +62,14 @@ class Options:
     max_errors: int | None
     dtype: Any
     casting: str
+    max_workers: int | None
+    auto: tuple[str, ...]  # the settings that are tuned: they are the present numbers here
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
         """The options for the caller's arguments; raises if one is not allowed."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
+        given["auto"] = _automatic(is_stream, given)
         _check_values(given)
         _check_workers(given)
         given["shard"] = _shard(given["shard"])
@@ -111,11 +114,31 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
         raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {value!r}.")
 
 
+def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
+    """Replaces "auto" by the number to begin with; returns the names of these settings."""
+    auto = tuple(name for name in ("num_workers", "prefetch_factor") if isinstance(given[name], str))
+    for name in auto:
+        if given[name] != "auto":
+            raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
+    most = given["max_workers"]
+    if "num_workers" in auto:
+        # Two are as quick as twenty with the first batch. A stream may have one reader only.
+        given["num_workers"] = 1 if is_stream else min(2, _usable(), most if is_int(most, 1) else 2)
+    elif most is not None:
+        raise ValueError(f'max_workers={most!r} limits num_workers="auto", but num_workers={given["num_workers"]!r}.')
+    if "prefetch_factor" in auto:
+        if given["num_workers"] == 0:
+            raise ValueError('prefetch_factor="auto" needs workers: give num_workers="auto", or 1 or more.')
+        given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
+    return auto
+
+
 # The least value of each integer, whether it may be None, and its meaning.
 _INTEGERS = {
-    "num_workers": (0, False, " (num_workers=0 to load in the calling process)"),
+    "num_workers": (0, False, ' (num_workers=0 to load in the calling process), or "auto"'),
+    "max_workers": (1, True, ", or None for no limit of yours"),
     "retries": (0, False, ""),
-    "prefetch_factor": (1, True, ", or None (how many steps each worker may be ahead)"),
+    "prefetch_factor": (1, True, ", or None, or \"auto\" (how many steps each worker may be ahead)"),
     "batch_size": (1, True, ", or None for samples that are not batched"),
     "max_errors": (0, True, " (how many samples of an epoch may fail), or None for no limit"),
 }
@@ -319,10 +342,15 @@ def _check_machine(backend: str, workers: int) -> None:
             f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
             'Use backend="thread", or num_workers=0.'
         )
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = _usable()
     if workers > usable:
         warnings.warn(
             f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
             'samples wait for I/O, and then backend="thread" does the same with less memory.',
             stacklevel=4,
         )
+
+
+def _usable() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
@@ -19,6 +19,7 @@ from penstock._epoch.engine import Engine
 from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
+from penstock._epoch.tuning import Tuned
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
@@ -44,7 +45,7 @@ _I = TypeVar("_I", bound=Reader)
 _SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
-class DataLoader(Measured, Generic[_T_co]):
+class DataLoader(Measured, Tuned, Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
     The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
@@ -82,11 +83,13 @@ class DataLoader(Measured, Generic[_T_co]):
 
     By whom:
 
-    - `num_workers`: 0 loads in the calling process, when you ask. It may be set again while the loader runs.
+    - `num_workers`: 0 loads in the calling process, when you ask. "auto" begins with few workers, and changes their
+      number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
     - `backend`: "process" (the default), or "thread", which suits datasets that wait for I/O or release the GIL.
     - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
       multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
-    - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default.
+    - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default. "auto"
+      raises it if you wait though workers are idle.
     - `persistent_workers`: False ends workers with each epoch. By default they live as long as the loader.
     - `worker_init_fn`: is called in each worker when it starts, with the number of the worker.
     - `pin_memory`, `pin_memory_device`: for programs that were written for torch: no effect on numpy arrays.
@@ -107,7 +110,7 @@ class DataLoader(Measured, Generic[_T_co]):
         shuffle: bool | None = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[Any], _T_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -116,7 +119,7 @@ class DataLoader(Measured, Generic[_T_co]):
         multiprocessing_context: str | BaseContext | None = None,
         generator: np.random.Generator | None = None,
         *,
-        prefetch_factor: int | None = None,
+        prefetch_factor: int | str | None = None,
         persistent_workers: bool | None = None,
         pin_memory_device: str = "",
         in_order: bool = True,
@@ -130,6 +133,7 @@ class DataLoader(Measured, Generic[_T_co]):
         max_errors: int | None = None,
         dtype: Any = None,
         casting: str = "checked",
+        max_workers: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
@@ -301,31 +305,6 @@ class DataLoader(Measured, Generic[_T_co]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def num_workers(self) -> int:
-        """The number of workers. It may be set while the loader runs: the batches stay the same.
-
-        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
-        its one reader.
-        """
-        return self._options.num_workers
-
-    @num_workers.setter
-    def num_workers(self, number: int) -> None:
-        now = self._options.num_workers
-        if not is_int(number, 1) or not now:
-            raise ValueError(
-                f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
-                "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
-            )
-
-        def resize(held: list[Engine]) -> None:
-            options = self._options = self._feed.options = replace(self._options, num_workers=int(number))
-            for engine in held:
-                engine.resize(*engines.size(options, self._feed))
-
-        self._engines.held(resize)
-
-    @property
     def workers(self) -> list[Any]:
         """The live worker processes, each a handle like `multiprocessing.Process`."""
         return [worker for engine in self._engines.all() for worker in engine.backend.workers]
@@ -377,7 +356,7 @@ class DataLoader(Measured, Generic[_T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures")
+        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -393,6 +372,7 @@ class DataLoader(Measured, Generic[_T_co]):
         # They must not refer to the loader, which ends with its last reference.
         settings = partial(shown, self._feed, self._face)
         self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.all)
+        self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
 
     @never_ends
@@ -400,7 +380,8 @@ class DataLoader(Measured, Generic[_T_co]):
         epochs, feed, options = self._epochs, self._feed, self._options
         timeout = options.timeout if 0 < options.timeout < math.inf else None
         measures = self._measures
-        setup = Setup(feed, timeout, options.max_errors, self._release, self.__len__, self._deliver, measures)
+        own = self._release, self.__len__, self._deliver, measures, self._tick
+        setup = Setup(feed, timeout, options.max_errors, *own)
         with self._engines.changing():
             measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()

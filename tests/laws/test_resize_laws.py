@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forced import force
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from same import same
@@ -28,13 +29,17 @@ FEEDS: dict[str, Any] = {
 events = st.tuples(st.sampled_from([RESIZE, KILL, UPDATE, ONCE_MORE, CLOSE, LEAVE]), st.integers(0, 4))
 stories = st.lists(st.tuples(st.integers(0, 9), events), max_size=8)
 """For each event: how many batches are taken before it."""
+decisions = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=40)
+"""What the tuner decides, one after the other, with each batch: workers and prefetch_factor."""
 
 
-def tell(feed: str, story: Any, **workers: Any) -> list[Any]:
+def tell(feed: str, story: Any, decided: Any = (), **workers: Any) -> list[Any]:
     """The batches of a story, and of an epoch after it. The inline loop has no workers to resize or to lose."""
     dataset, given = FEEDS[feed]()
     found: list[Any] = []
     with DataLoader(dataset, seed=3, retries=99, **given, **workers) as loader:
+        if decided:
+            force(loader, decided)
         batches: Any = iter(loader)
 
         def take(most: int) -> bool:
@@ -77,6 +82,7 @@ def test_in_any_order_of_events_the_stream_is_that_of_the_inline_loop(feed: str,
     story = data.draw(stories)
     most_steps = data.draw(st.sampled_from([1, 4]))
     numbers = data.draw(st.randoms(use_true_random=False))
+    decided = data.draw(st.just([]) | decisions)
     with simulate.workers(
         lambda actions: numbers.randrange(len(actions)),
         deaths=data.draw(st.integers(0, 5)),
@@ -84,7 +90,8 @@ def test_in_any_order_of_events_the_stream_is_that_of_the_inline_loop(feed: str,
         most_steps=most_steps,
         names_step=data.draw(st.booleans()),
     ) as simulation:
-        found = tell(feed, story, num_workers=data.draw(st.integers(1, 3)), backend=simulation.name)
+        number = "auto" if decided else data.draw(st.integers(1, 3))
+        found = tell(feed, story, decided, num_workers=number, backend=simulation.name)
         assert same(found, tell(feed, story))
         assert not simulation.open
 
@@ -118,6 +125,17 @@ LONG = [
 @example(story=LONG)
 def test_real_workers_give_the_stream_of_the_inline_loop(feed: str, workers: str, story: Any) -> None:
     assert same(tell(feed, story, **REAL[workers]), tell(feed, story))
+
+
+@pytest.mark.parametrize("workers", REAL)
+@pytest.mark.parametrize("feed", FEEDS)
+@settings(max_examples=4, deadline=None)
+@given(decided=decisions)
+@example(decided=[(5, 1), (1, 4)] * 20)
+def test_workers_that_are_tuned_give_the_stream_of_the_inline_loop(feed: str, workers: str, decided: Any) -> None:
+    story = [(7, (KILL, 0))]
+    found = tell(feed, story, decided, **{**REAL[workers], "num_workers": "auto", "prefetch_factor": "auto"})
+    assert same(found, tell(feed, story))
 
 
 class Starts:

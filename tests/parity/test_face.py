@@ -39,6 +39,7 @@ def test_it_takes_torchs_arguments_and_ours() -> None:
         "shard",
         "last_batch",
         "hang",
+        "max_workers",
         "dtype",
         "casting",
         "snapshot_every_n_steps",

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
+# two with many workers.
+_PUBLISHED = 4
+
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
 
@@ -143,6 +147,11 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
+        if self._ticks % _PUBLISHED == 2:
+            # Imported late: it takes some milliseconds, and many loaders end before.
+            from penstock.stats._published import publish
+
+            publish(self, self.stats())
         if self._ticks == 2:
             self._throttled = machine().throttled
         self._turns.tick(clock() * 1e-9, self.stats)
@@ -163,7 +172,16 @@ class Measures:
         if self._tracing is not None:
             self._tracing.close()
 
+    def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
+        """The numbers were changed by the tuner."""
+        at = (clock() - self._began) * 1e-9
+        self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
+
     # What is known.
+
+    def sums(self) -> tuple[Answer, list[Counts]]:
+        """Everything that the caller and its workers have counted so far."""
+        return self._totals().sums, list(self.meter.workers(self._live()).values())
 
     def stats(self) -> Stats:
         now, live, (totals, workers, times) = self._totals(), self._live(), self._base
@@ -179,7 +197,7 @@ class Measures:
             self._first_batch(),
             self._memory(),
             self._machine(),
-            decisions=tuple(self.decisions[-_MOST_DECISIONS:]),
+            decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
 

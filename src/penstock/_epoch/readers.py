@@ -36,6 +36,7 @@ class Setup(NamedTuple):
     length: Callable[[], int]
     deliver: Callable[[Any], Any] | None
     measures: Measures
+    tick: Callable[[Engine], None]
 
 
 class Reader:
@@ -60,6 +61,8 @@ class Reader:
             if self._engine is None:
                 return _ENDED
             engine, delivery = self._engine, None
+            if self._meter.due:  # now: an interrupt must not come between a batch and its consumer
+                self._loader.tick(engine)
             try:
                 delivery = engine.next(self._timeout)
                 if delivery.task is not None:
@@ -70,8 +73,6 @@ class Reader:
                 if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
                     engine.close()
                 raise
-            if self._meter.due:
-                self._loader.measures.tick()
             error = delivery.error
             if delivery.mended is not None:
                 error = self._note(delivery.mended)

@@ -15,7 +15,7 @@ from penstock._measure.histogram import BUCKETS, buckets
 
 clock = time.perf_counter_ns
 
-TICK = 500_000_000  # ns between two moments of the history
+TICK = 500_000_000  # ns between two moments of the history, unless the loader is tuned
 
 # Answers that are kept before they are counted, all at once: that takes a tenth of the time.
 _MOST = 256
@@ -77,6 +77,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.due = False
+        self.every = TICK
         self.next_tick = 0
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
         self.replaced = self.repeated = self.skipped = 0
@@ -167,7 +168,7 @@ class Stopwatch:
             if self.tracer is not None:
                 self.tracer.asked(self._answered, now)
         if now > self.meter.next_tick:
-            self.meter.next_tick = now + TICK
+            self.meter.next_tick = now + self.meter.every
             self.meter.due = True
         return now
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -102,8 +104,16 @@ class Core(DataLoader[Any]):
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
             super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
         self.settings = settings
+        self.face: Callable[[], Any] = type(None)  # the torch loader, by a weak reference
         if before is not None:
             self._epochs = before._epochs
+
+    def _resize(self, **settings: Any) -> None:
+        super()._resize(**settings)
+        _show_numbers(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "face": type(None)}
 
 
 def core_of(loader: Any) -> Core:
@@ -113,11 +123,19 @@ def core_of(loader: Any) -> Core:
     if core is None or core.settings != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
-    core._deliver = None
+    core.face, core._deliver = weakref.ref(loader), None
+    _show_numbers(core)
     if loader.pin_memory and torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
         core._deliver = partial(private.pin, device=None if device is None else device.type)
     return core
+
+
+def _show_numbers(core: Core) -> None:
+    """The torch loader has the present numbers of what penstock tunes."""
+    loader = core.face()
+    for name in core.auto if loader is not None else ():
+        loader.__dict__[name] = getattr(core, name)
 
 
 def _settings(loader: Any) -> dict[str, Any]:
@@ -126,7 +144,10 @@ def _settings(loader: Any) -> dict[str, Any]:
     if loader.num_workers:
         names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader)}
-    settings |= {name: getattr(loader, name) for name in names}
+    settings |= {name: getattr(loader, name) for name in names} | loader._auto
+    if "num_workers" not in loader._auto:
+        # Frameworks make loaders again from the attributes of others, and these have the present number.
+        settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
     if loader.num_workers and loader.multiprocessing_context is None:

@@ -16,6 +16,7 @@ from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._epoch.tracing import Tracing
 from penstock._fill.cast import DTYPES, Cast
+from penstock._options import DEFAULT_PREFETCH_FACTOR
 from penstock.batch import Batch
 from penstock.stats import Stats
 from penstock.torch import _private as private
@@ -29,7 +30,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # What needs `seed=`, and the reason.
+_BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
 _NEED_SEED = {
+    "num_workers": _BY_NUMBER,
+    "prefetch_factor": "nothing is tuned, as in torch. Give seed=, or a number.",
+    "max_workers": _BY_NUMBER,
     "on_error": "a sample that fails is an error, as in torch.",
     "max_errors": "a sample that fails is an error, as in torch.",
     "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
@@ -63,9 +68,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
-    not on `num_workers`, which may be set while the loader runs; a worker that crashes is replaced; a
-    resumed run repeats augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`,
-    `hang=`, `batches()` and `update()` are those of penstock's loader.
+    not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
+    penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
+    augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
+    `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -76,6 +82,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     max_errors: int | None
     shard: tuple[int, int] | str | None
     last_batch: str | None
+    max_workers: int | None
     hang: float | None
     dtype: Any
     casting: str
@@ -89,6 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: int | None = None,
         shard: tuple[int, int] | str | None = None,
         last_batch: str | None = None,
+        max_workers: int | None = None,
         hang: float | None = None,
         dtype: Any = None,
         casting: str = "checked",
@@ -99,8 +107,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if seed is not None and not (number and 0 <= seed < 1 << 64):
             raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
         ours: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "hang": hang}
-        ours["last_batch"] = last_batch
-        for name, value in ours.items() if seed is None else ():
+        ours |= {"last_batch": last_batch, "max_workers": max_workers}
+        auto, args, kwargs = _automatic(args, kwargs)
+        for name, value in {**ours, **auto}.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
                 raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
         every = snapshot_every_n_steps
@@ -109,6 +118,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__init__(*args, **kwargs)
         # The arguments that torch's constructor does not have. A subclass may use their names for itself.
         self._ours: dict[str, Any] = {"seed": None if seed is None else operator.index(seed), **ours}
+        self._auto = auto  # the settings that penstock tunes
         self._cast = cast
         self.snapshot_every_n_steps = every
         # Frameworks read the arguments from `vars`.
@@ -118,12 +128,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        if on_error != "raise" or shard is not None or last_batch is not None or hang is not None:
+        checked = (shard, last_batch, hang, auto or None)
+        if on_error != "raise" or any(value is not None for value in checked):
             core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "num_workers" and "_ours" in vars(self) and value != self.num_workers:
+        if name == "num_workers" and "_ours" in vars(self) and (value != self.num_workers or name in self._auto):
             self._resize(value)
+            self._auto = {one: "auto" for one in self._auto if one != name}
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
@@ -131,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.num_workers:
             core.num_workers = num_workers
-            core.settings = {**core.settings, "num_workers": num_workers}
+            core.settings = {**core.settings, "num_workers": num_workers, "max_workers": None}
         elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
                 f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
@@ -233,6 +245,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return len(core_of(self))
 
 
+def _automatic(args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, str], Any, dict[str, Any]]:
+    """The settings that are "auto", and the arguments for torch's constructor, which checks that they are numbers."""
+    values = {"num_workers": 1, "prefetch_factor": DEFAULT_PREFETCH_FACTOR}
+    auto = {name: "auto" for name in values if isinstance(kwargs.get(name), str) and kwargs[name] == "auto"}
+    if len(args) > _WORKERS_AT and isinstance(args[_WORKERS_AT], str) and args[_WORKERS_AT] == "auto":
+        auto["num_workers"] = "auto"
+        args = (*args[:_WORKERS_AT], values["num_workers"], *args[_WORKERS_AT + 1 :])
+    return auto, args, {name: values[name] if name in auto else value for name, value in kwargs.items()}
+
+
 def _seeded(loader: DataLoader[Any], what: str) -> Core:
     if loader._ours["seed"] is None:
         raise ValueError(f"{what} needs seed=: without it {_NEED_SEED[what]}")
@@ -276,6 +298,7 @@ def _iterate(loader: DataLoader[Any]) -> Any:
 
 # The arguments of the installed torch, and ours.
 _all = [inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader)]
+_WORKERS_AT = [*_all[0].parameters].index("num_workers") - 1  # without `self`
 _named = [each for each in _all[1].parameters.values() if each.kind is each.KEYWORD_ONLY]
 _signature = _all[0].replace(parameters=[*_all[0].parameters.values(), *_named])
 DataLoader.__init__.__signature__ = _signature  # type: ignore[attr-defined]

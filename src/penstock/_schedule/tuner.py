@@ -1,0 +1,413 @@
+"""How many workers there are, and how far they work ahead: decided from what is measured while a loader runs.
+
+    state    SETTLING --all workers have done a step since they started--> MEASURING
+             MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
+             RESTING --the load has been another one for some time--> MEASURING
+             any --memory is nearly used up: Resize--> SETTLING
+
+The rules, of which the first that applies decides at the end of a measurement:
+
+    what was measured                                                   Resize to
+    1  the last Resize was an attempt, and did not help                 the numbers before it
+    2  the load has changed, all processors are busy with workers       as many workers as processors
+    3  the caller waits, workers are too few for the caller             up to twice as many (attempt)
+    4  the caller waits, though workers are enough on average           twice as far ahead (attempt)
+    5  the caller does not wait, a quarter of the workers is too many   as many workers as it needs
+
+A load is three numbers: the seconds that a worker spends on a step, those that the caller spends on a batch when
+it does not wait, and the share of the time that it waits. The first two say how many workers the caller needs. While
+the load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not go there
+again) and which attempts failed (rules 3 and 4 do not repeat them): so it comes to rest. Another load wakes it, and
+what was known of the last one is forgotten.
+
+There is no clock, and no state of the machine inside: `decide` is a function of the intervals it was given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+# The caller waits if it does so for more than this share of the time. Less is not worth another worker.
+WAITS = 0.03
+# Seconds that a measurement takes at least, and at which it ends even if few steps were done.
+_SHORTEST, _LONGEST = 0.5, 10.0
+_FEWEST_STEPS = 4
+# Workers for each one that the caller needs on average: steps do not all take the same time.
+_HEADROOM = 1.3
+# The share of the ideal gain that an attempt must give: with twice the workers, 10 % more steps.
+_GAIN = 0.1
+# With more workers the caller must get no fewer batches than this share of what it got before.
+_NOT_LESS = 0.95
+# An attempt to work farther ahead must leave less than this share of the waiting.
+_LESS_WAITING = 0.75
+# A load is another one if seconds differ by this factor, or the share of waiting by this much.
+_OTHER, _OTHER_WAITING = 1.6, 0.08
+# With idle workers, more of them are tried only if the caller waits for more than this share.
+_UNSTEADY = 0.1
+# Workers that compute for less than this share of their busy time wait: there may be more of them than processors.
+_MOSTLY_CPU = 0.7
+# Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
+_ROOM, _FULL = 0.85, 0.92
+# How many measurements in a row must differ to end a rest. The number doubles when an attempt fails.
+_PATIENCE, _MOST_PATIENCE = 2, 16
+
+
+class Range(NamedTuple):
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the tuner may use: so many workers, batches ahead for each worker, processors, and bytes of memory."""
+
+    workers: Range
+    prefetch: Range
+    cpus: float
+    memory: int | None = None
+
+    @property
+    def processors(self) -> int:
+        """Workers that can compute at the same time."""
+        return max(1, math.ceil(self.cpus - 0.1))
+
+    def start(self) -> tuple[int, int]:
+        """Small: the first batch takes as long with two workers as with twenty."""
+        first = max(self.workers.least, min(2, self.processors, self.workers.most))
+        return first, max(self.prefetch.least, min(2, self.prefetch.most))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What was measured in a fraction of a second.
+
+    `waited`, `worked`: seconds of the caller inside and outside of `next()`. `batches` were handed out, `done` by
+    workers, which were `busy` for so many seconds, summed over all of them, used `cpu` seconds of processor time, and
+    were `delayed` because others had the processors. `caller_cpu`: both sums of the caller. `workers` live and
+    have done a step. `memory`: bytes in use, as the limit counts them.
+    """
+
+    waited: float
+    worked: float
+    caller_cpu: float
+    batches: int
+    done: int
+    busy: float
+    cpu: float
+    delayed: float
+    workers: int
+    memory: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.waited + self.worked
+
+    def and_then(self, later: Interval) -> Interval:
+        """Both as one interval."""
+        return Interval(
+            self.waited + later.waited,
+            self.worked + later.worked,
+            self.caller_cpu + later.caller_cpu,
+            self.batches + later.batches,
+            self.done + later.done,
+            self.busy + later.busy,
+            self.cpu + later.cpu,
+            self.delayed + later.delayed,
+            later.workers,
+            later.memory,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """From now on there shall be so many workers, each so many batches ahead of the caller."""
+
+    workers: int
+    prefetch_factor: int
+    reason: str
+
+
+class State(Enum):
+    SETTLING = "settling"
+    MEASURING = "measuring"
+    RESTING = "resting"
+
+
+SETTLING, MEASURING, RESTING = State
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A measurement, as the numbers that decide. `step`: seconds of a worker. `turn`: seconds of the caller when it
+    does not wait. `waiting`: share of the time. `compute`: share of the workers' busy time in which they did not wait
+    for anything but a processor; `cpu`: in which they had one.
+    """
+
+    workers: int
+    step: float
+    turn: float
+    waiting: float
+    compute: float
+    cpu: float
+    rate: float
+    processors_used: float
+    batches: int
+    memory: int
+
+    @classmethod
+    def of(cls, sum_: Interval, workers: int, most: int) -> Load:
+        step = sum_.busy / sum_.done
+        # The processor time inside of `next()` is not waiting: with tiny steps it is most of the time.
+        caller = min(sum_.seconds, max(sum_.worked, sum_.caller_cpu))
+        # A caller that takes nearly no time is as good as one that is just too quick for all possible workers.
+        turn = max(caller / max(1, sum_.batches), step / (2 * most), 1e-9)
+        return cls(
+            workers,
+            step,
+            turn,
+            1 - caller / sum_.seconds,
+            min(1.0, (sum_.cpu + sum_.delayed) / sum_.busy),
+            min(1.0, sum_.cpu / sum_.busy),
+            sum_.batches / sum_.seconds,
+            sum_.cpu / sum_.seconds,
+            sum_.batches,
+            sum_.memory,
+        )
+
+    @property
+    def waits(self) -> bool:
+        return self.waiting > WAITS
+
+    @property
+    def capacity(self) -> float:
+        """Steps that the workers can do in a second."""
+        return self.workers / max(self.step, 1e-9)
+
+    @property
+    def need(self) -> int:
+        """Workers that the caller needs."""
+        return max(1, math.ceil(_HEADROOM * self.step / self.turn))
+
+    def differs(self, other: Load) -> bool:
+        def far(one: float, two: float) -> bool:
+            return max(one, two) > _OTHER * max(min(one, two), 1e-9)
+
+        waits = abs(self.waiting - other.waiting) > _OTHER_WAITING
+        return waits or far(self.step, other.step) or far(self.turn, other.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A Resize that is judged by the next measurement: the numbers and the load before it."""
+
+    workers: int
+    prefetch: int
+    load: Load
+    farther: bool = False  # ahead, and not more workers
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was found out under the present load: `least` workers are needed, more than `most` do not help."""
+
+    least: int = 1
+    most: int = 1 << 30
+    farthest: int = 1 << 30  # prefetch_factor
+
+
+@dataclass(slots=True)
+class Tuner:
+    """Takes intervals, returns what to change. `workers` and `prefetch_factor` are the present numbers."""
+
+    bounds: Bounds
+    workers: int = 0
+    prefetch_factor: int = 0
+    state: State = SETTLING
+    _sum: Interval | None = None
+    _attempt: Attempt | None = None
+    _usual: Load | None = None  # when the rest began
+    _others: int = 0  # measurements of another load since, in a row
+    _patience: int = _PATIENCE
+    _known: Known = field(default_factory=Known)
+    _each: float | None = None  # bytes of memory that another worker takes
+    _saves_memory: bool = False
+
+    def __post_init__(self) -> None:
+        workers, prefetch = self.bounds.start()
+        self.workers, self.prefetch_factor = self.workers or workers, self.prefetch_factor or prefetch
+
+    def restart(self) -> None:
+        """Other workers are started, for another epoch: what was measured half is dropped, what is known stays."""
+        self.state, self._sum = SETTLING, None
+
+    def decide(self, interval: Interval) -> Resize | None:
+        """What follows from all intervals up to this one."""
+        if interval.seconds <= 0:
+            return None
+        self._sum = interval if self._sum is None else self._sum.and_then(interval)
+        if not (self._saves_memory and self.state is SETTLING):
+            resize = self._save_memory(interval.memory)
+            if resize is not None:
+                return resize
+        if not self._is_enough(self._sum):
+            return None
+        done, self._sum = self._sum, None
+        if self.state is SETTLING:
+            self.state, self._saves_memory = MEASURING, False
+            return None
+        load = Load.of(done, self.workers, self.bounds.workers.most)
+        if self.state is MEASURING:
+            return self._judge(load)
+        assert self._usual is not None
+        self._others = self._others + 1 if load.differs(self._usual) else 0
+        if self._others < self._patience:
+            return None
+        self._known = Known()
+        return self._apply(self._wish(load, changed=True), load)
+
+    def _is_enough(self, sum_: Interval) -> bool:
+        late = sum_.seconds >= _LONGEST
+        if self.state is SETTLING:
+            return late or (sum_.workers == self.workers and sum_.done >= self.workers)
+        if not sum_.done or sum_.busy <= 0:
+            return False
+        return late or (sum_.seconds >= _SHORTEST and sum_.done >= max(self.workers, _FEWEST_STEPS))
+
+    def _resize(self, workers: int, prefetch: int, reason: str) -> Resize:
+        self.state, self._sum = SETTLING, None
+        self.workers, self.prefetch_factor = workers, prefetch
+        return Resize(workers, prefetch, reason)
+
+    def _save_memory(self, used: int) -> Resize | None:
+        limit, least = self.bounds.memory, self.bounds.workers.least
+        if limit is None or used <= _FULL * limit:
+            return None
+        fewer, nearer = max(least, self.workers * 3 // 4), self.bounds.prefetch.least
+        if nearer < self.prefetch_factor:
+            fewer = self.workers
+        elif fewer == self.workers:
+            return None
+        self._attempt, self._saves_memory = None, True
+        self._known = replace(self._known, most=fewer, farthest=nearer)
+        what = _workers(fewer) if fewer < self.workers else f"prefetch_factor={nearer}"
+        why = f"{used / 1e9:.1f} of {limit / 1e9:.1f} GB of memory are in use"
+        return self._resize(fewer, nearer, f"{why}: down to {what}.")
+
+    # The rules.
+
+    def _judge(self, load: Load) -> Resize | None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            if load.workers > attempt.workers:
+                self._each = max(0, load.memory - attempt.load.memory) / (load.workers - attempt.workers)
+            back = self._take_back(attempt, load)
+            if back is not None:
+                return back
+            self._patience = _PATIENCE
+        return self._apply(self._wish(load, changed=False), load)
+
+    def _apply(self, wish: tuple[int, int, str] | None, load: Load) -> Resize | None:
+        if wish is None:
+            self.state, self._usual, self._others = RESTING, load, 0
+            return None
+        workers, prefetch, reason = wish
+        if workers > self.workers:
+            self._known = replace(self._known, least=self.workers + 1)
+        if workers > self.workers or prefetch > self.prefetch_factor:
+            self._attempt = Attempt(self.workers, self.prefetch_factor, load, prefetch > self.prefetch_factor)
+        return self._resize(workers, prefetch, reason)
+
+    def _take_back(self, attempt: Attempt, load: Load) -> Resize | None:
+        before = attempt.load
+        now, past = _workers(self.workers), _workers(attempt.workers)
+        if attempt.farther:
+            now, past = f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
+        if attempt.farther or before.need <= attempt.workers:
+            if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
+                return None
+            why = f"The caller waits {_percent(load.waiting)} with {now}, {_percent(before.waiting)} with {past}"
+        else:
+            ideal, gain = self.workers / attempt.workers - 1, load.capacity / before.capacity - 1
+            many = min(load.batches, before.batches) >= 8 * self.workers
+            fewer = many and load.rate < _NOT_LESS * before.rate
+            if gain >= _GAIN * ideal and not fewer:
+                return None
+            why = f"{now} can do {load.capacity:.3g} batches/s, {past} could do {before.capacity:.3g}"
+            if fewer:
+                why = f"The caller gets {load.rate:.3g} batches/s with {now}, {before.rate:.3g} with {past}"
+        self._patience = min(_MOST_PATIENCE, 2 * self._patience)
+        if attempt.farther:
+            self._known = replace(self._known, farthest=attempt.prefetch)
+        else:
+            self._known = replace(self._known, most=attempt.workers)
+        return self._resize(attempt.workers, attempt.prefetch, f"{why}: back to {past}.")
+
+    def _wish(self, load: Load, changed: bool) -> tuple[int, int, str] | None:
+        now, bounds, known, need = self.workers, self.bounds, self._known, load.need
+        ahead, processors = self.prefetch_factor, bounds.processors
+        waits = f"The caller waits {_percent(load.waiting)}"
+        if not load.waits:
+            fewer = max(need, known.least, bounds.workers.least)
+            if fewer > now * 3 // 4:
+                return None
+            why = f"{waits}, and keeps {load.step / load.turn:.1f} of {now} workers busy on average"
+            return fewer, ahead, f"{why}: down to {_workers(fewer)}."
+        fewer = max(processors, bounds.workers.least)
+        if changed and now > fewer and load.processors_used >= 0.8 * bounds.cpus:
+            why = f"Steps or caller have changed, and {now} workers use all of {bounds.cpus:g} processors"
+            return fewer, ahead, f"{why}: down to {_workers(fewer)}."
+        more = min(2 * now, max(need, now + 1), known.most, bounds.workers.most, self._most_by_cpu(load))
+        if need <= now:
+            farther = min(2 * ahead, known.farthest, bounds.prefetch.most)
+            if farther > ahead and self._room(load.memory) > 0:
+                why = f"{waits}, though {_workers(now)} can do as many batches as it takes"
+                return now, farther, f"{why}: trying prefetch_factor={farther}."
+            more = min(more, now + max(1, now // 4)) if load.waiting > _UNSTEADY else now
+        more = min(more, now + self._room(load.memory))
+        if more <= now:
+            return None
+        why = f"A step takes a worker {_seconds(load.step)}, and the caller {_seconds(load.turn)}"
+        return more, ahead, f"{waits}. {why}: trying {_workers(more)}."
+
+    def _most_by_cpu(self, load: Load) -> int:
+        """As many workers as the processors can serve."""
+        processors = self.bounds.processors
+        if load.compute > _MOSTLY_CPU:
+            return processors
+        return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
+
+    def _room(self, used: int) -> int:
+        """How many more workers fit into the memory."""
+        if self.bounds.memory is None:
+            return self.bounds.workers.most
+        room = _ROOM * self.bounds.memory - used
+        # Before another worker was measured, it is taken to need as much as all the memory in use for each of these.
+        each = used / self.workers if self._each is None else self._each
+        return 0 if room <= 0 else min(self.bounds.workers.most, int(room / max(each, 1.0)))
+
+    def check(self) -> None:
+        """Raise AssertionError unless the numbers are within the bounds."""
+        workers, prefetch = self.bounds.workers, self.bounds.prefetch
+        assert workers.least <= self.workers <= workers.most, "workers within the bounds"
+        assert prefetch.least <= self.prefetch_factor <= prefetch.most, "prefetch_factor within the bounds"
+        assert self._known.least <= workers.most
+        assert 1 <= self._patience <= _MOST_PATIENCE
+        assert self._attempt is None or self._attempt.load.waits, "an attempt is made if the caller waits"
+        assert (self.state is RESTING) <= (self._attempt is None), "no attempt is left without a judgement"
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' * (number != 1)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} % of the time"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
