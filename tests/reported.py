@@ -91,6 +91,7 @@ def stats(
         replaced=1,
         repeated=2,
         skipped=3,
+        epochs=3,
     )
     whole = {
         "name": text or "ImageFolder(train), batches of 64",

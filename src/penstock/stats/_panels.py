@@ -314,7 +314,7 @@ def _decisions(stats: Stats) -> Iterator[str]:
 
 def figures(stats: Stats) -> str:
     periods = [(f"epoch {stats.epoch_number}", stats.epoch), ("all epochs", stats.life)]
-    if stats.epoch == stats.life:
+    if stats.life.epochs <= 1:
         del periods[0]
     columns = [list(_column(period)) for _, period in periods]
     rows = ([name, *(column[i][1] for column in columns)] for i, (name, _) in enumerate(columns[0]))
