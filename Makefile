@@ -117,7 +117,7 @@ $(VENV)/.frameworks: $(VENV)/.developed requirements-frameworks.txt
 
 $(VENV)/.browser: $(VENV)/.developed requirements-browser.txt
 	$(PIP) install --requirement requirements-browser.txt
-	@command -v chromium chromedriver > /dev/null || \
+	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium chromium-driver; }
 	@touch $@
 
