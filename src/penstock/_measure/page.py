@@ -54,8 +54,9 @@ Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C co
 
 
 def publish(by: object, text: bytes) -> None:
-    """Puts the text on the page of `by`, in place of the text before. The page is gone when `by` is deallocated.
+    """Puts the text on the page of `by`, in place of the text before.
 
+    The page is there until it is withdrawn, or `by` is deallocated.
     A text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
