@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks wild soak planted interop bench clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures wild soak planted interop bench clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -56,6 +56,15 @@ lint: $(VENV)/.developed
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
+# The report in a real browser, and a trace in Perfetto: a minute. Installs Debian's chromium if it is missing, as root.
+# Screenshots are in build/browser.
+browser: $(VENV)/.browser
+	$(BIN)/python -m pytest tests/browser
+
+# The pictures of the README and the docs, from a real run.
+pictures: $(VENV)/.browser
+	$(BIN)/python -m bench.pictures
+
 # Programs of more than 20 other libraries, on torch's engine and on penstock's: half an hour, and 3 GB to install, in an
 # environment of its own. `WILD_ONLY=timm` runs those of one library.
 wild: $(WILD)/.installed
@@ -104,6 +113,12 @@ $(VENV)/.developed: $(VENV)/.installed requirements-dev.txt
 
 $(VENV)/.frameworks: $(VENV)/.developed requirements-frameworks.txt
 	$(PIP) install --requirement requirements-frameworks.txt
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.developed requirements-browser.txt
+	$(PIP) install --requirement requirements-browser.txt
+	@command -v chromium chromedriver > /dev/null || \
+	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium chromium-driver; }
 	@touch $@
 
 # One by one: a peer without a wheel for this machine must not keep the others out.

@@ -1,5 +1,6 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
+from penstock._progress import progress
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import (
@@ -35,6 +36,7 @@ from penstock.source import (
     Subset,
     random_split,
 )
+from penstock.stats._hooks import on_stats
 from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
@@ -70,7 +72,9 @@ __all__ = [
     "default_collate",
     "each",
     "get_worker_info",
+    "on_stats",
     "prefetch",
+    "progress",
     "random_split",
     "rng",
 ]

@@ -8,6 +8,7 @@ takes: so at most `depth` batches are ahead, and no other state is kept.
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from penstock._deliver.delivery import Delivery
 from penstock._ending import END, Instead
 from penstock._fill.cast import Field, converted
 from penstock._interrupts import LOOK_AGAIN, Changes, call_at_end
+from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
@@ -58,6 +61,7 @@ class Made(NamedTuple):
     sweep: Sweep | None
     batch: Any = None
     state: Any = None
+    nbytes: int = 0
 
 
 class Gate:
@@ -132,6 +136,12 @@ class Copies:
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
         self._states = SlabStates(most)  # slabs in use count too: `spare` is for the others
+        self.copied = 0  # bytes of the last copy
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes that are lent, pooled, and in strays."""
+        lent = self._leases.nbytes
+        return lent, max(0, self._slabs.nbytes - lent), 0
 
     def copy(self, tree: object) -> Any:
         """The tree with its arrays in a slab that is lent."""
@@ -152,8 +162,9 @@ class Copies:
         except BaseException:
             self._leases.give_back(slab)
             raise
+        self.copied = writer.used
         self._slabs.learn(writer.used)
-        self._leases.lend(slab, writer.root)
+        self._leases.lend(slab, writer.root, writer.used)
         return unflatten(spec, made)
 
 
@@ -203,6 +214,22 @@ class Producer:
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._copies = copies
+        self.gauges = Gauges(None)
+        self.gauges.seats.add(0)
+        self._gauge: Gauge | None = None  # made by the thread, whose processor time it asks for
+
+    def make_timed(self, sweep: Sweep, changes: Changes) -> Made:
+        """Like `make`, and the gauge counts it."""
+        gauge = self._gauge
+        if gauge is None:
+            gauge = self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
+            gauge.ready()
+        gauge.begin()
+        made = self.make(sweep, changes)
+        if gauge.detailed:
+            gauge.stepped(0)
+        gauge.end(None)
+        return made
 
     def make(self, sweep: Sweep, changes: Changes) -> Made:
         """The next batch of the source, or the error in its place, or the end."""
@@ -218,10 +245,12 @@ class Producer:
                         changes.tell()
             number, self._count = self._count, self._count + 1
             given = _END if self._iterator is None else next(self._iterator, _END)
+            if self._gauge is not None and self._gauge.detailed:
+                self._gauge.fetched = perf_counter_ns()
             if given is _END:
                 self._iterator = None
                 return Made(sweep, END, state=self.state())
-            return Made(sweep, self._copies.copy(given), state=self.state())
+            return Made(sweep, self._copies.copy(given), self.state(), self._copies.copied)
         except BaseException as error:  # also SystemExit: the consumer decides whether the program ends
             note = f"While batch {number} of the source was read ahead."
             return Made(sweep, Instead(caught(error, note)), state=self._state_if_any())
@@ -274,7 +303,7 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
         with producer.turn:
             if producer.wanted is sweep:
                 has_read = True
-                gate.made.put(producer.make(sweep, gate.changes))
+                gate.made.put(producer.make_timed(sweep, gate.changes))
             elif not sweep.is_open and sweep.loads == producer.loads:
                 has_read = True
                 producer.open_unwanted(sweep)

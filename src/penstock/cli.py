@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock import __version__
 
@@ -26,6 +28,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "two workers, check that the batches equal those of the plain loop, and print the times. Exits with "
         "1 if a check fails.",
     )
+    _add_profile(commands)
+    _add_top(commands)
+    _add_pack(commands)
+    options = parser.parse_args(arguments)
+
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        if options.command == "pack":
+            print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _add_profile(commands: Any) -> None:
+    profile = commands.add_parser(
+        "profile",
+        help="try a dataset with different workers, and say which settings to use",
+        description="Load batches of a dataset with the plain loop, with threads and with processes, some seconds "
+        "each, and print how fast each was, what the bottleneck is, and which settings to use.",
+    )
+    what = "module:name or file.py:name of a dataset, or of a class or function that makes one without arguments"
+    profile.add_argument("dataset", metavar="module:dataset", help=what)
+    size = "samples in a batch (default: 64)"
+    profile.add_argument("--batch-size", type=_number(1), default=64, metavar="N", help=size)
+    profile.add_argument("--collate", metavar="module:function", help="the collate_fn (default: default_collate)")
+    profile.add_argument("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a trial (default: 3)")
+    step = "simulate a training step of so many seconds, for which the CPU is idle, as with a GPU"
+    profile.add_argument("--step", type=_seconds, default=0.0, metavar="S", help=step)
+    most = "the most workers to try (default: 32)"
+    profile.add_argument("--max-workers", type=_number(1), default=32, metavar="N", help=most)
+    profile.add_argument("--html", metavar="PATH", help="write the figures of the recommended settings to a page")
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="show the loaders of this user that run now",
+        description="List the penstock loaders of this user that run now, on this machine, with their speed and how "
+        "much their programs wait for them. It reads what they write to memory every two seconds, and disturbs "
+        "nothing. In a terminal it is live until Ctrl-C.",
+    )
+    detail = "show the loaders of one process in detail, with their workers"
+    top.add_argument("pid", nargs="?", type=_number(1), metavar="PID", help=detail)
+    top.add_argument("--once", action="store_true", help="print once, also in a terminal")
+
+
+def _add_pack(commands: Any) -> None:
     pack = commands.add_parser(
         "pack",
         help="pack a folder of images into MXNet's .rec and .idx",
@@ -49,14 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pack.add_argument(flag, type=kind, metavar=metavar, help=text)
     pack.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be decoded")
     pack.add_argument("--force", action="store_true", help="replace existing files")
-    options = parser.parse_args(arguments)
-
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        if options.command == "pack":
-            print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -65,12 +106,27 @@ def _run(options: argparse.Namespace) -> int:
         from penstock import _demo
 
         return _demo.run()
+    if options.command == "profile":
+        from penstock._profile import run
+
+        return run.run(options)
+    if options.command == "top":
+        from penstock import _top
+
+        return _top.run(options.pid, options.once)
     try:
         from penstock.records import _pack
     except ImportError as error:
         print(f"penstock pack: {error}", file=sys.stderr)
         return 1
     return _pack.run(options)
+
+
+def _seconds(word: str) -> float:
+    value = float(word)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{value:g} is not a number of seconds")
+    return value
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:

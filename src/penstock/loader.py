@@ -287,6 +287,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     def close(self) -> None:
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
+        self._measures.close()
 
     def __enter__(self) -> DataLoader[_T_co]:
         return self

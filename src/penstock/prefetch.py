@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock._deliver.delivery import pinning
 from penstock._ending import END, Instead, never_ends, raises_instead
+from penstock._epoch.measures import Measured, Measures
 from penstock._fill.cast import Cast
 from penstock._interrupts import LOOK_AGAIN, interrupts_deferred
+from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
 from penstock._prefetch import GRACE, Copies, Gate, Made, Producer, Sweep, start
 
@@ -57,7 +62,30 @@ def prefetch(
     return Prefetcher(source, depth=depth, hold=hold, dtype=dtype, casting=casting, pin_memory=pin_memory)
 
 
-class Prefetcher:
+class _Crew:
+    """The reading thread, for `Measures`."""
+
+    seats: ClassVar = [0]
+
+    def __init__(self, producer: Producer, copies: Copies, meter: Meter) -> None:
+        # A thread that ends drops its copies, and with them their memory.
+        self.gauges, self._copies = producer.gauges, weakref.ref(copies)
+        self.made: queue.SimpleQueue[Made] | None = None
+        self.stopwatch = Stopwatch(meter)
+
+    @property
+    def ready(self) -> int:
+        return 0 if self.made is None else self.made.qsize()
+
+    def open_answer(self) -> Answer | None:
+        return self.stopwatch.open_answer(0)
+
+    def memory(self) -> tuple[int, int, int]:
+        copies = self._copies()
+        return (0, 0, 0) if copies is None else copies.memory()
+
+
+class Prefetcher(Measured):
     """The iterator that `prefetch` returns. `reset()`, or `iter()` after its end, starts the next epoch.
 
     Reading starts with the first `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of
@@ -80,6 +108,12 @@ class Prefetcher:
         self._gate = Gate(self)  # replaced by the thread's own when that starts
         copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)
         self._producer = Producer(source, copies)
+        crews: list[_Crew] = []
+        shown = {"backend": "prefetch", "face": "prefetch", "depth": int(depth), "hold": int(hold)}
+        self._measures = Measures(f"prefetch({type(source).__name__})", shown.copy, partial(list, crews))
+        self._crew = _Crew(self._producer, copies, self._measures.meter)
+        crews.append(self._crew)
+        self._epochs = 0
         self._depth, self._hold = int(depth), int(hold)
         self._dtype, self._casting, self._pin_memory = dtype, casting, bool(pin_memory)
         self._thread: threading.Thread | None = None
@@ -118,7 +152,10 @@ class Prefetcher:
         """The next thing that was made; a new permit is given for it. An error if none will come."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
+        stopwatch = self._crew.stopwatch
+        stopwatch.ask()
         while self._ended_by is None:
+            ready = not self._gate.made.empty()
             made = self._gate.take()
             if self._closed or self._ended_by is not None:
                 self._gate.made.put(made)  # other threads may be waiting
@@ -131,8 +168,13 @@ class Prefetcher:
             if made.batch is END:
                 sweep.is_over = True
                 self._gate.made.put(made)  # for other threads that wait, and until the next reset
+                self._measures.end_epoch()
             else:
                 self._gate.permits.put(sweep)
+                stopwatch.deliver(1, 0, made.nbytes)
+                stopwatch.answer(ready)
+                if self._measures.meter.due:
+                    self._measures.tick()
             return made.batch
         return Instead(RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
@@ -219,6 +261,7 @@ class Prefetcher:
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
         self._thread = None
+        self._measures.close()
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -261,6 +304,9 @@ class Prefetcher:
                         self._thread = start(self._gate, producer)
                 # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
                 self._gate.drain()
+                self._crew.made = self._gate.made
+                self._measures.begin_epoch(self._epochs)
+                self._epochs += 1
                 sweep = producer.wanted = Sweep(loaded, first, producer.loads)
                 for _ in range(self.depth):
                     self._gate.permits.put(sweep)

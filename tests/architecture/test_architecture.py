@@ -29,8 +29,8 @@ LAYERS = (
     ("_feed",),
     ("backends",),
     ("stats", "_options", "_epoch"),
-    ("_deliver", "_prefetch", "prefetch", "loader", "__init__"),
-    ("torch", "image", "records", "testing", "_demo", "cli"),
+    ("_deliver", "_prefetch", "prefetch", "loader", "_progress", "__init__"),
+    ("torch", "image", "records", "testing", "_demo", "_top", "_profile", "cli"),
 )
 MOST_LINES = 470
 MOST_LINES_OF_A_FUNCTION = 60

@@ -104,13 +104,20 @@ def test_a_cgroup_outside_of_the_namespace_is_taken_for_its_root(tmp_path: Path)
     assert machine(root=files).cpus == 0.5
 
 
-def test_swap_of_the_given_processes_is_added_up(tmp_path: Path) -> None:
+def test_swap_of_this_process_and_its_worker_processes_is_added_up(tmp_path: Path) -> None:
     swap = {
         "proc/meminfo": "SwapTotal: 1000 kB\nSwapFree: 10 kB\n",
-        "proc/7/status": "Name:\tpython\nVmSwap:\t  200 kB\n",
-        "proc/8/status": "Name:\tpython\nVmSwap:\t  100 kB\n",
+        "proc/self/status": "Name:\tpython\nTgid:\t3\nVmSwap:\t  1000 kB\n",
+        "proc/7/status": "Name:\tpython\nTgid:\t7\nVmSwap:\t  200 kB\n",
+        "proc/8/status": "Name:\tpython\nTgid:\t8\nVmSwap:\t  100 kB\n",
+        "proc/9/status": "Name:\tthread\nTgid:\t3\nVmSwap:\t  1000 kB\n",
     }
-    assert machine([7, 8, 9], root=tree(tmp_path, V2, swap)).swapped == 300 << 10
+    assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, swap)).swapped == 1300 << 10
+
+
+def test_the_times_in_which_workers_had_no_processor_are_added_up(tmp_path: Path) -> None:
+    times = {"proc/7/schedstat": "9 1500000000 3\n", "proc/8/schedstat": "9 500000000 3\n", "proc/9/schedstat": "\n"}
+    assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, times)).delayed == 2.0
 
 
 def test_no_process_is_looked_at_if_nothing_is_in_swap_space(tmp_path: Path) -> None:
@@ -122,7 +129,7 @@ def test_an_empty_tree_is_a_machine_without_limits(tmp_path: Path) -> None:
     assert machine([1], root=tmp_path) == Machine(cpus=8.0)
 
 
-FILES = ["proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "proc/1/status"]
+FILES = ["proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "proc/1/status", "proc/1/schedstat"]
 FILES += [f"sys/fs/cgroup/{name}" for name in ("cpu.max", "cpu.stat", "memory.max", "memory.current", "memory.stat")]
 WORDS = st.sampled_from(["0", "-1", "max", "100000", "VmSwap:", "kB", "::", "/", "\n", " - ", "\N{BOMB}", "1e3"])
 TEXTS = st.lists(WORDS, max_size=12).map(" ".join)

@@ -289,7 +289,9 @@ def test_only_slow_samples_are_timed_one_by_one(microseconds: int, timed: bool) 
     gauges = Gauges(None)
     gauge = Gauge(gauges, 0, 1, time.process_time_ns)
     gauge.begin()
-    assert gauge.detailed and not gauge.times
+    assert gauge.detailed and gauge.times, "nothing is known yet"
+    for _ in range(64):
+        assert gauge.sample(1000 * microseconds) is timed
     gauge.fetched = gauge._began + 64 * 1000 * microseconds
     gauge.stepped(64)
     assert gauge.times is timed
@@ -332,3 +334,67 @@ def test_a_row_has_the_ten_slowest_of_each_epoch() -> None:
     assert max(gauges.slowest(3, 2)).key == "last"
     assert len(gauges.slowest(3, 2)) == 10
     assert gauges.counts(3).pid == 78
+
+
+# The other loaders.
+
+
+def test_prefetch_has_figures() -> None:
+    def batches() -> Any:
+        for step in range(10):
+            time.sleep(0.004)
+            yield np.full(8, step)
+
+    with penstock.prefetch(batches, depth=2) as ahead:
+        for _ in range(2):
+            for _ in ahead:
+                time.sleep(0.001)
+        stats = ahead.stats()
+    assert (stats.epoch.batches, stats.life.batches) == (10, 20)
+    assert stats.epoch.nbytes >= 10 * 64
+    assert stats.epoch.works.total >= 10 * 0.001
+    (worker,) = stats.epoch.workers
+    assert worker.name == "the reading thread"
+    assert worker.fetch >= 0.9 * 10 * 0.004
+
+
+@pytest.mark.imports_torch
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 0, "seed": 1},
+        {"num_workers": 2, "seed": 1},
+    ],
+)
+def test_torch_loaders_have_figures(settings: dict[str, Any]) -> None:
+    import penstock.torch
+
+    loader = penstock.torch.DataLoader(Rows(40, seconds=0.001, slow=7), batch_size=4, **settings)
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(0.001)
+    stats = loader.stats()
+    assert (stats.epoch.batches, stats.epoch.samples) == (10, 40)
+    assert (stats.life.batches, stats.life.samples) == (20, 80)
+    assert stats.epoch.works.total >= 10 * 0.001
+    assert stats.settings["face"] == "penstock.torch"
+    if settings["num_workers"]:
+        assert sum(worker.fetch for worker in stats.epoch.workers) >= 40 * 0.001
+        assert 7 in {slow.key for slow in stats.epoch.slowest}
+    else:
+        assert stats.epoch.waits.total >= 40 * 0.001
+
+
+@pytest.mark.imports_torch
+def test_loaders_of_torchs_own_class_have_figures_too() -> None:
+    import torch.utils.data
+
+    import penstock.torch
+
+    loader = torch.utils.data.DataLoader(Rows(40), batch_size=4, num_workers=1)
+    with penstock.torch.enable():
+        assert len(list(loader)) == 10
+        assert penstock.torch.stats(loader).epoch.batches == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -115,3 +116,19 @@ def _run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = "import sys\nfrom penstock.cli import main\ntry: main(['--help'])\nfinally: print('rich' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    for command in ("demo", "pack", "profile", "top"):
+        assert f"\n    {command} " in ran.stdout
+    assert ran.stdout.endswith("False\n")
+
+
+def test_the_page_on_the_command_names_its_options() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for command in ("profile", "top"):
+        ran = subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, timeout=60)
+        for option in set(re.findall(r"--[a-z-]+", ran.stdout)) - {"--help"}:
+            assert f"`{option}" in page, option

@@ -14,6 +14,7 @@ import pytest
 from programs import forge, programs
 
 import penstock
+from penstock.stats._verdict import RULES
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,10 +29,25 @@ def examples() -> list[object]:
     ]
 
 
+# TensorBoard takes 60 MB and a second to import. Where it is not installed, this stands in for its writer.
+WRITER = """
+import importlib.util, types
+if importlib.util.find_spec("tensorboard") is None:
+    class SummaryWriter:
+        def __init__(self, log_dir): self.log_dir = log_dir
+        def add_scalar(self, tag, scalar_value, global_step): assert tag and float(scalar_value) >= 0 <= global_step
+        def add_text(self, tag, text_string, global_step): assert tag and type(text_string) is str
+        def __enter__(self): return self
+        def __exit__(self, *error): pass
+    sys.modules["torch.utils.tensorboard"] = types.ModuleType("torch.utils.tensorboard")
+    sys.modules["torch.utils.tensorboard"].SummaryWriter = SummaryWriter
+"""
+
+
 @pytest.fixture(scope="module")
 def docs_forge() -> Iterator[socket.socket]:
     """Has what takes long to import, but no further part of penstock: an example imports those that it needs."""
-    with forge("import torch, penstock") as control:
+    with forge(f"import torch, penstock\n{WRITER}") as control:
         yield control
 
 
@@ -66,7 +82,13 @@ def test_a_link_between_pages_leads_to_a_file() -> None:
     assert dead == []
 
 
-@pytest.mark.parametrize("thing", [penstock.DataLoader, penstock.prefetch])
+def test_every_verdict_is_in_the_table_of_its_page() -> None:
+    page = (ROOT / "docs" / "bottleneck.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| .*\|$", page, re.MULTILINE)
+    assert rows[1:] == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("thing", [penstock.DataLoader, penstock.prefetch, penstock.on_stats])
 def test_every_argument_is_described(thing: Callable[..., object]) -> None:
     quoted = " ".join(re.findall(r"`([^`]+)`", inspect.getdoc(thing) or ""))
     assert set(inspect.signature(thing).parameters) - set(re.findall(r"\w+", quoted)) == set()

@@ -22,6 +22,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import NEXT
 from penstock._feed.base import Run
+from penstock._measure.gauges import Gauges
 from penstock._measure.meter import Answer, Meter, Stopwatch, clock
 from penstock._memory.slabs import Leases
 from penstock._resume.reading import known, refusal
@@ -74,6 +75,8 @@ class Engine(Held):
         self._answer: Handout | None = None
         self._begun = False
         self.reference = weakref.ref(self)
+        if self.stopwatch.meter.follow is not None:
+            self.stopwatch.meter.follow(self)
 
     @property
     def ahead(self) -> Run | None:
@@ -81,6 +84,11 @@ class Engine(Held):
         return self._course.ahead
 
     # Its figures. Any thread may ask for them.
+
+    @property
+    def gauges(self) -> Gauges:
+        """What its workers count."""
+        return self.backend.gauges
 
     @property
     def seats(self) -> list[int]:
@@ -224,6 +232,7 @@ class Engine(Held):
         if not self.closed:
             while self._take_in(0):  # workers that have left are not counted any more
                 pass
+            self.stopwatch.resized(workers)
             self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
@@ -231,7 +240,7 @@ class Engine(Held):
         self._scheduler.handle(events.Closed())
 
     def _on_ended(self) -> None:
-        self.stopwatch.meter.keep(self.backend.gauges)
+        self.stopwatch.end(self.backend.gauges)
 
     # Events in, commands out.
 
@@ -300,8 +309,7 @@ class Engine(Held):
         if steps and at is not None:
             loss = loss._replace(seq=steps[at].seq)
         self._losses[worker] = loss
-        self.stopwatch.meter.replaced += 1
-        self.stopwatch.meter.repeated += max(len(steps), seq is not None)
+        self.stopwatch.lost(loss.who, loss.how, max(len(steps), seq is not None))
         self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
         self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
         self._replaced = None
@@ -317,6 +325,7 @@ class Engine(Held):
         worker, seat = command
         self._empty.pop(seat, None)
         self.backend.gauges.seats.add(seat)
+        self.stopwatch.hired(seat, self._replaced.who if self._replaced else "")
         self.backend.flush()
         try:
             self.backend.hire(worker, seat)
@@ -377,7 +386,7 @@ class Engine(Held):
             nbytes = outcome.nbytes
             self._leases.lend(slab, outcome.root, nbytes)
             rows = sum([step.rows for step in steps if type(step) is Filled])
-        self.stopwatch.deliver(len(steps), rows, nbytes)
+        self.stopwatch.deliver(len(steps), rows, nbytes, seq)
         self._course.deliver(seq, steps)
         self._answer = self._unwrap()
 
@@ -399,7 +408,7 @@ class Engine(Held):
         loss, task = self._losses[command.worker], self._course.find(command.seq)
         assert task is not None
         lost = [(step.seq, command.worker, lost_error(step, loss, self._retries)) for step in task.single()]
-        self.stopwatch.deliver(len(lost), 0, 0)
+        self.stopwatch.deliver(len(lost), 0, 0, command.seq)
         self._course.deliver(command.seq, [Failed(*one) for one in lost])
         self._answer = self._unwrap()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +14,12 @@ from numpy.typing import NDArray
 from penstock._epoch.engine import Engine
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
-from penstock._measure.meter import Answer, Meter, Totals, clock
+from penstock._measure.meter import Answer, Meter, Stopwatch, Totals, clock
 from penstock.stats._figures import (
     Bucket,
     Decision,
     FirstBatch,
+    Machine,
     Memory,
     Moment,
     Period,
@@ -25,13 +28,37 @@ from penstock.stats._figures import (
     Stats,
     WorkerFigures,
 )
+from penstock.stats._hooks import Turns
+from penstock.stats._machine import machine
+
+if TYPE_CHECKING:
+    from penstock._epoch.tracing import Tracing
 
 # Moments of the history. When there are more, every second one is dropped, and from then on fewer are taken.
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
+# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
+# two with many workers.
+_PUBLISHED = 4
+
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
-_IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)"}
+_IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
+
+
+class Crew(Protocol):
+    """Workers whose figures are taken: an Engine, or the thread of `prefetch`."""
+
+    @property
+    def stopwatch(self) -> Stopwatch: ...
+    @property
+    def gauges(self) -> Gauges: ...
+    @property
+    def seats(self) -> list[int]: ...
+    @property
+    def ready(self) -> int: ...
+    def open_answer(self) -> Answer | None: ...
+    def memory(self) -> tuple[int, int, int]: ...
 
 
 class Measured:
@@ -46,16 +73,29 @@ class Measured:
         """
         return self._measures.stats()
 
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
+
+        From now on, until the end of a `with` block or until `close()`, of the trace or of the loader:
+
+            with loader.trace("trace.json"):
+                for batch in loader:
+                    ...
+
+        Every task costs a record of 64 bytes in shared memory, and some 30 µs in the thread that reads the loader.
+        """
+        return self._measures.trace(path)
+
 
 class Measures:
-    """`engines` are those of the loader that live. `settings` are shown with the figures."""
+    """`crews` are those of the loader that live. `settings` are shown with the figures."""
 
     def __init__(
-        self, name: str, settings: Callable[[], Mapping[str, Any]], engines: Callable[[], Iterable[Engine]]
+        self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[Crew]]
     ) -> None:
         self.name = name
         self.meter = Meter()
-        self._settings, self._engines = settings, engines
+        self._settings, self._crews = settings, crews
         self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
         self._shipped = 0.0
         self._first: FirstBatch | None = None
@@ -64,7 +104,11 @@ class Measures:
         self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
+        self._epochs = 0
+        self._turns = Turns()
+        self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
         self.decisions: list[Decision] = []
+        self._tracing: Tracing | None = None
 
     # What happens.
 
@@ -76,6 +120,7 @@ class Measures:
         self._first_batch()  # while the workers that made it are known
         self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
         meter.longest[:] = 0, 0
+        self._epochs += 1
 
     def started(self, engine: Engine) -> None:
         """The engine has asked for its workers."""
@@ -84,6 +129,7 @@ class Measures:
 
     def end_epoch(self) -> None:
         """The epoch was read to its end."""
+        self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
         """Twice a second, in the thread that reads the loader, while it reads."""
@@ -94,6 +140,30 @@ class Measures:
             if len(self._history) > _MOST_MOMENTS:
                 self._history = self._history[::2]
                 self._every *= 2
+        if self._ticks % _PUBLISHED == 2:
+            # Imported late: it takes some milliseconds, and many loaders end before.
+            from penstock.stats._published import publish
+
+            publish(self, self.stats())
+        if self._ticks == 2:
+            self._throttled = machine().throttled
+        self._turns.tick(clock() * 1e-9, self.stats)
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Begins a trace of all crews: those that live, and those that are made later."""
+        from penstock._epoch.tracing import Tracing
+
+        if self._tracing is not None and not self._tracing.closed:
+            raise RuntimeError(f"This loader writes a trace already ({self._tracing.path}): close that one first.")
+        worker = _IN_THE_CALLER.get(str(self._settings().get("backend")), "worker {}")
+        self._tracing = Tracing(path, self.name, worker, self._crews)
+        self.meter.follow = self._tracing.follow
+        return self._tracing
+
+    def close(self) -> None:
+        """The loader is closed."""
+        if self._tracing is not None:
+            self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
         """The numbers were changed by the tuner."""
@@ -119,18 +189,19 @@ class Measures:
             self._epoch,
             self._first_batch(),
             self._memory(),
+            self._machine(),
             decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
 
     def _live(self) -> list[Gauges]:
-        return [engine.backend.gauges for engine in self._engines()]
+        return [crew.gauges for crew in self._crews()]
 
     def _totals(self) -> Totals:
         """Everything so far, with what was handed out of the last answers."""
         totals = self.meter.totals()
-        for engine in self._engines():
-            answer = engine.open_answer()
+        for crew in self._crews():
+            answer = crew.open_answer()
             if answer is not None:
                 totals = totals.plus(answer)
         return totals
@@ -146,7 +217,7 @@ class Measures:
         of_epoch: bool,
     ) -> Period:
         meter, sums = self.meter, totals.sums
-        seats = {seat for engine in self._engines() for seat in engine.seats}
+        seats = {seat for crew in self._crews() for seat in crew.seats}
         workers = {
             seat: counts.minus(before[seat]) if seat in before else counts
             for seat, counts in sorted(meter.workers(live).items())
@@ -172,6 +243,7 @@ class Measures:
             replaced=totals.replaced,
             repeated=totals.repeated,
             skipped=totals.skipped,
+            epochs=1 if of_epoch else self._epochs,
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -187,20 +259,26 @@ class Measures:
         return self._first
 
     def _memory(self) -> Memory:
-        found = [engine.memory() for engine in self._engines()]
+        found = [crew.memory() for crew in self._crews()]
         return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
+
+    def _machine(self) -> Machine:
+        inline = self._settings().get("backend") == "inline"
+        rows = [engine.backend.gauges.counts(seat) for engine in self._engines() for seat in engine.seats]
+        found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
+        return found if self._throttled is not None else replace(found, throttled=0.0)
 
     def _moment(self) -> Moment:
         sums, memory = self._totals().sums, self._memory()
-        engines = list(self._engines())
+        crews = list(self._crews())
         return Moment(
             at=(clock() - self._began) * 1e-9,
             batches=sums.steps,
             waited=sums.wait * 1e-9,
             worked=sums.work * 1e-9,
-            ready=sum(engine.ready for engine in engines),
+            ready=sum(crew.ready for crew in crews),
             busy=sum(counts.since > 0 for gauges in self._live() for counts in gauges.all().values()),
-            workers=sum(len(engine.seats) for engine in engines),
+            workers=sum(len(crew.seats) for crew in crews),
             lent=memory.lent,
             pooled=memory.pooled,
         )

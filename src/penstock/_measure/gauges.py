@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock._measure.histogram import BUCKETS, bucket
@@ -162,14 +162,14 @@ class Gauges:
         """Whether workers keep records from now on."""
         self.words[_TRACING] = on
 
-    def records(self, seat: int) -> Iterator[Record]:
+    def records(self, seat: int) -> list[Record]:
         """The records since the last call. If there were too many meanwhile, the oldest are missing."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
-        for number in range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded):
-            at = start + (_RING + number % _RECORDS * 8) * 8
-            yield Record(seat, *_RECORD.unpack_from(self.memory, at))
+        numbers = range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded)
+        places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
         self._read[seat] = recorded
+        return [Record(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
         """The words of a row, and where it begins in the memory, in bytes."""
@@ -198,7 +198,7 @@ class Gauge:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
         self._epoch = 1  # the table of the present epoch
-        self.detailed, self.times = False, False
+        self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
         self._parts = 1.0, 0.0  # fetch and write, as shares of a step
         # Since the counters were last written:
@@ -273,7 +273,9 @@ class Gauge:
         fetching, writing = self._parts
         at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
         parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
-        _RECORD.pack_into(self._memory, at, *parts, task.seq, task.epoch, task.step, steps)
+        # The thread of `prefetch` has no tasks: its batches are counted.
+        which = (-1, 0, self._totals[0] - 1) if task is None else (task.seq, task.epoch, task.step)
+        _RECORD.pack_into(self._memory, at, *parts, *which, steps)
         self._words[_RECORDED] += 1
 
     def _caller_waited(self, now: int) -> int:
@@ -294,6 +296,8 @@ class Gauge:
     def sample(self, ns: int) -> bool:
         """A sample took so long. True if it is one of the slowest, and its key is wanted."""
         self._words[_TIMES + bucket(ns)] += 1
+        if ns < TIMED:
+            return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,7 @@ class Meter:
         self.due = False
         self.every = TICK
         self.next_tick = 0
+        self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
         self.replaced = self.repeated = self.skipped = 0
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
@@ -134,11 +135,24 @@ class Meter:
         return sorted(found, key=lambda one: -one[1].ns)[:MOST_SLOW]
 
 
+class Tracer(Protocol):
+    """Is told what an engine does, while a trace is written. Moments are in nanoseconds."""
+
+    def asked(self, answered: int, now: int) -> None: ...
+    def delivers(self, seq: int) -> None: ...
+    def answered(self, asked: int, now: int) -> None: ...
+    def lost(self, who: str, how: str) -> None: ...
+    def hired(self, seat: int, replaces: str) -> None: ...
+    def resized(self, workers: int) -> None: ...
+    def end(self) -> None: ...
+
+
 class Stopwatch:
     """Times the answers of one engine, for the meter of its loader."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
+        self.tracer: Tracer | None = None
         self._asked = self._answered = 0
         self._ready = self._wait = 0
         self._delivered = 0, 0, 0  # steps, rows and bytes of the last task
@@ -151,21 +165,27 @@ class Stopwatch:
             self._in_hand = False
             self.meter.answered(self._wait, now - self._answered, *self._delivered, self._ready)
             self._wait = 0
+            if self.tracer is not None:
+                self.tracer.asked(self._answered, now)
         if now > self.meter.next_tick:
             self.meter.next_tick = now + self.meter.every
             self.meter.due = True
         return now
 
-    def deliver(self, steps: int, rows: int, nbytes: int) -> None:
+    def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
         """The caller is about to get a task of so many steps."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
+        if self.tracer is not None:
+            self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
         """The call returns. Without a batch (a timeout), the time counts for the next one."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
+        if self.tracer is not None:
+            self.tracer.answered(self._asked, now)
         if not self.meter.first:
             self.meter.first = now
 
@@ -185,3 +205,27 @@ class Stopwatch:
 
     def open_answer(self, left: int) -> Answer | None:
         return self.in_hand(left, clock()) if self._in_hand else None
+
+    # What happens to workers.
+
+    def hired(self, seat: int, replaces: str) -> None:
+        """A worker is started, perhaps in the place of another, which is named."""
+        if self.tracer is not None:
+            self.tracer.hired(seat, replaces)
+
+    def lost(self, who: str, how: str, steps: int) -> None:
+        """A worker is dead; so many steps are done again."""
+        self.meter.replaced += 1
+        self.meter.repeated += steps
+        if self.tracer is not None:
+            self.tracer.lost(who, how)
+
+    def resized(self, workers: int) -> None:
+        if self.tracer is not None:
+            self.tracer.resized(workers)
+
+    def end(self, gauges: Gauges) -> None:
+        """All workers have ended."""
+        if self.tracer is not None:
+            self.tracer.end()
+        self.meter.keep(gauges)

@@ -226,7 +226,7 @@ class ThreadBackend(_LocalBackend):
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
-        gauge = runner.gauge = Gauge(self.gauges, seat, os.getpid(), time.thread_time_ns)
+        gauge = runner.gauge = Gauge(self.gauges, seat, threading.get_native_id(), time.thread_time_ns)
         runner.begin(seat, alone=False)
         gauge.ready()
         while self._permits.get():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -78,6 +78,7 @@ class WorkerFigures:
 class Period:
     """The figures of an epoch, or of the loader's whole life.
 
+    - `epochs`: how many were begun.
     - `seconds`: wall clock from the first `iter()` on, without the pauses between two epochs.
     - `batches`, `samples`, `nbytes`: what was handed out.
     - `waits`: how long the caller waited in `next()` for each batch. `works`: how long it worked between two batches.
@@ -105,6 +106,7 @@ class Period:
     replaced: int = 0
     repeated: int = 0
     skipped: int = 0
+    epochs: int = 1
 
     @property
     def waiting(self) -> float:
@@ -175,8 +177,9 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
-    cgroup held this process back. `memory_limit`: bytes, None without a limit. `swapped`: bytes of the loader's
-    processes in swap space.
+    cgroup held this process back, summed over CPUs. `memory_limit`: bytes, None without a limit. `swapped`: bytes of
+    the loader's processes in swap space. `delayed`: seconds that workers which run now were ready to compute, and had
+    no processor.
     """
 
     cpus: float = 1.0
@@ -184,6 +187,7 @@ class Machine:
     memory_limit: int | None = None
     memory_used: int = 0
     swapped: int = 0
+    delayed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +205,19 @@ class Stats:
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
 
+    @property
+    def verdict(self) -> str:
+        """Where the time goes and what to do about it, in one or two sentences; "" if it is too early to say."""
+        from penstock.stats._verdict import verdict
+
+        return verdict(self)
+
+    def __str__(self) -> str:
+        from penstock.stats._table import table
+
+        return table(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON-serialisable data, with the verdict."""
-        plain = asdict(self)
-        plain["settings"] = dict(self.settings)
-        return plain
+        plain = asdict(replace(self, settings=dict(self.settings)))
+        return {**plain, "verdict": self.verdict}

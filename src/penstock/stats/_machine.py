@@ -1,7 +1,7 @@
 """What this machine, and the control groups (cgroups) of this process, allow a loader to use.
 
 A process belongs to one cgroup of each hierarchy. The limits of all its ancestors hold too, so the lowest one counts.
-Version 2 has one hierarchy for everything, version 1 one for each controller, and both may be mounted at the same time.
+Version 2 has one hierarchy for everything, version 1 one for each controller, and both may be mounted side by side.
 Every file may be missing, unreadable or strange: then the figure is that of a machine without limits.
 """
 
@@ -16,12 +16,15 @@ from pathlib import Path, PurePosixPath
 from penstock.stats._figures import Machine
 
 
-def machine(pids: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """What the processes `pids` may use, and what they have in swap space. Takes about 0.2 ms.
+def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
+    """What this process and its workers may use, and what holds them back.
 
+    `workers` are the ids of processes or threads.
     `throttled_before` is the figure of an earlier call, since when seconds of throttling are counted. The files are
-    those under `root`.
+    those under `root`. Takes 0.2 ms, and 20 µs more for each worker.
     """
+    workers = list(workers)
+    processes: list[int | str] = ["self", *workers]
     memory = _table(f"{root}/proc/meminfo")
     cpus, throttled = float(_affinity() or os.cpu_count() or 1), 0.0
     for group in _groups(root, "cpu"):
@@ -35,8 +38,27 @@ def machine(pids: Iterable[int] = (), throttled_before: float = 0.0, root: Path 
             limit, used = most, _used(group)
     # Most machines have no swap space, and looking at one process takes 50 µs.
     swaps = memory.get("SwapTotal", 0) > memory.get("SwapFree", 0)
-    swapped = sum(_table(f"{root}/proc/{pid}/status").get("VmSwap", 0) for pid in pids) if swaps else 0
-    return Machine(cpus, max(0.0, throttled - throttled_before), limit, max(0, used), swapped)
+    swapped = [_swapped(root, one) for one in processes] if swaps else []
+    return Machine(
+        cpus=cpus,
+        throttled=max(0.0, throttled - throttled_before),
+        memory_limit=limit,
+        memory_used=max(0, used),
+        swapped=sum(swapped),
+        delayed=sum(_delayed(f"{root}/proc/{pid}/schedstat") for pid in workers),
+    )
+
+
+def _swapped(root: Path, pid: int | str) -> int:
+    status = _table(f"{root}/proc/{pid}/status")
+    is_thread = pid not in ("self", status.get("Tgid"))  # it shares the memory of its process
+    return 0 if is_thread else status.get("VmSwap", 0)
+
+
+def _delayed(schedstat: str) -> float:
+    """Seconds since its start that a process or thread was ready to run, and did not."""
+    numbers = _read(schedstat).split()
+    return int(numbers[1]) / 1e9 if len(numbers) > 1 and numbers[1].isdecimal() else 0.0
 
 
 def _affinity() -> int:

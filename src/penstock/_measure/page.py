@@ -1,0 +1,138 @@
+"""Pages: what a loader says of itself, for other processes of the same user to read while it runs.
+
+A page is a piece of shared memory without a name, a memfd. Its publisher keeps it open, and so it is found among the
+descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only the same
+user (and root) follow the link, no port or file is opened, and the page is gone with its process, however that ends.
+
+A page has room for two publications, of which the counter in its first eight bytes names the newer one. The publisher
+writes over the older one, and then counts up: a reader is never in the way, and finds a complete publication even if
+the publisher is stopped in the middle of the next. The checksum tells a reader that was overtaken, or that saw the
+counter before the text (some processors reorder stores).
+
+Refused: one page for all loaders of a process, with a slot for each. A slot would have to be emptied when its loader
+is gone, by C code; a page of its own just closes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+from zlib import crc32
+
+from penstock._descriptors import no_fork
+from penstock._interrupts import CallAtEnd, call_at_end, interrupts_deferred
+
+NAME = "penstock-loader"
+MOST_PAGES = 64
+"""Descriptors that this process spends on pages. Further loaders are not shown."""
+
+ROOM = 64 << 10
+"""Bytes of a publication and its head."""
+
+_LINK = f"/memfd:{NAME} (deleted)"
+_COUNTER = struct.Struct("Q")  # native, and so stored at once
+_HEAD = struct.Struct("QQ")  # length and checksum of the text
+_FIRST = mmap.PAGESIZE
+_SIZE = _FIRST + 2 * ROOM
+
+
+class _Published(NamedTuple):
+    memory: mmap.mmap
+    end: CallAtEnd
+
+
+_pages: dict[int, _Published] = {}
+"""The pages of this process, by the id of their publisher.
+
+Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C code: it may happen at any instruction.
+"""
+
+
+def publish(by: object, text: bytes) -> None:
+    """Puts the text on the page of `by`, in place of the text before. The page is gone when `by` is deallocated.
+
+    A text that is too long is not published.
+    """
+    page = _pages.get(id(by)) or _opened(by)
+    if page is None or len(text) > ROOM - _HEAD.size:
+        return
+    memory = page.memory
+    (count,) = _COUNTER.unpack_from(memory, 0)
+    at = _FIRST + (count + 1) % 2 * ROOM
+    memory[at + _HEAD.size : at + _HEAD.size + len(text)] = text
+    _HEAD.pack_into(memory, at, len(text), crc32(text))
+    _COUNTER.pack_into(memory, 0, count + 1)
+
+
+def _opened(by: object) -> _Published | None:
+    # As one step: a forked child finds all of it in `_pages`, or nothing.
+    with interrupts_deferred(), no_fork():
+        if len(_pages) >= MOST_PAGES:
+            return None
+        try:
+            fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+        except OSError:  # no descriptor is left: the loader can do without a page
+            return None
+        try:
+            os.ftruncate(fd, _SIZE)
+            memory = mmap.mmap(fd, _SIZE)  # has a descriptor of its own
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        page = _pages[id(by)] = _Published(memory, call_at_end(by, partial(_pages.pop, id(by), None)))
+        return page
+
+
+os.register_at_fork(after_in_child=_pages.clear)
+
+
+class Found(NamedTuple):
+    """A page of a process. `inode` tells pages apart."""
+
+    pid: int
+    inode: int
+    text: bytes
+
+
+def find(uid: int) -> Iterator[Found]:
+    """The pages of all processes of a user that may be read. A process that inherited a page has it too."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError):  # it has ended, or is not ours to read
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    yield from _of_process(int(name))
+
+
+def _of_process(pid: int) -> Iterator[Found]:
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            if os.readlink(f"{folder}/{name}") == _LINK:
+                inode, text = _read(f"{folder}/{name}")
+                if text is not None:
+                    yield Found(pid, inode, text)
+
+
+def _read(path: str) -> tuple[int, bytes | None]:
+    """The inode of a page, and its newest text; None if there is none yet."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        inode = os.fstat(fd).st_ino
+        for _ in range(3):  # again only if the publisher has written two texts meanwhile
+            counter = os.pread(fd, _COUNTER.size, 0)
+            if not any(counter):
+                break
+            read = os.pread(fd, ROOM, _FIRST + _COUNTER.unpack(counter)[0] % 2 * ROOM)
+            length, checksum = _HEAD.unpack_from(read)
+            text = read[_HEAD.size :][:length]
+            if crc32(text) == checksum:
+                return inode, text
+        return inode, None
+    finally:
+        os.close(fd)

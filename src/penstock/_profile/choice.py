@@ -1,0 +1,181 @@
+"""What `penstock profile` tries next, and what it recommends: pure functions of the trials so far.
+
+    1  the plain loop
+    2  two threads and two processes; of each the double, as long as that helps
+    3  around the best: half as many workers more, and a quarter fewer; 1 beside 2
+
+Where processes are not faster than as many threads, more of them are tried only from the number on at which threads
+no longer scale. A stream with one reader gets one worker of each kind. If the loop does not wait any longer,
+more workers are not tried, but fewer are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.stats._units import count, seconds, share
+
+HELPS = 1.1
+"""A trial must be so much faster for more workers to be tried. Timings of a few seconds differ by some percent."""
+
+SCALES = 0.8
+"""As long as each thread does so much of what each of the first did, processes would not do better."""
+
+AS_GOOD = 0.95
+"""What is within this of the best counts as equally fast, and fewer workers win."""
+
+NOT_WAITING = 0.01
+"""The caller is the bottleneck if it waits for less than this share of the time."""
+
+SHORT = 0.001
+"""Seconds. The plain loop is recommended for batches that take less, or that need not be made beside the step."""
+
+
+class Choice(NamedTuple):
+    """The settings that are chosen. `backend` is "inline" (with 0 workers), "thread" or "process"."""
+
+    backend: str
+    workers: int
+
+    def __str__(self) -> str:
+        if not self.workers:
+            return "the plain loop"
+        noun = {"process": "processes", "thread": "threads"}[self.backend] if self.workers > 1 else self.backend
+        return f"{self.workers} {noun}"
+
+
+INLINE = Choice("inline", 0)
+_KINDS = ("thread", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a choice. `rate`: batches a second. `waiting`: share of the time. `first`: seconds to the first
+    batch. `error` says why there are no figures.
+    """
+
+    choice: Choice
+    rate: float = 0.0
+    waiting: float = 1.0
+    first: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`cpus`: processors. `most`: workers. `step`: seconds of the simulated training step, 0 if there is none."""
+
+    cpus: float = 1.0
+    most: int = 32
+    one_reader: bool = False
+    step: float = 0.0
+
+
+def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
+    """What to try next; None if that is enough."""
+    tried = {trial.choice for trial in done}
+    if INLINE not in tried:
+        return INLINE
+    return next((choice for choice in _wanted(done, limits) if choice not in tried), None)
+
+
+def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
+    """What should be tried, most important first."""
+    rates = {trial.choice: trial.rate for trial in done}
+    enough = any(trial.waiting < NOT_WAITING for trial in done)
+    begin = 1 if limits.one_reader else min(2, limits.most)
+    if not enough:
+        for kind in _KINDS:
+            yield Choice(kind, begin)
+        if not limits.one_reader:
+            yield from _more(rates, limits.most)
+    best = _best(done)
+    if best.choice.workers > 1:
+        kind, workers = best.choice
+        yield Choice(kind, workers - max(1, workers // 4))
+        if not enough and workers > 2 and Choice(kind, min(2 * workers, limits.most)) in rates:
+            yield Choice(kind, min(workers + workers // 2, limits.most))
+
+
+def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
+    """The double of what has helped."""
+    begin = min(2, most)
+    for kind in _KINDS:
+        workers, before = begin, rates[INLINE]
+        while workers < most and (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
+            if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers), 0.0):
+                scaled = [n for n in range(workers, most + 1) if _scales(rates, n, begin)]
+                workers = max([workers, *scaled])  # so many threads do as well as processes
+                if workers == most:
+                    break
+            before, workers = rate, min(2 * workers, most)
+            yield Choice(kind, workers)
+
+
+def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
+    """Whether each of so many threads does almost as much as each of the first."""
+    first = rates.get(Choice("thread", begin), 0.0) / begin
+    return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
+
+
+def _best(done: Sequence[Trial]) -> Trial:
+    """The fastest trial; of those that are as good, the one with the fewest workers, threads before processes."""
+    fastest = max(trial.rate for trial in done)
+    as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
+    return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))
+
+
+class Advice(NamedTuple):
+    """What to use, and why."""
+
+    trial: Trial
+    reason: str
+
+
+def advice(done: Sequence[Trial], limits: Limits) -> Advice:
+    """The settings to use, with the reason."""
+    inline = next(trial for trial in done if trial.choice == INLINE)
+    best = _best(done)
+    beside = [trial for trial in done if trial.choice.workers and not trial.error]
+    if best is inline and beside and not limits.step and limits.cpus > 1 and 1 / inline.rate > SHORT:
+        # The loop of a trial does nothing but load. Beside a training step a worker is worth more than here.
+        best = _best(beside)
+        return Advice(best, f"{_compared(best, inline)} Unlike the plain loop, they load while your step computes.")
+    return Advice(best, " ".join([_compared(best, inline), *_reasons(best, done, limits)]))
+
+
+def _compared(best: Trial, inline: Trial) -> str:
+    if best is inline:
+        return f"The plain loop makes {count(best.rate)} batches a second, {seconds(1 / best.rate)} each."
+    times = best.rate / inline.rate
+    return f"{_capital(best.choice)}: {count(best.rate)} batches a second, {times:.1f} times the plain loop."
+
+
+def _reasons(best: Trial, done: Sequence[Trial], limits: Limits) -> Iterator[str]:
+    if limits.step:
+        waits = f"With a step of {seconds(limits.step)} the loop waits for {share(best.waiting)} of the time"
+        yield f"{waits}: nothing is left to gain." if best.waiting < NOT_WAITING else f"{waits}."
+    kind, workers = best.choice
+    others = [trial for trial in done if trial.choice.workers and trial is not best and not trial.error]
+    if not workers:
+        if others:
+            most = max(others, key=lambda trial: trial.rate)
+            yield f"Workers do not pay: {most.choice} make {count(most.rate)}."
+        return
+    more = [trial for trial in others if trial.choice.backend == kind and trial.choice.workers > workers]
+    if more:
+        next_ = min(more, key=lambda trial: trial.choice.workers)
+        yield f"{_capital(next_.choice)} make {count(next_.rate)}."
+    other = [trial for trial in others if trial.choice.backend != kind]
+    if other:
+        rival = max(other, key=lambda trial: (trial.rate, -trial.choice.workers))
+        plain = next(trial.rate for trial in done if trial.choice == INLINE)
+        locked = kind == "process" and rival.rate < HELPS * plain < best.rate
+        why = ": the code of the dataset holds the global interpreter lock" if locked else ""
+        yield f"{_capital(rival.choice)} make {count(rival.rate)}{why}."
+
+
+def _capital(choice: Choice) -> str:
+    return f"{str(choice)[0].upper()}{str(choice)[1:]}"

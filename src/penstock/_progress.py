@@ -1,0 +1,300 @@
+"""`penstock.progress`: a bar for a loop over a loader, or over anything else."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from penstock._at_work import is_worker_process
+from penstock._interrupts import finalizer, interrupts_deferred
+
+T = TypeVar("T")
+
+# A bar is drawn by the thread that reads the loader, between two batches, because a thread of its own would have the
+# loader start its workers in another way than fork. It is drawn by time: a drawing takes a millisecond or two, and
+# the next one waits for 200 times as long, so that all of them take half a percent of the time.
+_SOONEST, _LATEST, _REST = 0.1, 1.0, 200
+_WIDTH = 24  # of a bar, if there is room
+_WINDOW = 10.0
+"""Seconds over which the rate is taken."""
+
+
+def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
+    """The items of `iterable`, with a bar on the terminal while they are read.
+
+    Of a loader the bar shows the batches a second, the share of the time that the loop waits for batches, the busy
+    workers, and the time left. Any other iterable may be given, too: `total` is its length where `len()` does not
+    tell. `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when it
+    is done. What the loop prints appears above the bars.
+
+    Without a terminal or a notebook nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn a few
+    times a second at most, and costs a batch a fraction of a microsecond.
+
+        >>> import penstock
+        >>> loader = penstock.DataLoader(range(6), batch_size=4)
+        >>> [batch.tolist() for batch in penstock.progress(loader, "epoch 1")]
+        [[0, 1, 2, 3], [4, 5]]
+    """
+    iterator = iter(iterable)
+    display = _where()
+    if display is None:
+        return iterator
+    length = _length(iterator, iterable) if total is None else total
+    return _shown(iterator, Bar(description, length, getattr(iterable, "stats", None)), display)
+
+
+def _length(*candidates: Any) -> int | None:
+    """The length of the first that has one. Whatever `len()` raises, the loop can do without a length."""
+    for candidate in candidates:
+        try:
+            return len(candidate)
+        except Exception:
+            continue
+    return None
+
+
+def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator[T, None, None]:
+    clock, showing = time.perf_counter, Showing(bar)
+    try:
+        due = _screen.add(bar, display)
+        for item in iterator:
+            yield item
+            bar.count += 1
+            if clock() >= due:
+                due = _screen.draw()
+    except GeneratorExit:
+        raise  # nothing can be raised out of a generator that is dropped: see `Showing`
+    except BaseException:  # its traceback keeps this frame
+        showing.close()
+        raise
+    showing.close()
+
+
+class Showing:
+    """Ends the showing of a bar, at the latest when this object is deallocated."""
+
+    _bar: Bar | None = None  # while it is made
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        bar.showing = weakref.ref(self)
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            _screen.remove(self._bar)
+
+    __del__ = finalizer(close)
+
+
+class Bar:
+    """What is known of one loop."""
+
+    def __init__(self, description: str, total: int | None, stats: Any) -> None:
+        self.description, self.total = description, total
+        self.count = 0
+        self.showing: Callable[[], Showing | None]
+        self.begun = self.now = time.perf_counter()
+        self._stats = stats if callable(stats) else None
+        self._noted: deque[tuple[float, int]] = deque([(self.begun, 0)])
+
+    def note(self, now: float) -> None:
+        self.now = now
+        self._noted.append((now, self.count))
+        while len(self._noted) > 2 and self._noted[1][0] < now - _WINDOW:
+            self._noted.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Items a second: of late, and in all when the loop is done."""
+        done = self.total is not None and self.count >= self.total
+        then, count = (self.begun, 0) if done else self._noted[0]
+        return (self.count - count) / (self.now - then) if self.now > then else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end."""
+        if self.total is None or not self.rate:
+            return None
+        return max(0, self.total - self.count) / self.rate
+
+    def words(self) -> list[str]:
+        """The figures, each as a short text."""
+        from penstock.stats._units import count
+
+        whole = "" if self.total is None else f"/{self.total:,}"
+        words = [f"{self.count:,}{whole}"]
+        figures = self._figures()
+        if self.rate:
+            words.append(f"{count(self.rate)} {'batches' if figures else 'items'}/s")
+        words += figures
+        left = self.left
+        words.append(clock_time(self.now - self.begun) if not left else f"{clock_time(left)} left")
+        return words
+
+    def _figures(self) -> list[str]:
+        from penstock.stats import Stats
+        from penstock.stats._recent import recent
+        from penstock.stats._units import share
+
+        stats = self._stats and self._stats()
+        if not isinstance(stats, Stats):
+            return []
+        now = recent(stats)
+        figures = [f"waiting {share(now.waiting)}"]
+        return [*figures, f"{now.busy:.0f} of {now.workers} busy"] if now.workers else figures
+
+
+def clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+class Display(Protocol):
+    """Where bars are drawn."""
+
+    def __init__(self) -> None: ...
+    def draw(self, bars: list[Bar]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Screen:
+    """The bars that are shown now, outermost first: those of nested loops, or of several threads."""
+
+    def __init__(self) -> None:
+        self.display: Display | None = None
+        self._bars: list[Bar] = []
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end a loop while a bar is drawn
+
+    def add(self, bar: Bar, display: type[Display]) -> float:
+        with self._lock, interrupts_deferred():
+            # An interrupt at the very entry of a finalizer is lost, and so is the work of that finalizer.
+            self._bars = [*(one for one in self._bars if one.showing()), bar]
+            if self.display is None:
+                self.display = display()
+            return self.draw()
+
+    def remove(self, bar: Bar | None) -> None:
+        with self._lock:
+            if bar in self._bars:  # it is not in a child that was forked in the loop
+                if len(self._bars) == 1:
+                    self.draw()
+                self._bars.remove(bar)
+                if not self._bars:
+                    self._close()
+
+    def draw(self) -> float:
+        """Draws all bars; returns when to do so again."""
+        begun, busy = time.perf_counter(), time.thread_time()
+        with self._lock, interrupts_deferred():  # rich may be left in the middle of a line
+            try:
+                for bar in self._bars:
+                    bar.note(begun)
+                if self.display is not None:
+                    self.display.draw(list(self._bars))
+            except (OSError, ValueError):  # the terminal is gone, which is no reason to end the loop
+                self._close()
+        took = time.thread_time() - busy
+        return time.perf_counter() + min(_LATEST, max(_SOONEST, _REST * took))
+
+    def _close(self) -> None:
+        display, self.display = self.display, None
+        try:
+            if display is not None:
+                display.close()
+        except (OSError, ValueError):
+            pass
+
+
+class _Terminal:
+    """Draws below what the program prints, by rich."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.streams = sys.stdout, sys.stderr
+        # What goes to a file must not go to the terminal instead.
+        redirected = sys.stdout is not None and sys.stdout.isatty()
+        console = Console(stderr=True, highlight=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=redirected)
+        self._live.start()
+
+    def draw(self, bars: list[Bar]) -> None:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        names = [Text(bar.description, no_wrap=True) for bar in bars]
+        texts = [Text("  ".join(bar.words()), no_wrap=True, overflow="ellipsis") for bar in bars]
+        taken = max(name.cell_len for name in names) + max(text.cell_len for text in texts) + 6
+        width = min(_WIDTH, max(4, self._live.console.width - taken))
+        for bar, name, text in zip(bars, names, texts, strict=True):
+            drawn = Text() if bar.total is None else ProgressBar(bar.total or 1, bar.count, width=width)
+            grid.add_row(*([name] if any(names) else []), drawn, text)
+        self._live.update(grid, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """Draws into the output of a cell: one text, which is replaced."""
+
+    def __init__(self) -> None:
+        display = importlib.import_module("IPython.display").display
+        self._handle: Any = display(_text(""), raw=True, display_id=True)
+
+    def draw(self, bars: list[Bar]) -> None:
+        lines = []
+        for bar in bars:
+            full = 0 if not bar.total else round(_WIDTH * min(1.0, bar.count / bar.total))
+            drawn = [] if bar.total is None else ["█" * full + "░" * (_WIDTH - full)]
+            lines.append("  ".join([*filter(None, [bar.description]), *drawn, *bar.words()]))
+        self._handle.update(_text("\n".join(lines)), raw=True)
+
+    def close(self) -> None: ...
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"text/plain": text}
+
+
+_screen = Screen()
+
+
+def _after_fork_in_child() -> None:
+    """A child draws nothing of its parent's, and prints directly."""
+    global _screen
+    if isinstance(_screen.display, _Terminal):
+        sys.stdout, sys.stderr = _screen.display.streams
+    _screen = Screen()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _where() -> type[Display] | None:
+    """Where bars are shown; None if nobody would see them."""
+    if is_worker_process():
+        return None
+    return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False

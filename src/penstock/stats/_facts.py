@@ -1,0 +1,224 @@
+"""Numbers that rules judge by: where the time of a loop and of its workers went, without that of starting up."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
+
+# Batches that a judgement needs. The first batches were made before anybody waited for them, so a full window of
+# workers needs more.
+LEAST_BATCHES = 20
+LEAST_WINDOWS = 3
+LEAST_SECONDS = 0.2
+
+
+class Facts:
+    """The figures of the present epoch, if it is long enough to judge by, else those of the loader's life."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+        self.settings = stats.settings
+        self.face = str(stats.settings.get("face", "penstock"))
+        self.backend = str(stats.settings.get("backend", "process"))
+        self.in_the_caller = self.backend in ("inline", "thread") or self.face == "prefetch"
+        self.cpus = stats.machine.cpus
+        given = stats.settings.get("num_workers", 0)
+        self.auto = given == "auto"
+        self.workers = sum(worker.alive for worker in stats.epoch.workers) if self.auto else int(given or 0)
+        self.period = stats.epoch if self._is_enough(stats.epoch) else stats.life
+        self.enough = self._is_enough(self.period)
+
+    def _is_enough(self, period: Period) -> bool:
+        ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
+        counts = period.batches >= max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
+        return counts and period.seconds - self._starting(period) >= LEAST_SECONDS
+
+    @property
+    def starts_often(self) -> bool:
+        """Whether workers are started anew for each epoch."""
+        return self.workers > 0 and not self.settings.get("persistent_workers", True)
+
+    @property
+    def depends_on_workers(self) -> bool:
+        """Whether samples have other random numbers with another number of workers: with torch's semantics."""
+        return self.face not in ("penstock", "prefetch") and self.settings.get("seed") is None
+
+    # The loop.
+
+    def _starting(self, period: Period) -> float:
+        """Seconds of the period in which the loop waited for workers to start, up to their first batch."""
+        first = self.stats.first_batch or FirstBatch()
+        each = min(first.total - first.start, period.waits.longest)
+        return min(period.waits.total, each * self._starts(period))
+
+    def _starts(self, period: Period) -> int:
+        """How often workers were started in the period."""
+        if self.starts_often:
+            return period.epochs
+        return int(period is self.stats.life or period.batches == self.stats.life.batches)
+
+    @cached_property
+    def starting(self) -> float:
+        return self._starting(self.period)
+
+    @cached_property
+    def begun(self) -> float:
+        """Seconds of starting up that are not counted as waiting: those in `iter()`."""
+        first = self.stats.first_batch or FirstBatch()
+        return first.start * self._starts(self.period)
+
+    @cached_property
+    def waited(self) -> float:
+        """Seconds in which the loop waited, once workers were started."""
+        return max(0.0, self.period.waits.total - self.starting)
+
+    @cached_property
+    def whole(self) -> float:
+        """Seconds of the loop, once workers were started."""
+        return max(1e-9, self.waited + self.period.works.total)
+
+    @property
+    def waiting(self) -> float:
+        """The share of these seconds in which the loop waited."""
+        return self.waited / self.whole
+
+    @property
+    def usual_waits(self) -> float:
+        """Seconds that the loop would have waited if each wait were like the median."""
+        return self.period.waits.median * self.period.batches
+
+    # The workers.
+
+    def _sum(self, *names: str) -> float:
+        return float(sum(getattr(worker, name) for worker in self.period.workers for name in names))
+
+    @cached_property
+    def busy(self) -> float:
+        """Seconds of work, of all workers together. (Inline, the loop waits while it does that work.)"""
+        return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
+
+    @cached_property
+    def present(self) -> float:
+        """Seconds of work and of waiting, of all workers together."""
+        return self.busy + self._sum("waited_task", "waited_room")
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy / self.present
+
+    def idle_share(self, why: str) -> float:
+        """The share of the workers' time in which they waited for a "task" or for "room"."""
+        return self._sum(f"waited_{why}") / self.present
+
+    def part(self, name: str) -> float:
+        """The share of the workers' work that was to "fetch", "collate" or "write"."""
+        return self._sum(name) / self.busy
+
+    @property
+    def would_do(self) -> int:
+        """Workers that could do the same work, with a reserve of a quarter."""
+        return max(1, math.ceil(1.25 * self.busy / self.whole))
+
+    @property
+    def needed(self) -> int:
+        """Workers that would be as fast as the loop, if more workers did not slow each other down."""
+        works = self.period.works.total
+        return math.ceil(self.busy / works) if works > 1e-3 * self.busy else 1000
+
+    # The processors.
+
+    @cached_property
+    def cpu(self) -> float:
+        """CPUs that the workers used, on average."""
+        return self._sum("cpu") / self.whole
+
+    @property
+    def cpu_used(self) -> float:
+        """CPUs that workers and loop used, on average."""
+        caller = self.period.caller_cpu / self.whole
+        return caller if self.in_the_caller else caller + self.cpu
+
+    @property
+    def cpu_share(self) -> float:
+        """The share of the workers' working time in which they computed. The rest they waited."""
+        if not self.period.workers:  # inline, and not measured apart from the loop
+            return min(1.0, self.cpu_used)
+        return min(1.0, self._sum("cpu") / self.busy)
+
+    @property
+    def delay_share(self) -> float:
+        """The share of the workers' working time in which they could have computed, but had no processor."""
+        busy = sum(worker.busy for worker in self.stats.life.workers)
+        return min(1.0 - self.cpu_share, self.stats.machine.delayed / busy) if busy else 0.0
+
+    @property
+    def blocked_share(self) -> float:
+        """The share of the workers' working time in which they did not want to compute: they waited for something."""
+        return 1.0 - self.cpu_share - self.delay_share
+
+    @property
+    def wanted(self) -> float:
+        """CPUs that the workers would have used, on average, had there been enough."""
+        return (self.cpu_share + self.delay_share) * self.busy / self.whole
+
+    @property
+    def cpus_full(self) -> bool:
+        """Whether workers had as much of the processors as they could get."""
+        if any(worker.node for worker in self.period.workers):  # on other machines
+            return False
+        return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
+
+    @property
+    def only_wants_cpu(self) -> bool:
+        """Whether workers did little else but compute, or wait for a processor, which may make them look idle."""
+        workers, delayed = self.stats.life.workers, self.stats.machine.delayed
+        present = sum(worker.busy + worker.waited_task + worker.waited_room for worker in workers)
+        return delayed >= 0.25 * present > 0 and delayed + sum(worker.cpu for worker in workers) >= 0.75 * present
+
+    # The samples.
+
+    @cached_property
+    def _times(self) -> list[Bucket]:
+        return [bucket for bucket in self.period.sample_times if bucket.count]
+
+    @cached_property
+    def timed(self) -> int:
+        """Samples whose times are known."""
+        return sum(bucket.count for bucket in self._times)
+
+    @cached_property
+    def median_sample(self) -> float:
+        passed = 0
+        for bucket in sorted(self._times, key=lambda bucket: bucket.low):
+            passed += bucket.count
+            if 2 * passed >= self.timed:
+                return (bucket.low + bucket.high) / 2
+        return 0.0
+
+    @cached_property
+    def _tail(self) -> list[Bucket]:
+        """The samples that took at least 20 times as long as the median."""
+        return [bucket for bucket in self._times if bucket.low >= 20 * self.median_sample > 0]
+
+    @property
+    def tail_count(self) -> int:
+        return sum(bucket.count for bucket in self._tail)
+
+    @property
+    def tail_seconds(self) -> float:
+        return sum(bucket.count * (bucket.low + bucket.high) / 2 for bucket in self._tail)
+
+    @property
+    def slow(self) -> list[SlowSample]:
+        """The slowest of these samples, slowest first, each key once."""
+        slow: dict[int | str, SlowSample] = {}
+        for sample in self.period.slowest:
+            if sample.seconds >= 20 * self.median_sample:
+                slow.setdefault(sample.key, sample)
+        return list(slow.values())
+
+    @property
+    def samples_per_batch(self) -> float:
+        return self.period.samples / max(1, self.period.batches)

@@ -1,0 +1,140 @@
+"""Functions that get the figures of all loaders from time to time, and the line of the log for each epoch.
+
+A function runs in the thread that reads the loader, from inside its `next()`. If it fails, it is removed with a
+warning: figures never break a training run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
+    from penstock.stats._figures import Stats
+
+# All that are not closed. Changed and copied by single operations, which other threads cannot see half done.
+_hooks: dict[StatsHook, None] = {}
+
+
+class StatsHook:
+    """A function that gets figures, until `close()` or the end of a `with` block."""
+
+    def __init__(self, function: Callable[[Stats], object], every: float) -> None:
+        self.function, self.every = function, every
+        self._pid = os.getpid()
+        self._threads: set[int] = set()  # that are calling the function now
+
+    def call(self, stats: Stats) -> None:
+        """Calls the function, but not in a forked process, nor for a loader that the function itself reads."""
+        me = get_ident()
+        if os.getpid() != self._pid or me in self._threads:
+            return
+        self._threads.add(me)
+        try:
+            self.function(stats)
+        except Exception as error:
+            self.close()
+            warnings.warn(
+                f"{_name(self.function)} was given to penstock.on_stats, raised {type(error).__name__}: {error}, and "
+                "was removed: it gets no more figures.",
+                stacklevel=2,
+            )
+        finally:
+            self._threads.discard(me)
+
+    def close(self) -> None:
+        """The function gets no more figures."""
+        _hooks.pop(self, None)
+
+    def __enter__(self) -> StatsHook:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsHook:
+    """Calls `function(stats)` for every loader of this process: each `every` seconds, and at the end of each epoch.
+
+    The function runs in the thread that reads the loader, inside `next()`, so it should be quick: your loop waits for
+    it. If it raises an exception, it is removed with a warning. Returns a context manager whose end, or `close()`,
+    removes the function.
+
+        >>> import penstock
+        >>> seen = []
+        >>> with penstock.on_stats(lambda stats: seen.append(stats.epoch.batches)):
+        ...     for batch in penstock.DataLoader(range(100), batch_size=10):
+        ...         pass
+        >>> seen
+        [10]
+    """
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}.")
+    if isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0:
+        raise ValueError(f"every must be a positive number of seconds, got {every!r}.")
+    hook = StatsHook(function, every)
+    _hooks[hook] = None
+    return hook
+
+
+class Turns:
+    """When which function gets the figures of one loader. Moments are those of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self._next: dict[StatsHook, float] = {}
+
+    def due(self, now: float) -> list[StatsHook]:
+        """The functions whose turn it is. Takes 0.1 µs if no function was given to `on_stats`."""
+        if not _hooks:
+            return []
+        return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
+
+    def tick(self, now: float, stats: Callable[[], Stats]) -> None:
+        """Calls the functions whose turn it is."""
+        if hooks := self.due(now):
+            self._call(hooks, now, stats())
+
+    def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
+        """Calls all functions, and writes the line of the log, if either is wanted."""
+        logs = _logger_is_on()
+        if _hooks or logs:
+            figures = stats()
+            if logs:
+                _log(figures)
+            self._call(list(_hooks), now, figures)
+
+    def _call(self, hooks: list[StatsHook], now: float, stats: Stats) -> None:
+        self._next = {hook: at for hook, at in self._next.items() if hook in _hooks}  # without those that were closed
+        for hook in hooks:
+            self._next[hook] = now + hook.every
+            hook.call(stats)
+
+
+def _logger_is_on() -> bool:
+    # A program that has not imported logging has no handler for the line, and need not wait for the import.
+    logging = sys.modules.get("logging")
+    return logging is not None and logging.getLogger("penstock").isEnabledFor(logging.INFO)
+
+
+def _log(stats: Stats) -> None:
+    import logging
+
+    from penstock.stats._units import count, seconds, share
+
+    epoch = stats.epoch
+    text = (
+        f"{stats.name}: epoch {stats.epoch_number}: {count(epoch.batches)} batches in {seconds(epoch.seconds)} "
+        f"({count(epoch.rate)} a second), waited for data {share(epoch.waiting)} of the time. {stats.verdict}"
+    )
+    logging.getLogger("penstock").info("%s", text.rstrip())
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

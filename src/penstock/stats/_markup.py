@@ -1,0 +1,160 @@
+"""Pieces of the report's page: text, tables, and charts that stretch to the width of the page.
+
+Text of the user becomes HTML in `text`, and nowhere else.
+
+Labels of a chart are HTML beside its SVG: text inside an SVG is stretched with it, or too small to read on a phone.
+So only the plot is SVG, 1000 by 100 units of any size, and labels are placed at percentages of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from itertools import pairwise
+
+from penstock._wire.failure import shown
+
+WIDE, HIGH = 1000, 100
+Point = tuple[float, float]  # x and y, each from 0 to 1
+
+
+def text(value: object, most: int = 300) -> str:
+    """Any value as HTML text, for an attribute too: `str` as it is, everything else by its repr.
+
+    Characters that cannot be seen (and half surrogates, which no file can hold) are written as escapes.
+    """
+    plain = value if isinstance(value, str) else shown(value, repr)
+    if len(plain) > most:
+        plain = f"{plain[: most // 2]} … {plain[-most // 3 :]}"
+    if not plain.isprintable():
+        plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in plain)
+    return escape(plain)
+
+
+def plot(
+    marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
+) -> str:
+    """The frame of a chart around its marks. `ys` and `xs`: where each label stands, from 0 to 1, and its text."""
+    ys = list(ys)
+    grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
+    return (
+        f'<div class="plot {kind}"><div class="ys">{_labels("bottom", ys)}</div>'
+        f'<div class="area"><svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}"><path class="grid" d="{grid}"/>{"".join(marks)}</svg></div>'
+        f'<div class="xs">{_labels("left", xs)}</div></div>'
+    )
+
+
+def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
+    return "".join(f'<span style="{side}:{at:.4%}">{escape(text)}</span>' for at, text in places)
+
+
+def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:
+    """One path of rectangles, each given as left, right, bottom and top."""
+    steps = "".join(
+        f"M{_x(left)} {_y(low)}V{_y(high)}H{_x(right)}V{_y(low)}Z" for left, right, low, high in bars if high > low
+    )
+    return f'<path class="{kind}" d="{steps}"/>'
+
+
+def line(kind: str, points: Sequence[Point]) -> str:
+    """A line that keeps each value until the next point."""
+    if not points:
+        return ""
+    (x, y), *rest = points
+    return f'<path class="line {kind}" d="M{_x(x)} {_y(y)}{"".join(f"H{_x(x)}V{_y(y)}" for x, y in rest)}"/>'
+
+
+def upright(kind: str, xs: Iterable[float]) -> str:
+    """Vertical lines from the bottom to the top."""
+    return f'<path class="line {kind}" d="{"".join(f"M{_x(x)} 0V{HIGH}" for x in xs)}"/>'
+
+
+def _x(value: float) -> str:
+    return f"{value * WIDE:.5g}"
+
+
+def _y(value: float) -> str:
+    return f"{(1 - value) * HIGH:.4g}"
+
+
+def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
+    """Round numbers from 0 to the first that is not below `most`: two at least, `lines` + 1 at most."""
+    if most <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most / lines))
+    step = next(step * power for step in (*steps, steps[-1] * 10) if step * power * lines >= most * 0.9999)
+    return [step * i for i in range(math.ceil(most / step * 0.9999) + 1)]
+
+
+def whole_scale(most: int) -> list[float]:
+    """The same for things that are counted one by one."""
+    return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
+
+
+_TIMES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
+    """Where the labels of a time axis from 0 to `end` stand, from 0 to 1, and their texts: 0 s, 20 s, 40 s."""
+    days = 86400.0 * math.ceil(end / 86400 / lines)
+    step = next((step for step in _TIMES if end / step <= lines), days)
+    unit, name = next(((unit, name) for unit, name in _UNITS if step >= unit), _UNITS[-1])
+    steps = range(math.floor(end / step + 1e-9) + 1)
+    return [(i * step / (end or 1), f"{i * step / unit:.4g} {name}") for i in steps]
+
+
+def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
+    """A horizontal bar: the class, the length and the tip of each part, which fill `whole` together or less."""
+    inner = "".join(
+        f'<i class="{kind}" style="width:{100 * length / whole:.4g}%" data-tip="{escape(tip)}"></i>'
+        for kind, length, tip in parts
+        if whole and length / whole > 0.0005
+    )
+    return f'<div class="bar">{inner}</div>'
+
+
+def legend(*entries: tuple[str, str]) -> str:
+    """The class of each colour, and its meaning."""
+    inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
+    return f'<p class="legend">{inner}</p>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
+    """A table of cells that are HTML already. The columns `texts` hold text, the others numbers."""
+    kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names and values that are HTML already."""
+    return f'<dl class="facts">{"".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs)}</dl>'
+
+
+def section(title: str, note: str, *inner: str) -> str:
+    noted = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{noted}{''.join(inner)}</section>"
+
+
+def folded(summary: str, inner: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
+
+
+def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
+    """Labels for columns of equal width between `limits`, which grow by a factor: one at each power of ten."""
+    places = []
+    for column, (low, high) in enumerate(pairwise(limits)):
+        power = 10.0 ** math.ceil(math.log10(low) - 1e-9)
+        if power < high * 0.9999:
+            place = column + math.log(power / low) / math.log(high / low)
+            places.append((place / (len(limits) - 1), show(power)))
+    return places[:: 1 + len(places) // 7]

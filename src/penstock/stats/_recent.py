@@ -1,0 +1,43 @@
+"""The figures of the last seconds, for what is shown live: the means of an epoch hide what happens now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.stats._figures import Moment, Stats
+
+WINDOW = 5.0
+"""Seconds, at least. Rows of the history may be further apart when a loader has run for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """`rate`: batches a second. `waiting`: share of the time in which the caller waited. `busy`: busy workers."""
+
+    rate: float
+    waiting: float
+    busy: float
+    workers: int
+
+
+def recent(stats: Stats) -> Recent:
+    """What was added since the last row of the history that is older than the window; else since the first `iter()`.
+
+    Pauses between two epochs do not count.
+    """
+    waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
+    before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []
+    for row in reversed(stats.history):
+        if waited + worked - row.waited - row.worked >= WINDOW:
+            before = row
+            break
+        busy.append(row.busy)
+    waited, worked = max(0.0, waited - before.waited), max(0.0, worked - before.worked)
+    seconds = waited + worked
+    workers = stats.history[-1].workers if stats.history else len(stats.epoch.workers)
+    return Recent(
+        rate=(batches - before.batches) / seconds if seconds else 0.0,
+        waiting=waited / seconds if seconds else 0.0,
+        busy=sum(busy) / len(busy) if busy else float(before.busy),
+        workers=0 if stats.settings.get("backend") == "inline" else workers,
+    )

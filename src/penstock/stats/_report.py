@@ -1,0 +1,66 @@
+"""The report: one HTML page of a loader's figures, made from a `Stats` alone.
+
+The page has its style and its script inside, and its policy (Content-Security-Policy) forbids every request and every
+other script. All numbers are in it as text and tables; the script only shows them beside the pointer.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from penstock.stats import _panels as panels
+from penstock.stats._figures import Stats
+from penstock.stats._markup import text
+
+
+def write(stats: Stats, path: str | os.PathLike[str]) -> None:
+    """Write the page to `path`. A reader of `path` sees the old file or the whole new one, never a part."""
+    target = Path(path)
+    data = page(stats).encode()
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(draft, 0o666 & ~umask)
+        os.replace(draft, target)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def page(stats: Stats) -> str:
+    """The report as one HTML page of at most 200 KB, which needs no other file and no network."""
+    style, script = (files("penstock.stats").joinpath(name).read_text() for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>penstock: {text(stats.name)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{chr(10).join(_sections(stats))}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _sections(stats: Stats) -> Iterator[str]:
+    moments = panels.thinned(stats.history)
+    yield panels.title(stats)
+    yield panels.verdict(stats)
+    yield panels.tiles(stats)
+    yield panels.timeline(moments)
+    yield panels.workers(stats.life.workers)
+    yield panels.samples(stats.life)
+    yield f'<div class="pair">{panels.ready(moments)}{panels.memory(stats, moments)}</div>'
+    yield panels.tuning(stats, moments)
+    beside = panels.first(stats) + panels.settings(stats) + panels.machine(stats)
+    yield f'<div class="pair"><div>{panels.figures(stats)}</div><div>{beside}</div></div>'
+    yield panels.history(moments, len(stats.history))

@@ -1,0 +1,180 @@
+"""The figures of a loader as a table for people: plain text of at most 100 columns, the verdict first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from penstock.stats._figures import Period, Spans, Stats, WorkerFigures
+from penstock.stats._units import count, seconds, share, size
+
+WIDTH = 100
+_MOST_WORKERS = 16  # rows; further workers are summed up
+_MOST_SLOW = 5
+# The settings in the second line, unless they are left out or have these usual values.
+_SETTINGS = {
+    "backend": None,
+    "num_workers": None,
+    "prefetch_factor": None,
+    "batch_size": None,
+    "seed": None,
+    "in_order": True,
+    "persistent_workers": True,
+}
+
+
+def table(stats: Stats) -> str:
+    """The text of `print(stats)`."""
+    parts = [_head(stats), _verdict(stats), _periods(stats), _workers(stats.epoch), _rest(stats)]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
+
+
+def _head(stats: Stats) -> Iterator[str]:
+    yield _cut(stats.name)
+    given = {name: stats.settings.get(name) for name in _SETTINGS}
+    shown = [f"{name}={value!r}" for name, value in given.items() if value not in (None, _SETTINGS[name])]
+    yield from _wrapped("", ", ".join(shown))
+
+
+def _verdict(stats: Stats) -> Iterator[str]:
+    yield from _wrapped("", stats.verdict or f"No verdict yet: {_batches(stats.life)} are too few.")
+
+
+def _batches(period: Period) -> str:
+    return f"{count(period.batches)} batch{'' if period.batches == 1 else 'es'} in {seconds(period.seconds)}"
+
+
+# The epoch beside the life, which the first epoch has no need of.
+
+
+def _periods(stats: Stats) -> Iterator[str]:
+    columns = {f"epoch {count(stats.epoch_number)}": stats.epoch, "all epochs": stats.life}
+    if stats.life.batches == stats.epoch.batches:
+        del columns["all epochs"]
+    rows: list[tuple[str, ...]] = [("", *columns)]
+    rows += [(name, *map(show, columns.values())) for name, show in _ROWS]
+    rows += [
+        (name, *map(count, numbers))
+        for name, field in _TROUBLES.items()
+        if any(numbers := [getattr(period, field) for period in columns.values()])
+    ]
+    yield from _aligned(rows)
+
+
+def _spans(spans: Spans) -> str:
+    return f"{seconds(spans.median)} / {seconds(spans.p95)} / {seconds(spans.longest)}"
+
+
+def _ready(period: Period) -> str:
+    return f"{count(period.ready)} ({share(period.ready / max(1, period.batches))})"
+
+
+def _wait(period: Period) -> str:
+    return f"{seconds(period.waits.total)} ({share(period.waiting)})"
+
+
+def _work(period: Period) -> str:
+    return f"{seconds(period.works.total)} ({share(1 - period.waiting if period.works.total else 0.0)})"
+
+
+_TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
+_ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
+    ("batches", lambda period: count(period.batches)),
+    ("  ready when asked for", _ready),
+    ("samples", lambda period: count(period.samples)),
+    ("bytes", lambda period: size(period.nbytes)),
+    ("wall clock", lambda period: seconds(period.seconds)),
+    ("batches a second", lambda period: count(period.rate)),
+    ("loop waited for data", _wait),
+    ("  median / p95 / longest", lambda period: _spans(period.waits)),
+    ("loop worked", _work),
+    ("  median / p95 / longest", lambda period: _spans(period.works)),
+    ("  CPU time of its process", lambda period: seconds(period.caller_cpu)),
+)
+
+
+# The workers of the epoch.
+
+
+_COLUMNS = ("worker", "steps", "busy", "fetch", "collate", "write", "no task", "no room", "CPU time")
+
+
+def _workers(period: Period) -> Iterator[str]:
+    if not period.workers:
+        return
+    shown = period.workers[:_MOST_WORKERS]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
+    names = [worker.name if worker.alive else f"worker {worker.seat} (ended)" for worker in shown]
+    rows += [_worker(_cut(name, 24), [worker]) for name, worker in zip(names, shown, strict=True)]
+    if len(period.workers) > len(shown):
+        others = period.workers[len(shown) :]
+        rows.append(_worker(f"{len(others)} more", others))
+    if len(period.workers) > 1:
+        rows.append(_worker("all", period.workers))
+    yield from _aligned(rows)
+
+
+def _worker(name: str, workers: Sequence[WorkerFigures]) -> tuple[str, ...]:
+    def total(part: str) -> float:
+        return float(sum(getattr(worker, part) for worker in workers))
+
+    whole = total("busy") + total("waited_task") + total("waited_room")
+    parts = ("busy", "fetch", "collate", "write", "waited_task", "waited_room")
+    shares = (share(total(part) / whole) if whole else "-" for part in parts)
+    return (name, count(total("steps")), *shares, seconds(total("cpu")))
+
+
+# Everything else, a line each.
+
+
+def _rest(stats: Stats) -> Iterator[str]:
+    first, memory, machine = stats.first_batch, stats.memory, stats.machine
+    if first is not None:
+        parts = {"start": first.start, "workers": first.boot, "first samples": first.sample, "rest": first.rest}
+        shown = " + ".join(f"{name} {seconds(value)}" for name, value in parts.items() if value)
+        ship = f" (of the start, {seconds(first.ship)} for sending the dataset)" if first.ship else ""
+        yield from _wrapped("first batch", f"{seconds(first.total)}" + (f" = {shown}{ship}" if shown else ""))
+    slowest = stats.epoch.slowest or stats.life.slowest
+    if slowest:
+        keys = (f"{_cut(str(slow.key), 40)} ({seconds(slow.seconds)})" for slow in slowest[:_MOST_SLOW])
+        yield from _wrapped("slowest samples", ", ".join(keys))
+    strays = f", {size(memory.strays)} outside of the pool" if memory.strays else ""
+    yield from _wrapped("memory", f"{size(memory.lent)} lent, {size(memory.pooled)} pooled{strays}")
+    most = "" if machine.memory_limit is None else f" of {size(machine.memory_limit)}"
+    cpus = f"{count(machine.cpus)} CPU{'' if machine.cpus == 1 else 's'}"
+    limits = [cpus, f"{size(machine.memory_used)}{most} memory used"]
+    if machine.throttled:
+        limits.append(f"throttled for {seconds(machine.throttled)}")
+    if machine.swapped:
+        limits.append(f"{size(machine.swapped)} in swap space")
+    yield from _wrapped("machine", ", ".join(limits))
+    if stats.decisions:
+        last = stats.decisions[-1]
+        text = f"num_workers={last.workers} after {seconds(last.at)}: {last.reason}"
+        yield from _wrapped("last decision", text)
+
+
+# Layout.
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The first column to the left, the others to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *cells in rows:
+        line = first.ljust(widths[0])
+        yield "  ".join([line, *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))]).rstrip()
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A line that begins with a name, if there is one, and goes on below the text."""
+    indent = f"{name:<17}" if name else ""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
+    )
+
+
+def _cut(text: str, most: int = WIDTH) -> str:
+    """One line, not too long, whatever the user's text has."""
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,0 +1,148 @@
+"""A trace of a loader, in the JSON format that Perfetto and chrome://tracing open.
+
+The file is a JSON array of events, one on each line, written in pieces of whole events: if the program is killed,
+the file lacks only its closing bracket, which both viewers accept. Memory holds one piece at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import warnings
+from typing import Any
+
+from penstock._interrupts import interrupts_deferred
+from penstock._measure.gauges import Record
+
+_CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
+_PIECE = 1 << 16  # characters
+_LATEST = 1_000_000_000  # ns: a killed program loses the events of the last second at most
+# Viewers load the whole file into memory, and more than this takes them minutes.
+MOST_BYTES = 1 << 30
+
+
+class Trace:
+    """Writes events to `path` as they come. All moments are in nanoseconds of `time.perf_counter_ns`.
+
+    Events from before the trace was opened are left out. If the disk is full, or the file has MOST_BYTES, the trace
+    ends with a warning, and the program goes on.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str = "penstock") -> None:
+        self.path = os.fspath(path)
+        self._pid, self._lock = os.getpid(), threading.RLock()  # a signal handler may close the loader
+        self._began = self._written_at = time.perf_counter_ns()
+        self._piece: list[str] = []
+        self._size, self._written = 0, 0
+        self._ended: dict[int, int] = {}  # by row of a worker: when its last task was done
+        self.closed = False
+        with interrupts_deferred():
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        named = f'"pid":{self._pid},"args":{{"name":{_text(name)}}}'
+        self._put(f'[\n{{"name":"process_name","ph":"M",{named}}}', self._began)
+        self._name_row(_CALLER, "caller")
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def span(self, name: str, began: int, ended: int, **details: Any) -> None:
+        """The caller did something from `began` to `ended`."""
+        self._span(_CALLER, name, began, ended, _arguments(details))
+
+    def task(self, record: Record, worker: str, keys: str = "") -> None:
+        """A worker did a task. Before it, since its last one, the worker waited."""
+        seat, began, fetched, made, ended, _, epoch, step, steps = record
+        row = _FIRST_WORKER + seat
+        if row not in self._ended:
+            self._name_row(row, worker)
+        elif began > self._ended[row]:
+            self._span(row, "wait", self._ended[row], began, "")
+        self._ended[row] = ended
+        which = {"step": step, "epoch": epoch} if steps == 1 else {"step": step, "steps": steps, "epoch": epoch}
+        short = _arguments(which)
+        self._span(row, "fetch", began, fetched, _arguments({**which, "keys": keys}) if keys else short)
+        self._span(row, "collate", fetched, made, short)
+        self._span(row, "write", made, ended, short)
+
+    def instant(self, name: str, at: int, **details: Any) -> None:
+        """Something happened to the loader: a worker was lost or replaced, the number of workers changed."""
+        stamp = (at - self._began) / 1000
+        if stamp >= 0:
+            place = f'"ts":{stamp:.3f},"pid":{self._pid},"tid":{_CALLER}'
+            self._put(f',\n{{"name":"{name}","ph":"i","s":"p",{place}{_arguments(details)}}}', at)
+
+    def close(self) -> None:
+        """Writes what is left, and the end of the array."""
+        if os.getpid() == self._pid:  # a forked child has a copy of the piece, and the same file
+            with self._lock:
+                self._end()
+
+    def _span(self, row: int, name: str, began: int, ended: int, arguments: str) -> None:
+        stamp, length = (began - self._began) / 1000, (ended - began) / 1000
+        if stamp >= 0 and length >= 0:
+            place = f'"ts":{stamp:.3f},"dur":{length:.3f},"pid":{self._pid},"tid":{row}'
+            self._put(f',\n{{"name":"{name}","ph":"X",{place}{arguments}}}', ended)
+
+    def _name_row(self, row: int, name: str) -> None:
+        """Rows are shown in the order of their numbers."""
+        place = f'"ph":"M","pid":{self._pid},"tid":{row}'
+        self._put(f',\n{{"name":"thread_name",{place},"args":{{"name":{_text(name)}}}}}', self._began)
+        self._put(f',\n{{"name":"thread_sort_index",{place},"args":{{"sort_index":{row}}}}}', self._began)
+
+    def _put(self, event: str, now: int) -> None:
+        with self._lock:
+            if self.closed:
+                return
+            self._piece.append(event)
+            self._size += len(event)
+            if self._size > _PIECE or now - self._written_at > _LATEST:
+                self._written_at = now
+                self._write()
+                if self._written > MOST_BYTES:
+                    self._end()
+                    self._warn(f"has {self._written / 1e9:.1f} GB, and viewers can hardly open more")
+
+    def _end(self) -> None:
+        if not self.closed:
+            self._piece.append("\n]\n")
+            self._write()
+            self._stop()
+
+    def _write(self) -> None:
+        """Writes the piece. A pipe, or a disk that is nearly full, may take only a part at a time."""
+        try:
+            with interrupts_deferred():
+                data = "".join(self._piece).encode()
+                self._piece, self._size = [], 0
+                self._written += len(data)
+                while data and not self.closed:
+                    data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            self._stop()
+            self._warn(f"could not be written ({error})")
+
+    def _stop(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._fd)
+
+    def _warn(self, why: str) -> None:
+        warnings.warn(f"The trace {self.path} {why}: it ends here. The loader goes on.", RuntimeWarning, stacklevel=2)
+
+
+def _arguments(details: dict[str, Any]) -> str:
+    return f',"args":{json.dumps({key: _plain(value) for key, value in details.items()})}' if details else ""
+
+
+def _plain(value: Any) -> Any:
+    """Half surrogates, which a key of the user's may have, are no text in JSON: they become escapes."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    return json.dumps(_plain(value))

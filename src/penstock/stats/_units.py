@@ -1,0 +1,49 @@
+"""Numbers as people read them: seconds, bytes, counts and shares, with a unit and three digits at most."""
+
+from __future__ import annotations
+
+
+def seconds(value: float) -> str:
+    """`850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s`, `3 h 20 min`."""
+    if not value:
+        return "0 s"
+    if value < 0.9995e-3:
+        return f"{three(value * 1e6)} µs"
+    if value < 0.9995:
+        return f"{three(value * 1e3)} ms"
+    if value < 119.5:
+        return f"{three(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(nbytes: float) -> str:
+    """`512 B`, `1.5 kB`, `150 MB`: decimal units."""
+    if nbytes < 999.5:
+        return f"{nbytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.5:
+            return f"{three(nbytes)} {unit}"
+    return f"{three(nbytes / 1000)} TB"
+
+
+def count(value: float) -> str:
+    """`1,234,567`; three digits of what is below 100."""
+    return f"{value:,.0f}" if value >= 99.5 or value == int(value) else three(value)
+
+
+def share(value: float) -> str:
+    """A share from 0 to 1 in percent: `34 %`; `0.4 %` below 1 %, and `<0.1 %` where rounding would say 0."""
+    if 0 < value < 0.0005:
+        return "<0.1 %"
+    return f"{value:.1%}".replace("%", " %") if 0 < value < 0.00995 else f"{value:.0%}".replace("%", " %")
+
+
+def three(value: float) -> str:
+    """Three digits, without zeros at the end."""
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    shown = f"{value:,.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if digits else shown
