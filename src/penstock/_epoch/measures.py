@@ -264,7 +264,7 @@ class Measures:
 
     def _machine(self) -> Machine:
         inline = self._settings().get("backend") == "inline"
-        rows = [engine.backend.gauges.counts(seat) for engine in self._engines() for seat in engine.seats]
+        rows = [crew.gauges.counts(seat) for crew in self._crews() for seat in crew.seats]
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         return found if self._throttled is not None else replace(found, throttled=0.0)
 
