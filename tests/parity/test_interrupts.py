@@ -48,5 +48,5 @@ class TorchSubject(Subject):
 )
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
     wide = "PENSTOCK_WIDE" in os.environ
-    stride = 1 if wide else 2000 if "num_workers" in SETTINGS[name] else 100
+    stride = 1 if wide else 2000 if "num_workers" in SETTINGS[name] else 250
     run(SETTINGS[name], WORK[what], stride, lambda code: True, TorchSubject)
