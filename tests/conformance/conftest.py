@@ -26,8 +26,8 @@ _HERE = Path(__file__).parent
 
 # A fresh interpreter takes longer to start than any of these tests to run. So a test has all its parameters inline,
 # on threads and on forked workers, and every second test has one set of them on workers in fresh interpreters: four
-# of five by forkserver, one by spawn. In test_batches.py every test has one. The narrow files are about what is decided
-# before a worker is started: there only every third test has one. `make wide` runs everything.
+# of five by forkserver, one by spawn. In test_batches.py every test has one. The narrow files are about what is
+# decided before a worker is started: there only every third test has one. `make wide` runs everything.
 _FRESH = ("spawn-2", "forkserver-2")
 _NARROW = {
     f"test_{name}.py"
