@@ -13,6 +13,9 @@ MXNET  := .venv-mxnet
 WILD   := .venv-wild
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Without compiled modules, each of a thousand fresh interpreters would compile penstock again.
+unexport PYTHONDONTWRITEBYTECODE
+
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 

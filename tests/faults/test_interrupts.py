@@ -272,7 +272,7 @@ def cases() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "what"), list(cases()))
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    quick = 80 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
+    quick = 200 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
     run(SETTINGS[name], WORK[what], 1 if WIDE else quick, OURS if name in SLOW else lambda code: True)
 
 
