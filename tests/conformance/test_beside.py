@@ -66,12 +66,12 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
 ) -> None:
     real = {name: getattr(Course, name) for name in ("redo", "cancel")}
 
-    def closed_meanwhile(course: Any) -> None:
+    def closed_meanwhile(course: Any) -> Any:
         monkeypatch.undo()
         thread = threading.Thread(target=engine.close)
         thread.start()
         thread.join()
-        real["redo" if during == "update" else "cancel"](course)
+        return real["redo" if during == "update" else "cancel"](course)
 
     with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
         batches = in_a_bundle(loader)

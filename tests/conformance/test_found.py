@@ -460,11 +460,13 @@ if __name__ == "__main__":
     ("closed", "method"),
     [
         *((closed, "fork") for closed in range(3)),
-        *((closed, "spawn") for closed in range(3)),
+        (0, "spawn"),
         # Its template has its streams as a worker of spawn has them.
-        (0, "forkserver"),
-        pytest.param(1, "forkserver", marks=pytest.mark.wide),
-        pytest.param(2, "forkserver", marks=pytest.mark.wide),
+        (2, "forkserver"),
+        *(
+            pytest.param(closed, method, marks=pytest.mark.wide)
+            for closed, method in [(1, "spawn"), (2, "spawn"), (0, "forkserver"), (1, "forkserver")]
+        ),
     ],
 )
 def test_a_standard_stream_that_is_closed_is_no_memory_of_ours(

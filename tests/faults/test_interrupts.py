@@ -21,6 +21,7 @@ import pytest
 from penstock import DataLoader, _interrupts, prefetch
 from penstock._prefetch import running
 from tests.conftest import belongings
+from tests.forced import force
 from tests.interrupting import generators, in_modules, interrupt, sweep
 
 N = 6
@@ -128,6 +129,12 @@ def _with_state(subject: Subject) -> None:
     subject.state = subject.loader.state_dict()
 
 
+def _to_be_tuned(subject: Subject) -> None:
+    _read(subject)
+    force(subject.loader, [(2, 3)])
+    subject.loader._measures.meter.due = True
+
+
 def _killed(subject: Subject) -> None:
     _read(subject)
     for process in subject.loader.workers:
@@ -165,6 +172,7 @@ WORK = {
     "state_dict": Work(_read, lambda subject: subject.loader.state_dict()),
     "load_state_dict": Work(_with_state, lambda subject: subject.loader.load_state_dict(subject.state)),
     "resize": Work(_read, lambda subject: setattr(subject.loader, "num_workers", 2)),
+    "a change by the tuner": Work(_to_be_tuned, lambda subject: subject.next()),
     "a lost worker": Work(_killed, _rest),
 }
 
@@ -255,7 +263,7 @@ OURS = in_modules("backends/_process", "_descriptors", "_interrupts", "shipment"
 
 def cases() -> Iterator[tuple[str, str]]:
     for name, what in product(SETTINGS, WORK):
-        without = () if SETTINGS[name].get("num_workers") else ("resize", "a lost worker")
+        without = () if SETTINGS[name].get("num_workers") else ("resize", "a change by the tuner", "a lost worker")
         if what in without or (name, what) == ("threads", "a lost worker"):
             continue
         if name not in SLOW or what == "start" or (WIDE and what in ("close", "drop", "a lost worker")):
@@ -264,7 +272,7 @@ def cases() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "what"), list(cases()))
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    quick = 80 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
+    quick = 200 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
     run(SETTINGS[name], WORK[what], 1 if WIDE else quick, OURS if name in SLOW else lambda code: True)
 
 

@@ -46,5 +46,5 @@ class TorchSubject(Subject):
     "what", ["start", "next", "end", "start again", "drop", "state_dict", "load_state_dict"]
 )
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    stride = 1 if WIDE else 2000 if "num_workers" in SETTINGS[name] else 100
+    stride = 1 if WIDE else 2000 if "num_workers" in SETTINGS[name] else 250
     run(SETTINGS[name], WORK[what], stride, lambda code: True, TorchSubject)

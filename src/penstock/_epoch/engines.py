@@ -55,7 +55,7 @@ class Engines:
         """Calls `work` with all engines of this process, while this thread alone uses them."""
         self._refuse_inside()
         with self.changing():
-            engines = self._ours()
+            engines = self.ours()
             self._hold(engines, partial(work, engines))
 
     def _hold(self, engines: list[Engine], work: Callable[[], object]) -> None:
@@ -64,7 +64,8 @@ class Engines:
         else:
             work()
 
-    def _ours(self) -> list[Engine]:
+    def ours(self) -> list[Engine]:
+        """The engines that serve this process."""
         return [engine for engine in self.all() if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
@@ -82,7 +83,7 @@ class Engines:
         with self.changing():
             # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the
             # local change: a worker that was forked in between would make the change twice.
-            engines = [(engine, engine.backend.encode(change)) for engine in self._ours()]
+            engines = [(engine, engine.backend.encode(change)) for engine in self.ours()]
 
             def make_change() -> None:
                 change(dataset)

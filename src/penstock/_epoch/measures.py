@@ -74,6 +74,13 @@ class Measured:
         """
         return self._measures.stats()
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
+
+        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
+        """
+        self._measures.report(path)
+
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
 
@@ -195,6 +202,11 @@ class Measures:
             decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        from penstock.stats._report import write
+
+        write(self.stats(), path)
 
     def _live(self) -> list[Gauges]:
         return [crew.gauges for crew in self._crews()]

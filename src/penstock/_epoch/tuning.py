@@ -69,7 +69,9 @@ class Tuned:
 
     def _tick(self, engine: Engine) -> None:
         """Some times a second, in the thread that reads this engine, between two calls of its `next`."""
-        self._measures.tick()
+        if self._tuning is None or self._tuning.asked % 2 == 0:
+            self._measures.tick()
+        self._measures.meter.due = False
         # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
         if self._tuning is None or any(each.is_used_here() for each in self._engines.all()):
             return
@@ -104,9 +106,10 @@ class Tuning:
         self._measures = measures
         bounds = _bounds(options, feed)
         self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
+        self.asked = 0  # how often
         self._before: _Counted | None = None
         self._tasks: dict[tuple[int, int], int] = {}  # by seat and birth: the seat's tasks when the worker was new
-        measures.meter.every = TICK // 2
+        measures.meter.every = TICK // 2  # each second one is a tick for the figures too
 
     def ask(self, engine: Engine) -> Resize | None:
         """What to change, if anything."""
@@ -114,7 +117,7 @@ class Tuning:
         from penstock.stats._machine import machine
 
         now, before = self._count(engine), self._before
-        self._before = now
+        self._before, self.asked = now, self.asked + 1
         if before is None or now.engine is not before.engine:
             self._tuner.restart()
             return None

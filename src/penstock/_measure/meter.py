@@ -15,7 +15,7 @@ from penstock._measure.histogram import BUCKETS, buckets
 
 clock = time.perf_counter_ns
 
-TICK = 500_000_000  # ns between two moments of the history, unless the loader is tuned
+TICK = 500_000_000  # ns between two moments of the history
 
 # Answers that are kept before they are counted, all at once: that takes a tenth of the time.
 _MOST = 256

@@ -71,7 +71,7 @@ def publish(by: object, text: bytes) -> None:
 
 
 def withdraw(by: object) -> None:
-    """Closes the page of `by`, if there is one."""
+    """Closes the page of `by`, if it has one."""
     _pages.pop(id(by), None)
 
 

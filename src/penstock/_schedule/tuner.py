@@ -149,6 +149,7 @@ class Load:
     workers: int
     step: float
     turn: float
+    quick: float  # a caller that takes no longer is too quick for all possible workers: how quick does not matter
     waiting: float
     compute: float
     cpu: float
@@ -162,12 +163,11 @@ class Load:
         step = sum_.busy / sum_.done
         # The processor time inside of `next()` is not waiting: with tiny steps it is most of the time.
         caller = min(sum_.seconds, max(sum_.worked, sum_.caller_cpu))
-        # A caller that takes nearly no time is as good as one that is just too quick for all possible workers.
-        turn = max(caller / max(1, sum_.batches), step / (2 * most), 1e-9)
         return cls(
             workers,
             step,
-            turn,
+            max(caller / max(1, sum_.batches), 1e-9),
+            step / (2 * most),
             1 - caller / sum_.seconds,
             min(1.0, (sum_.cpu + sum_.delayed) / sum_.busy),
             min(1.0, sum_.cpu / sum_.busy),
@@ -196,7 +196,7 @@ class Load:
             return max(one, two) > _OTHER * max(min(one, two), 1e-9)
 
         waits = abs(self.waiting - other.waiting) > _OTHER_WAITING
-        return waits or far(self.step, other.step) or far(self.turn, other.turn)
+        return waits or far(self.step, other.step) or far(*(max(one.turn, one.quick) for one in (self, other)))
 
 
 @dataclass(frozen=True, slots=True)
