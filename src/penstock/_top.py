@@ -29,8 +29,8 @@ SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle"
 """Those that are shown."""
 
 NONE = (
-    "No penstock loader of this user runs now. A loader is listed half a second after its first batch, and for as "
-    "long as it exists."
+    "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "
+    "until it is closed."
 )
 
 
