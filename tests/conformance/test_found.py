@@ -715,10 +715,12 @@ def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
     class Live(Living[Any]):
         def __iter__(self) -> Any:
             for number, engine in enumerate(super().__iter__()):
-                if not number and len(others) < 2:
+                if not number and len(begun) < 2:
+                    begun.append(True)  # first: an epoch that is begun looks here too
                     others.append(iter(loader))  # as another thread would
                 yield engine
 
+    begun: list[bool] = []
     others: list[Any] = []
     loader._engines.live = Live(loader._engines.live)
     loader.update(lambda dataset: None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -449,17 +449,22 @@ def test_an_update_that_raises_in_the_workers_is_the_error_of_each_step(make: An
 
 
 class Delivering(DataLoader[Any]):
+    names: ClassVar = NAMES
+
     def _deliver(self, batch: Any) -> Any:  # type: ignore[override]
-        return raising(NAMES, int(batch[0]))
+        return raising(self.names, int(batch[0]))
 
 
 @pytest.mark.parametrize("how", ["iter", "batches", "share"])
-def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any) -> None:
-    loader = make("inline", range(2 * len(NAMES)), kind=Delivering)
+def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a shared epoch nothing tells the others from an interrupt, which ends it if a batch is lost.
+    names = [name for name in NAMES if name not in NOT_CAUGHT] if how == "share" else NAMES
+    monkeypatch.setattr(Delivering, "names", names)
+    loader = make("inline", range(2 * len(names)), kind=Delivering)
     batches = (
         loader.share(1)[0] if how == "share" else getattr(loader, "__iter__" if how == "iter" else how)()
     )
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(names):
         assert is_as_itself(name, outcome(batches.__next__)), name
         good = next(batches)
         assert (good.data if how == "batches" else good) == 2 * number + 1
