@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from figures import stats as figures
+from handmade import stats as figures
 
 import penstock
 from penstock._measure import meter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from figures import period, stats, worker
+from handmade import period, stats, worker
 
 from penstock.stats import Decision, FirstBatch, Machine, Memory, Period, SlowSample
 

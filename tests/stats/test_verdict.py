@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from figures import SETTINGS, period, spans, stats, worker
+from handmade import SETTINGS, period, spans, stats, worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -31,23 +31,26 @@ def examples() -> list[object]:
 
 # TensorBoard takes 60 MB and a second to import. Where it is not installed, this stands in for its writer.
 WRITER = """
+class SummaryWriter:
+    def __init__(self, log_dir): self.log_dir = log_dir
+    def add_scalar(self, tag, scalar_value, global_step): assert tag and float(scalar_value) >= 0 <= global_step
+    def add_text(self, tag, text_string, global_step): assert tag and type(text_string) is str
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+"""
+# In a namespace of its own: a function of the main module's would keep all of a program's objects for too long.
+STAND_IN = f"""
 import importlib.util, types
 if importlib.util.find_spec("tensorboard") is None:
-    class SummaryWriter:
-        def __init__(self, log_dir): self.log_dir = log_dir
-        def add_scalar(self, tag, scalar_value, global_step): assert tag and float(scalar_value) >= 0 <= global_step
-        def add_text(self, tag, text_string, global_step): assert tag and type(text_string) is str
-        def __enter__(self): return self
-        def __exit__(self, *error): pass
     sys.modules["torch.utils.tensorboard"] = types.ModuleType("torch.utils.tensorboard")
-    sys.modules["torch.utils.tensorboard"].SummaryWriter = SummaryWriter
+    exec({WRITER!r}, sys.modules["torch.utils.tensorboard"].__dict__)
 """
 
 
 @pytest.fixture(scope="module")
 def docs_forge() -> Iterator[socket.socket]:
     """Has what takes long to import, but no further part of penstock: an example imports those that it needs."""
-    with forge(f"import torch, penstock\n{WRITER}") as control:
+    with forge(f"import torch, penstock\n{STAND_IN}") as control:
         yield control
 
 
@@ -55,7 +58,7 @@ def docs_forge() -> Iterator[socket.socket]:
 def test_an_example_runs_as_a_program(code: str, docs_forge: socket.socket, tmp_path: Path) -> None:
     with programs(docs_forge, tmp_path) as begin:
         # Without a __main__ guard, as a reader would paste it.
-        returncode, _, err = begin(code).end(60)
+        returncode, _, err = begin(f"import os; os.chdir({str(tmp_path)!r})\n{code}").end(60)
     assert (returncode, err) == (0, "")
 
 
