@@ -13,6 +13,9 @@ MXNET  := .venv-mxnet
 WILD   := .venv-wild
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Without compiled modules, each of a thousand fresh interpreters would compile penstock again.
+unexport PYTHONDONTWRITEBYTECODE
+
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
@@ -117,7 +120,7 @@ $(VENV)/.frameworks: $(VENV)/.developed requirements-frameworks.txt
 
 $(VENV)/.browser: $(VENV)/.developed requirements-browser.txt
 	$(PIP) install --requirement requirements-browser.txt
-	@command -v chromium chromedriver > /dev/null || \
+	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium chromium-driver; }
 	@touch $@
 

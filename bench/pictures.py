@@ -1,7 +1,7 @@
 """The pictures of the README and the docs, from a real run: `python -m bench.pictures`, or `make pictures`.
 
-A dataset with the usual faults is read for half a minute: samples wait for storage, one in a thousand takes long, and
-there are too few workers at first. The pictures show the page that `loader.report` writes.
+A dataset whose samples wait for storage is read for half a minute by a loader that tunes itself; one sample in some
+thousands takes long. The pictures show the page that `loader.report` writes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from penstock.stats._report import write
 from tests.browser.window import Window
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
-BATCH, STEP = 32, 0.030  # samples in a batch, and seconds that the caller works on one
-STAGES = ((1, 6.0), (2, 6.0), (4, 6.0), (8, 18.0))  # workers, and for how many seconds
+BATCH, STEP, SECONDS = 32, 0.030, 30  # samples in a batch, seconds that the caller works on one, and in all
 
 
 class Photos:
@@ -31,22 +30,18 @@ class Photos:
 
     def __getitem__(self, key: int) -> dict[str, NDArray[np.uint8]]:
         chance = np.random.default_rng(key)
-        time.sleep(0.35 if key % 997 == 5 else chance.gamma(9.0, 0.0004))
+        time.sleep(0.35 if key % 4999 == 5 else chance.gamma(9.0, 0.0004))
         image = np.full((96, 96, 3), key % 256, np.uint8)
         image[key % 96] = 255
         return {"image": image}
 
 
 def run() -> Stats:
-    """The figures of a run that gets more workers while it goes on."""
-    with penstock.DataLoader(Photos(), BATCH, shuffle=True, num_workers=STAGES[0][0], seed=0) as loader:
-        batches = iter(loader)
-        for workers, seconds in STAGES:
-            loader.num_workers = workers
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                next(batches)
-                time.sleep(STEP)
+    with penstock.DataLoader(Photos(), BATCH, shuffle=True, num_workers="auto", max_workers=16, seed=0) as loader:
+        batches, end = iter(loader), time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            next(batches)
+            time.sleep(STEP)
         return loader.stats()
 
 
@@ -61,12 +56,10 @@ def main() -> None:
             for mode in ("light", "dark"):
                 window.show(page.as_uri(), 1040, mode)
                 end = "document.querySelector('.rows').closest('section').getBoundingClientRect().bottom"
-                part = {"x": 0, "y": 0, "width": 1040, "height": window.run(f"return {end}") + 16}
+                part = {"x": 0, "y": 0, "width": 1040, "height": window.run(f"return {end}") + 8}
                 window.picture(FOLDER / f"report-{mode}.png", part)
             window.show(page.as_uri(), 1040)
             window.picture(FOLDER / "report.png")
-            window.show(page.as_uri(), 390)
-            window.picture(FOLDER / "report-phone.png", {"x": 0, "y": 0, "width": 390, "height": 844})
     finally:
         window.close()
     for path in sorted(FOLDER.iterdir()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -108,3 +109,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What is there now stays: a collection of garbage, here or in a forked worker, need not look at it.
     gc.collect()
     gc.freeze()
+    use_huge_pages()
+
+
+def use_huge_pages() -> None:
+    """Puts the memory of this process in pages of 2 MB where the system can: a fork then copies far fewer entries."""
+    madvise, collapse = ctypes.CDLL(None).madvise, 25  # MADV_COLLAPSE
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, access, *_, inode = line.split()[:5]
+        if access == "rw-p" and inode == "0":
+            start, end = (int(number, 16) >> 21 for number in where.split("-"))
+            for page in range(start + 1, end):
+                madvise(ctypes.c_void_p(page << 21), ctypes.c_size_t(1 << 21), collapse)

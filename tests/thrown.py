@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import queue
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 import penstock
 from penstock._work.samples import StreamEnded
@@ -207,3 +210,21 @@ def depth(error: BaseException) -> int:
     while trace is not None:
         trace, count = trace.tb_next, count + 1
     return count
+
+
+SECONDS = 100
+
+
+@pytest.fixture(autouse=True)
+def watchdog(nothing_is_left_behind: None) -> Iterator[None]:
+    """For every test of a module that imports it: an error, and not the end of the run, if the test hangs."""
+
+    def bark(*_: object) -> None:
+        raise AssertionError(f"hangs for {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, bark)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    SHARED.__traceback__ = None  # its frames keep memory

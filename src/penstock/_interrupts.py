@@ -25,11 +25,11 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import compress
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 # Not `signal`, which converts each number and handler to an enum, and takes ten times as long.
 _signal: Any = importlib.import_module("_signal")
@@ -150,6 +150,25 @@ def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
     made = CallAtEnd(of, _act)
     made.action = action
     return made
+
+
+class Living(Generic[T]):
+    """The objects that were added and are alive. A WeakSet, but no code of Python runs when one of them ends."""
+
+    __slots__ = ("_references",)
+
+    def __init__(self, objects: Iterable[T] = ()) -> None:
+        self._references: dict[int, CallAtEnd] = {}  # by id
+        for one in objects:
+            self.add(one)
+
+    def add(self, one: T) -> None:
+        self._references[id(one)] = call_at_end(one, partial(self._references.pop, id(one), None))
+
+    def __iter__(self) -> Iterator[T]:
+        # Of a copy: objects may come and go meanwhile.
+        found = [reference() for reference in self._references.copy().values()]
+        return iter([one for one in found if one is not None])
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -8,7 +8,6 @@ takes: so at most `depth` batches are ahead, and no other state is kept.
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import threading
 import time
@@ -222,7 +221,7 @@ class Producer:
         """Like `make`, and the gauge counts it."""
         gauge = self._gauge
         if gauge is None:
-            gauge = self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
+            gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
             gauge.ready()
         gauge.begin()
         made = self.make(sweep, changes)

@@ -29,8 +29,8 @@ SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle"
 """Those that are shown."""
 
 NONE = (
-    "No penstock loader of this user runs now. A loader is listed half a second after its first batch, and for as "
-    "long as it exists."
+    "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "
+    "until it is closed."
 )
 
 
@@ -55,7 +55,7 @@ class Loader:
 def run(pid: int | None, once: bool) -> int:
     """Print the loaders, or show them until Ctrl-C; return the exit code."""
     console = Console(highlight=False)
-    if once or not console.is_terminal:
+    if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
             console.width = 200  # nothing is cut off in a file or a pipe
         found = loaders(pid)

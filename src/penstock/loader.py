@@ -371,7 +371,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._engines = engines.Engines()
         # They must not refer to the loader, which ends with its last reference.
         settings = partial(shown, self._feed, self._face)
-        self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.all)
+        self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
         self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
 

@@ -140,13 +140,18 @@ class Prefetcher(Measured):
     def __next__(self) -> Any:
         if self._over and not self._closed:
             return END
+        if self._measures.meter.due:  # before a batch is taken: it may call functions of the user's, which may raise
+            self._measures.tick()
         self._begin(again=False)
         try:
-            return self._take()
+            taken = self._take()
         except BaseException as interrupt:
             # Ctrl-C may come at any instruction: a batch and its permit may be lost.
             self._end_by(interrupt)
             raise
+        if taken is END:
+            self._measures.end_epoch()
+        return taken
 
     def _take(self) -> Any:
         """The next thing that was made; a new permit is given for it. An error if none will come."""
@@ -168,13 +173,10 @@ class Prefetcher(Measured):
             if made.batch is END:
                 sweep.is_over = True
                 self._gate.made.put(made)  # for other threads that wait, and until the next reset
-                self._measures.end_epoch()
             else:
                 self._gate.permits.put(sweep)
                 stopwatch.deliver(1, 0, made.nbytes)
                 stopwatch.answer(ready)
-                if self._measures.meter.due:
-                    self._measures.tick()
             return made.batch
         return Instead(RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
@@ -260,7 +262,8 @@ class Prefetcher(Measured):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
-        self._thread = None
+        with interrupts_deferred():  # the end of a Thread calls code of Python
+            self._thread = thread = None
         self._measures.close()
 
     def __enter__(self) -> Prefetcher:

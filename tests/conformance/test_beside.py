@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -65,12 +66,12 @@ def test_close_in_another_thread_ends_the_workers_when_they_are_free(
 ) -> None:
     real = {name: getattr(Course, name) for name in ("redo", "cancel")}
 
-    def closed_meanwhile(course: Any) -> None:
+    def closed_meanwhile(course: Any) -> Any:
         monkeypatch.undo()
         thread = threading.Thread(target=engine.close)
         thread.start()
         thread.join()
-        real["redo" if during == "update" else "cancel"](course)
+        return real["redo" if during == "update" else "cancel"](course)
 
     with DataLoader(sources.Slow(4000, {}), num_workers=1) as loader:
         batches = in_a_bundle(loader)
@@ -350,3 +351,39 @@ def test_batches_that_outgrow_their_bundle_fill_no_socket(monkeypatch: pytest.Mo
     with DataLoader(Growing(), num_workers=1, multiprocessing_context="fork") as loader:
         kept = list(loader)
     assert all((batch == step).all() for step, batch in enumerate(kept))
+
+
+class Collecting(Dataset[Any]):
+    """Collects garbage in the worker once the caller has dropped the loader."""
+
+    def __init__(self) -> None:
+        self.dropped, self.collected = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> Any:
+        if key == 1:
+            assert self.dropped.wait(20)
+            gc.collect()
+            self.collected.set()
+        return key
+
+
+def test_an_engine_that_is_collected_in_a_thread_of_its_own_ends() -> None:
+    dataset = Collecting()
+    before = {*threading.enumerate()}  # a slow sample of another test may be at work in a thread of its loader
+    gc.disable()
+    try:
+        batches = iter(DataLoader(dataset, num_workers=1, backend="thread"))
+        (thread,) = [one for one in {*threading.enumerate()} - before if one.name == "penstock-0"]
+        next(batches)
+        cycle: list[Any] = [batches]
+        cycle.append(cycle)
+        del batches, cycle
+        dataset.dropped.set()
+        assert dataset.collected.wait(20)
+    finally:
+        gc.enable()
+    thread.join(20)
+    assert not thread.is_alive()

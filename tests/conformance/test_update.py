@@ -462,3 +462,39 @@ def test_a_crew_with_a_long_log_of_updates_is_not_used_again(
         assert [batch[1].tolist() for batch in batches] == [[size, size]]
     assert pids[0] == pids[1]
     assert not pids[1] & pids[2]
+
+
+class Signalled(Sized):
+    """A signal comes while its length is asked for."""
+
+    comes = False
+
+    def __len__(self) -> int:
+        if self.comes:
+            signal.raise_signal(signal.SIGUSR1)
+        return self.n
+
+
+@pytest.mark.parametrize("what", ["update", "resize"])
+def test_a_signal_handler_inside_of_iter_changes_nothing(what: str) -> None:
+    """The engine that is being made would have the old number of workers, or the old dataset."""
+    dataset = Signalled()
+    with DataLoader(dataset, num_workers=1, multiprocessing_context="fork") as loader:
+
+        def handler(*signal: object) -> None:
+            dataset.comes = False
+            if what == "update":
+                loader.update(size=2)
+            else:
+                loader.num_workers = 2
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            dataset.comes = True
+            with pytest.raises(RuntimeError, match=r"cannot be changed from inside of its own next\(\), iter"):
+                iter(loader)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert dataset.size == loader.num_workers == 1
+        handler()
+        assert len(list(loader)) == 60 and dataset.size + loader.num_workers == 3

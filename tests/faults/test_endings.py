@@ -180,6 +180,12 @@ class Numbers(Dataset[Any]):
         return key
 
 
+def descriptors() -> int:
+    """How many are open, without those through which `penstock top` sees loaders that have run for a second."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(not os.readlink(link).startswith("/memfd:penstock-loader ") for link in links if os.path.lexists(link))
+
+
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_many_iterators_leave_nothing_behind(backend: str) -> None:
     loader = DataLoader(Numbers(), num_workers=1, backend=backend)
@@ -190,11 +196,11 @@ def test_many_iterators_leave_nothing_behind(backend: str) -> None:
                 break
 
     once()
-    before = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+    before = descriptors(), Path("/proc/self/maps").read_text().count("\n")
     for _ in range(300):
         once()
     gc.collect()
-    after = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+    after = descriptors(), Path("/proc/self/maps").read_text().count("\n")
     loader.close()
     assert after[0] == before[0] and after[1] <= before[1] + 3
 
@@ -206,10 +212,10 @@ def test_many_loaders_leave_nothing_behind() -> None:
                 break
 
     once()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(30):
         once()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_dropping_a_loader_needs_no_garbage_collector() -> None:
@@ -218,8 +224,8 @@ def test_dropping_a_loader_needs_no_garbage_collector() -> None:
         loader = DataLoader(Numbers(), num_workers=1)
         batches = iter(loader)
         next(batches)
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         del loader, batches
-        assert len(os.listdir("/proc/self/fd")) < before
+        assert descriptors() < before
     finally:
         gc.enable()

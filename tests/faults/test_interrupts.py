@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, product
@@ -25,6 +26,8 @@ from tests.interrupting import generators, in_modules, interrupt, sweep
 
 N = 6
 WIDE = "PENSTOCK_WIDE" in os.environ
+
+pytestmark = pytest.mark.timeout(3600 if WIDE else 120)
 
 
 class Drawing:
@@ -73,6 +76,8 @@ class Subject:
 
     def check(self) -> None:
         """The old iterator goes on, or says that it has ended; the loader serves another epoch, and closes."""
+        if self.loader is None:
+            return
         if self.batches is not None:
             check_rest(self.batches)
         if self.loader.state_dict()["steps"]:
@@ -140,6 +145,10 @@ def _drop(subject: Subject) -> None:
     subject.batches = None
 
 
+def _drop_the_loader(subject: Subject) -> None:
+    subject.loader = subject.batches = None
+
+
 def _rest(subject: Subject) -> None:
     while subject.next() is not None:
         pass
@@ -158,6 +167,7 @@ WORK = {
     "close": Work(_read, lambda subject: subject.loader.close()),
     "close the iterator": Work(_read, lambda subject: subject.batches.close()),
     "drop": Work(_read, _drop),
+    "drop the loader": Work(_over, _drop_the_loader),
     "update": Work(_read, lambda subject: subject.loader.update(scale=2)),
     "state_dict": Work(_read, lambda subject: subject.loader.state_dict()),
     "load_state_dict": Work(_with_state, lambda subject: subject.loader.load_state_dict(subject.state)),
@@ -230,6 +240,22 @@ def run(
             return
 
 
+def test_no_code_of_python_runs_when_an_object_of_living_ends() -> None:
+    """An interrupt in it would be reported as ignored, and lost."""
+
+    class Object:
+        pass
+
+    first, second = Object(), Object()
+    living, called = _interrupts.Living([first, second]), []
+    assert list(living) == [first, second]
+    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
+    del first
+    sys.setprofile(None)
+    assert set(called) <= {"test_no_code_of_python_runs_when_an_object_of_living_ends"}
+    assert list(living) == [second]
+
+
 SLOW = ("forkserver", "spawn")
 # What is different with these.
 OURS = in_modules("backends/_process", "_descriptors", "_interrupts", "shipment")
@@ -246,7 +272,7 @@ def cases() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "what"), list(cases()))
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    quick = 80 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
+    quick = 200 if not SETTINGS[name].get("num_workers") or name == "threads" else 600
     run(SETTINGS[name], WORK[what], 1 if WIDE else quick, OURS if name in SLOW else lambda code: True)
 
 

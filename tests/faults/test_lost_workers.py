@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing.context
 import os
 import random
 import signal
@@ -148,6 +149,7 @@ def test_a_seat_where_all_die_at_birth_is_left_empty_and_the_caller_is_told(tmp_
             assert [batch.item() for batch in loader] == list(range(8))
         assert len(said) == 1
         assert "stays empty until the next epoch" in str(said[0].message)
+        assert said[0].filename == __file__
         assert len(dataset.born()) == 4  # retries=2 more than two
 
 
@@ -268,6 +270,33 @@ def test_fork_that_was_asked_for_stays_fork_beside_threads(monkeypatch: pytest.M
         next(batches)
         kill(loader)
         assert len(list(batches)) == 11
+
+
+class ForeignProcess(multiprocessing.context.ForkProcess):
+    _start_method = "library"
+
+
+class Foreign(multiprocessing.context.BaseContext):
+    """Has a start method of its own, which penstock does not know."""
+
+    _name = "library"
+    Process = ForeignProcess
+
+
+def test_fork_in_the_place_of_an_unknown_method_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "survives_fork", lambda: True)
+    methods._warn.cache_clear()
+    with pytest.warns(UserWarning, match="is not one of Python's own.*by fork") as said:
+        loader = DataLoader(Growing(), num_workers=1, prefetch_factor=1, multiprocessing_context=Foreign())
+    assert said[0].filename == __file__
+    with loader:
+        batches = iter(loader)
+        seen = [next(batches).item()]
+        monkeypatch.setattr(methods, "survives_fork", lambda: False)
+        monkeypatch.setattr(launcher, "fork", no_memory)
+        kill(loader)
+        seen += [batch.item() for batch in batches]
+    assert seen == list(range(12))
 
 
 class Pids(Dataset[Any]):

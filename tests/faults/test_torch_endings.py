@@ -64,8 +64,17 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("ending", ENDINGS)
+PERSISTENT = ("out of a loop", "with an iterator", "with two iterators")
+
+
+@pytest.mark.parametrize(
+    ("ending", "persistent"),
+    [
+        pytest.param(ending, kept, marks=pytest.mark.wide if kept and ending not in PERSISTENT else ())
+        for ending in ENDINGS
+        for kept in (False, True)
+    ],
+)
 def test_a_program_ends_quickly_and_silently(begin: Begin, ending: str, persistent: bool) -> None:
     program = begin(f"""
         loader = DataLoader(Data(), num_workers=2, persistent_workers={persistent})

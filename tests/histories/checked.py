@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,15 @@ def _check_left(patience: float, except_for: str = "") -> None:
     end = time.monotonic() + patience
     while (left := [one for one in _left() if one != except_for]) and time.monotonic() < end:
         time.sleep(0.002)  # a thread ends after its sample
-    _check(not left, "left behind:", left)
+    _check(not left, "left behind:", left, *map(_about, belongings()[1] - _before[0][1]))
+
+
+def _about(pid: str) -> str:
+    """What a process is, and what it does."""
+    with suppress(OSError):
+        facts = [Path("/proc", pid, name).read_text().replace("\0", " ") for name in ("stat", "wchan", "cmdline")]
+        return f"[{', '.join(facts)}]"
+    return f"[{pid} has just ended]"
 
 
 def _left() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_batches_of_threads_stay_intact(script: list[tuple[Any, ...]]) -> None:
         check(loader, script)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if "PENSTOCK_WIDE" in os.environ else 12, deadline=None)
 @given(actions)
 def test_batches_of_processes_stay_intact(script: list[tuple[Any, ...]]) -> None:
     with DataLoader(

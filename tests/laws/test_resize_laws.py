@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from same import same
 from penstock import DataLoader
 from penstock.testing import _sources as sources
 from penstock.testing import simulate
+
+WIDE = "PENSTOCK_WIDE" in os.environ
 
 # What happens after a batch was taken: a kind, and a number for it.
 RESIZE, KILL, UPDATE, ONCE_MORE, CLOSE, LEAVE = "resize", "kill", "update", "once more", "close", "leave"
@@ -76,7 +79,7 @@ def tell(feed: str, story: Any, decided: Any = (), **workers: Any) -> list[Any]:
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if WIDE else 25, deadline=None)
 @given(data=st.data())
 def test_in_any_order_of_events_the_stream_is_that_of_the_inline_loop(feed: str, data: st.DataObject) -> None:
     story = data.draw(stories)
@@ -119,7 +122,7 @@ LONG = [
 @pytest.mark.parametrize("workers", REAL)
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.filterwarnings("ignore:num_workers=. is more than", "ignore:A stream is read by one reader")
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4 if WIDE else 2, deadline=None)
 @given(story=stories)
 @example(story=[(0, (CLOSE, 0))])
 @example(story=LONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -168,7 +169,7 @@ class ARandomWalk(RuleBasedStateMachine):
 
 TestARandomWalk = ARandomWalk.TestCase
 TestARandomWalk.settings = settings(
-    max_examples=100,
+    max_examples=100 if "PENSTOCK_WIDE" in os.environ else 50,
     stateful_step_count=120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 
 import penstock.torch
-from tests.faults.test_interrupts import WORK, Drawing, Subject, run
+from tests.faults.test_interrupts import WIDE, WORK, Drawing, Subject, run
 
-pytestmark = pytest.mark.imports_torch
+pytestmark = [pytest.mark.imports_torch, pytest.mark.timeout(3600 if WIDE else 120)]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "inline": {},
@@ -47,6 +46,5 @@ class TorchSubject(Subject):
     "what", ["start", "next", "end", "start again", "drop", "state_dict", "load_state_dict"]
 )
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
-    wide = "PENSTOCK_WIDE" in os.environ
-    stride = 1 if wide else 2000 if "num_workers" in SETTINGS[name] else 100
+    stride = 1 if WIDE else 2000 if "num_workers" in SETTINGS[name] else 250
     run(SETTINGS[name], WORK[what], stride, lambda code: True, TorchSubject)

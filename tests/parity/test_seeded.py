@@ -70,7 +70,7 @@ def test_the_stream_is_the_same_for_any_number_of_workers(
     assert sorted(flat) == list(range(37)) != flat
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)])
 def test_the_start_method_does_not_matter(method: str) -> None:
     workers = {"num_workers": 1, "multiprocessing_context": method, "persistent_workers": True}
     given = epochs(Noisy(), shuffle=True, batch_size=8, **workers)

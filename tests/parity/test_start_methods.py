@@ -24,7 +24,7 @@ def python_keeps_its_processes() -> Iterator[None]:
     resource_tracker._resource_tracker._stop()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.wide), "forkserver"])
 def test_a_dataset_and_its_method_travel_together(method: str) -> None:
     def program(loader_class: Any, tape: Tape) -> None:
         data = sources.Noisy(7, frozenset({5}))

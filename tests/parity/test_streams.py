@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,7 @@ class Case:
 
 
 ALL = 1000
+WIDE = "PENSTOCK_WIDE" in os.environ
 
 
 @st.composite
@@ -150,12 +152,12 @@ def cases(draw: st.DrawFn, workers: int, most_workers: int) -> Case:
 
 
 @given(cases(workers=0, most_workers=0))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if WIDE else 100, deadline=None)
 def test_without_workers_the_stream_is_torchs(case: Case) -> None:
     both(case)
 
 
 @given(cases(workers=1, most_workers=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if WIDE else 15, deadline=None)
 def test_with_workers_the_stream_is_torchs(case: Case) -> None:
     both(case)

@@ -5,33 +5,18 @@ Each test runs one epoch in which every other step raises another exception of t
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.utils.data
-from thrown import SHARED, THROWN, comes_out_as, notes, throw
+from thrown import THROWN, comes_out_as, notes, throw, watchdog  # noqa: F401 - a fixture
 
 from penstock.torch import DataLoader
 
 NAMES = list(THROWN)
 NOT_CAUGHT = {name for name in NAMES if not issubclass(comes_out_as(name), Exception)}
 STOPS = {name for name in NAMES if "StopIteration" in name}
-SECONDS = 100  # of the watchdog
-
-
-@pytest.fixture(autouse=True)
-def watchdog(nothing_is_left_behind: None) -> Iterator[None]:
-    def bark(*_: object) -> None:
-        raise AssertionError(f"hangs for {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, bark)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    SHARED.__traceback__ = None  # its frames keep memory
 
 
 def raising(names: list[str], key: int) -> int:
@@ -224,6 +209,13 @@ def test_what_a_sampler_raises_comes_out_as_itself(mode: str) -> None:
             assert [int(next(batches)) for _ in range(2)] == [0, 1]
             with pytest.raises(StopIteration if name in STOPS else comes_out_as(name)):
                 next(batches)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_length_of_an_iterator_is_not_its_end(mode: str) -> None:
+    batches = iter(DataLoader(range(2), batch_sampler=Keys("StopIteration", "__len__"), **MODES[mode]))
+    with pytest.raises(RuntimeError, match="raised StopIteration, and not at its end"):
+        len(batches)
 
 
 class Pinned:

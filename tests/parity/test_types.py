@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import os
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,7 +238,7 @@ TEMPLATES = st.recursive(st.sampled_from(sorted(SAMPLES)), nest, max_leaves=6)
 
 
 @given(st.lists(TEMPLATES, min_size=1, max_size=6), st.sampled_from([None, sources.identity]), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if "PENSTOCK_WIDE" in os.environ else 10, deadline=None)
 def test_samples_of_any_structure_come_as_from_torch(templates: Any, collate: Any, batched: bool) -> None:
     def program(loader_class: Any, tape: Tape) -> None:
         data = sources.Made(0, lambda key: build(templates[key[0]], key[1]))

@@ -52,10 +52,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "            pass",
     },
     "a shared epoch counts batches that still wait for their consumer": {
-        "old": "        return _Item(steps, batch)\n",
-        "new": "        for step, mark in steps:\n"
-        "            self._told.passed(step, mark)\n"
-        "        return _Item([], batch)\n",
+        "old": "            call.item = _Item(self._steps, batch)\n",
+        "new": "            for step, mark in self._steps:\n"
+        "                self._told.passed(step, mark)\n"
+        "            call.item = _Item([], batch)\n",
     },
     "the mark of a step is taken before the step is read": {
         "old": "        mark = None if self._reading is None else taken(self._reading.source, self._reading.mark)\n",

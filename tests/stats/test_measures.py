@@ -336,6 +336,15 @@ def test_a_row_has_the_ten_slowest_of_each_epoch() -> None:
     assert gauges.counts(3).pid == 78
 
 
+def test_a_closed_loader_has_figures_although_its_iterator_is_kept(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(Rows(), batch_size=8, seed=1, **settings) as loader:
+        iterator = iter(loader)
+        next(iterator)
+    stats = loader.stats()
+    assert (stats.epoch.batches, stats.memory.pooled) == (1, 0)
+    del iterator
+
+
 # The other loaders.
 
 

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from figures import stats as figures
 
 import penstock
+from penstock._measure import meter
 from penstock.stats import Stats
 from penstock.stats import _hooks as hooks
 
@@ -23,6 +25,20 @@ def no_hook_is_left() -> Iterator[None]:
     yield
     assert not hooks._hooks
     hooks._hooks.clear()
+
+
+class SlowRange:
+    """Numbers that take long enough to travel one by one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int) -> int:
+        time.sleep(0.001)
+        return key
 
 
 def read(loader: Any) -> None:
@@ -42,6 +58,29 @@ def test_a_function_is_called_at_the_end_of_each_epoch(settings: dict[str, Any])
         read(loader)
     counts = [(stats.epoch_number, stats.epoch.batches, stats.life.batches) for stats in seen]
     assert counts == [(0, 10, 10), (1, 10, 20)]
+
+
+def test_a_function_is_called_at_the_end_of_what_is_prefetched() -> None:
+    seen: list[Stats] = []
+    with penstock.on_stats(seen.append), penstock.prefetch(list(range(10))) as ahead:
+        read(ahead)
+        read(ahead)
+    assert [(stats.epoch.batches, stats.life.batches) for stats in seen] == [(10, 10), (10, 20)]
+
+
+@pytest.mark.imports_torch
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"num_workers": 1, "seed": 3}])
+def test_a_function_is_called_at_the_end_of_each_epoch_of_torch_s(settings: dict[str, Any]) -> None:
+    from penstock.torch import DataLoader
+
+    seen: list[Stats] = []
+    loader = DataLoader(SlowRange(10), **settings)
+    with penstock.on_stats(seen.append):
+        iterator = iter(loader)
+        for _ in range(13):
+            next(iterator, None)
+        read(loader)
+    assert [(stats.epoch.batches, stats.life.batches) for stats in seen] == [(10, 10), (10, 20)]
 
 
 def test_a_function_is_called_in_the_thread_that_reads_the_loader() -> None:
@@ -162,6 +201,56 @@ def test_a_stop_iteration_of_a_function_ends_no_epoch() -> None:
 
     with penstock.on_stats(fails, every=1e-9), pytest.warns(UserWarning, match="StopIteration"):
         assert len(list(penstock.DataLoader(range(30)))) == 30
+
+
+def interrupted(loader: Any) -> list[int]:
+    """All batches, of a loop that goes on after each interrupt from a function."""
+    interrupts = 0
+
+    def interrupt(stats: Stats) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        raise KeyboardInterrupt
+
+    batches: list[int] = []
+    with penstock.on_stats(interrupt, every=1e-9):
+        iterator = iter(loader)
+        while True:
+            try:
+                batches.append(int(np.asarray(next(iterator)).item()))
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                break
+    assert interrupts > 10
+    return batches
+
+
+@pytest.fixture(name="at_every_batch")
+def _at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "TICK", 0)
+
+
+@pytest.mark.usefixtures("at_every_batch")
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2, "backend": "thread"}, {"num_workers": 1}])
+def test_an_interrupt_in_a_function_loses_no_batch(settings: dict[str, Any]) -> None:
+    with penstock.DataLoader(SlowRange(30), **settings) as loader:
+        assert interrupted(loader) == list(range(30))
+
+
+@pytest.mark.usefixtures("at_every_batch")
+def test_an_interrupt_in_a_function_loses_nothing_that_is_prefetched() -> None:
+    with penstock.prefetch(list(range(30))) as ahead:
+        assert interrupted(ahead) == list(range(30))
+
+
+@pytest.mark.imports_torch
+@pytest.mark.usefixtures("at_every_batch")
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"num_workers": 1, "seed": 3}])
+def test_an_interrupt_in_a_function_loses_no_batch_of_torch_s(settings: dict[str, Any]) -> None:
+    from penstock.torch import DataLoader
+
+    assert interrupted(DataLoader(SlowRange(30), **settings)) == list(range(30))
 
 
 def test_a_function_may_read_a_loader_itself() -> None:

@@ -206,7 +206,7 @@ def test_torch_s_semantics_with_a_seed_need_no_such_remark(name: str) -> None:
 
 def test_auto_is_not_told_which_number_to_use() -> None:
     figures = CASES["fetch"][0]
-    verdict = replace(figures, settings={**figures.settings, "num_workers": "auto"}).verdict
+    verdict = replace(figures, settings={**figures.settings, "auto": ("num_workers",)}).verdict
     assert "max_workers=" in verdict and not re.search(r"num_workers=\d", verdict)
 
 
@@ -291,7 +291,8 @@ settings_of_loaders = st.fixed_dictionaries(
     optional={
         "face": st.sampled_from(["penstock", "penstock.torch", "prefetch"]),
         "backend": st.sampled_from(["inline", "thread", "process"]),
-        "num_workers": st.one_of(st.integers(0, 64), st.just("auto")),
+        "num_workers": st.integers(0, 64),
+        "auto": st.just(["num_workers"]),
         "prefetch_factor": st.one_of(st.none(), st.integers(1, 9)),
         "seed": st.one_of(st.none(), st.just(3)),
         "in_order": st.booleans(),

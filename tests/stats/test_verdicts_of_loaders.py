@@ -220,6 +220,21 @@ def test_what_this_machine_cannot_show(figures: dict[str, Any], said: str) -> No
     assert said in replace(stats, machine=replace(stats.machine, **figures)).verdict
 
 
+def test_a_source_is_slow() -> None:
+    def batches() -> Iterator[np.ndarray]:
+        for step in range(60):
+            time.sleep(0.005)
+            yield np.full(8, step)
+
+    with penstock.prefetch(batches) as ahead:
+        for _ in ahead:
+            pass
+        stats = ahead.stats()
+    rule = rule_of(stats)
+    assert rule is not None and rule.name == "slow source"
+    assert "one thread reads the source" in stats.verdict
+
+
 def test_too_few_batches_have_no_verdict() -> None:
     assert run(Samples(10, lambda key: time.sleep(0.03)), nothing, num_workers=1).verdict == ""
 

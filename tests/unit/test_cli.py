@@ -81,7 +81,7 @@ def test_the_demo_fails_if_the_streams_differ(
         tally = honest(console, name, loader)
         return dataclasses.replace(tally, digest="0" * 64) if whose in name else tally
 
-    for name, value in {"SAMPLES": 500, "KILL_AFTER": 2, "STOP_AFTER": 4}.items():
+    for name, value in {"SAMPLES": 300, "KILL_AFTER": 2, "STOP_AFTER": 3}.items():
         monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(demo, "_stream", forged)
     monkeypatch.setattr(demo, "_torch_loader", lambda dataset: demo._loader(dataset, 0))

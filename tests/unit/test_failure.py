@@ -263,12 +263,31 @@ def test_a_note_is_added_once() -> None:
     assert exc.__notes__ == [WHERE, "elsewhere"]
 
 
-def test_a_local_class_is_not_kept_alive_by_its_tag() -> None:
+def a_local_class() -> type[Exception]:
     class Local(Exception):
         pass
 
-    pickling.tag_exceptions()
-    assert Local in pickling._tag_of
+    return Local
+
+
+def test_of_two_local_classes_with_one_name_the_one_that_was_raised_arrives() -> None:
+    one, other = a_local_class(), a_local_class()
+    sent = [Failure.capture(kind(), where=WHERE) for kind in (one, other)]
+    pickling._class_of.clear()  # as in the parent, which has the classes and has not pickled them
+    assert [type(restore(data)) for data in sent] == [one, other]
+
+
+def test_a_local_class_that_the_parent_does_not_have_arrives_by_value() -> None:
+    data = Failure.capture(a_local_class()("x"), where=WHERE)
+    gc.collect()
+    there = restore(data)
+    assert type(there).__name__ == "Local"
+    assert there.args == ("x",)
+
+
+def test_a_local_class_is_not_kept_alive_by_its_address() -> None:
+    Local = a_local_class()
+    assert type(restore(Failure.capture(Local(), where=WHERE))) is Local
     gone = weakref.ref(Local)
     del Local
     gc.collect()

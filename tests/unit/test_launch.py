@@ -25,6 +25,7 @@ import pytest
 
 from penstock._descriptors import close_in_child, forget
 from penstock.backends._process import launcher
+from penstock.backends._process import process as processes
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
 from penstock.backends._process.process import UNKNOWN, WorkerProcess, fate
@@ -330,6 +331,24 @@ def test_closing_a_handle_ends_a_worker_that_still_runs(method: str, crew_of: An
     assert not worker.is_alive()
     with pytest.raises(ValueError, match="closed"):
         worker.fileno()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_dies_long_after_it_was_killed_is_no_zombie(
+    method: str, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = crew_of(method, idle)
+    worker = crew.start()
+    crew.heard()
+    monkeypatch.setattr(processes, "LINGER", 0.0)
+    monkeypatch.setattr(WorkerProcess, "kill", lambda process: None)  # as if it were stuck in the kernel
+    worker.release()
+    (reaper,) = (thread for thread in threading.enumerate() if thread.name == "penstock-reaper")
+    os.kill(worker.pid, 0)  # it lives
+    os.kill(worker.pid, signal.SIGKILL)
+    reaper.join(20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
 
 
 def test_a_launcher_that_is_closed_starts_nothing() -> None:

@@ -50,6 +50,16 @@ def test_each_publisher_has_a_page_and_it_goes_with_the_publisher() -> None:
     assert of_this_process() == [] and not page._pages
 
 
+def test_a_page_that_is_withdrawn_is_gone_until_something_is_published() -> None:
+    loader = Publisher()
+    page.withdraw(loader)
+    page.publish(loader, b"open")
+    page.withdraw(loader)
+    assert of_this_process() == []
+    page.publish(loader, b"open again")
+    assert of_this_process() == [b"open again"]
+
+
 def test_a_publisher_that_a_finalizer_brings_back_gets_a_new_page() -> None:
     kept = []
 

@@ -294,12 +294,25 @@ def test_the_command_prints_a_table_the_settings_and_the_reason(folder: Path) ->
     ran = command(folder, "shelf:make", "--batch-size", "4", "--seconds", "0.1", "--collate", "shelf:stack")
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
-    assert re.match(r"workers +batches/s +samples/s +plain loop +waiting +first batch", lines[0])
+    assert re.match(r"workers +batches/s +samples/s +speed-up +waiting +first batch", lines[0])
     kinds = [line[:14].strip() for line in lines[1 : lines.index("")]]
     assert kinds[0] == "the plain loop" and {"2 threads", "2 processes"} <= set(kinds)
     assert sum("<- use this" in line for line in lines) == 1
     assert any(line.startswith("use      penstock.DataLoader(dataset, batch_size=4, num_workers=") for line in lines)
     assert any(line.startswith("because  ") for line in lines)
+
+
+def test_the_page_of_the_recommended_settings_is_written(folder: Path) -> None:
+    ran = command(folder, "shelf:make", "--seconds", "0.1", "--max-workers", "1", "--html", "page.html")
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout.split()[-2:] == ["page", "page.html"]
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "DataLoader(Numbers)" in page
+
+
+def test_a_page_that_could_not_be_written_is_refused_before_the_trials(folder: Path) -> None:
+    for path in ("no/such/folder.html", "."):
+        ran = command(folder, "shelf:make", "--html", path)
+        assert ran.returncode == 2 and f"and {path} is not" in ran.stderr
 
 
 def test_with_a_step_the_caller_is_found_to_be_the_bottleneck(folder: Path) -> None:

@@ -246,27 +246,38 @@ def test_root_does_not_list_the_loaders_of_others(begin: Begin) -> None:
     assert len(top.loaders(program.pid, uid=65534)) in (0, 2)  # 0 where even root may not look
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_is_listed_while_it_runs_and_no_longer(begin: Begin, workers: int) -> None:
+@pytest.mark.parametrize("end", ["loader.close()", "del loader"])
+@pytest.mark.parametrize(
+    ("made", "backend"),
+    [
+        ("DataLoader(np.arange(1000), batch_size=4)", "inline"),
+        ("DataLoader(np.arange(1000), batch_size=4, num_workers=2)", "process"),
+        ("DataLoader(np.arange(1000), batch_size=4, num_workers=2, backend='thread')", "thread"),
+        ("prefetch([np.arange(4)] * 100)", "prefetch"),
+    ],
+)
+def test_a_loader_is_listed_while_it_runs_and_no_longer(
+    begin: Begin, made: str, backend: str, end: str
+) -> None:
     program = begin(f"""
         import numpy as np, penstock
         for _ in penstock.DataLoader(np.arange(8), 4):  # short: it never has a page
             pass
-        loader = penstock.DataLoader(np.arange(1000), batch_size=4, num_workers={workers})
+        loader = penstock.{made}
         assert not page._pages
         while not page._pages:
             for batch in loader:
                 pass
         print("published", flush=True)
         signal.sigwait([signal.SIGUSR1])
-        loader.close()
-        del loader, batch
+        {end}
         print("gone", flush=True)
         signal.sigwait([signal.SIGUSR1])
     """)
     assert program.line() == "published"
     (found,) = top.loaders(program.pid)
-    assert found.stats.name == "DataLoader(ndarray)" and found.stats.settings["num_workers"] == workers
+    assert found.stats.name == {"prefetch": "prefetch(list)"}.get(backend, "DataLoader(ndarray)")
+    assert found.stats.settings["backend"] == backend
     assert found.stats.life.batches > 0 and found.published.pid == program.pid
     pids = {one.pid for one in page.find(os.geteuid())}
     assert not pids & {pid for pid in session(program.pid) if pid != program.pid}  # workers have no page

@@ -1,6 +1,6 @@
-"""Runs one program of `programs/` in this process and writes a report: `python -m wild.run NAME ENGINE REPORT`.
+"""Runs one program of `programs/` in this process and writes a report: `python -m wild.run NAME HOW REPORT`.
 
-ENGINE is "torch" or "penstock". The report is a JSON file.
+HOW is "torch", "penstock" or "race": on torch, and then timed on both in turn. The report is a JSON file.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ import gc
 import importlib
 import json
 import multiprocessing
+import os
+import resource
 import sys
 import tempfile
 import types
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from conftest import children, descriptors, mappings, names
+from wild.race import Cost, Race
 
 WORKERS = 2
 
 
-def main(name: str, engine: str, report: str) -> None:
+def main(name: str, how: str, report: str) -> None:
     found: dict[str, Any] = {"warnings": []}
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:
@@ -30,20 +36,20 @@ def main(name: str, engine: str, report: str) -> None:
     warnings.showwarning = show
     held = without_cuda(name)
     module = importlib.import_module(f"wild.programs.{name}")
-    from wild.tape import Tape, seed
+    from wild.tape import Tape
 
     import penstock.torch
 
-    if engine == "penstock":
+    if how == "penstock":
         penstock.torch.enable()
     named = names()
-    parts = {"inline": (0, False), "workers": (WORKERS, False), "timed": (WORKERS, True)}
-    for part, (workers, times_only) in parts.items():
-        tape = Tape(times_only=times_only)
-        seed()
-        with tempfile.TemporaryDirectory() as folder:
-            module.program(tape, workers, Path(folder))
-        found[part] = {"lines": tape.lines, "batches": tape.batches, "times": tape.times}
+    for part, workers in {"inline": 0, "workers": WORKERS}.items():
+        tape = Tape()
+        play(module.program, tape, workers)
+        found[part] = {"lines": tape.lines, "batches": tape.batches}
+    if how == "race":
+        with unheard(found["warnings"]):
+            found["race"] = asdict(Race.held(lambda engine: cost(module.program, engine)))
     gc.collect()
     used = penstock.torch.status().loaders
     found["status"] = [[use.loader_class, use.on_penstock, use.on_torch, use.reason] for use in used]
@@ -56,6 +62,43 @@ def main(name: str, engine: str, report: str) -> None:
     }
     del held
     Path(report).write_text(json.dumps(found))
+
+
+@contextmanager
+def unheard(warned: list[str]) -> Iterator[None]:
+    """Forgets what is printed to stderr and warned of: this process is the control of that too."""
+    count, stderr, null = len(warned), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+        del warned[count:]
+
+
+def play(program: Callable[[Any, int, Path], None], tape: Any, workers: int) -> None:
+    from wild.tape import seed
+
+    seed()
+    with tempfile.TemporaryDirectory() as folder:
+        program(tape, workers, Path(folder))
+
+
+def cost(program: Callable[[Any, int, Path], None], engine: str) -> Cost:
+    from wild.tape import Tape
+
+    import penstock.torch
+
+    (penstock.torch.enable if engine == "penstock" else penstock.torch.disable)()
+    gc.collect()
+    tape, before = Tape(times_only=True), resource.getrusage(resource.RUSAGE_CHILDREN)
+    play(program, tape, WORKERS)
+    gc.collect()  # ends the workers that the program has kept: only of ended ones is the CPU time known
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    workers = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(tape.clock, tape.cpu + workers)
 
 
 def without_cuda(name: str) -> Any:

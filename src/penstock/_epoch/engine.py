@@ -8,7 +8,6 @@ on their own.
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from penstock._schedule.course import Course
 from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
+from penstock._warning import warn_caller
 from penstock._wire.failure import caught, described
 from penstock._wire.task import Raised, shorten
 from penstock._work.runner import Job
@@ -44,6 +44,8 @@ class Engine(Held):
     `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
     says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
     """
+
+    _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Engine(Held):
 
     def memory(self) -> tuple[int, int, int]:
         """Bytes that are lent, pooled, and in strays."""
-        pooled, strays = self.backend.memory()
+        pooled, strays = (0, 0) if self.closed else self.backend.memory()  # a reader may keep a closed engine
         lent = self._leases.nbytes
         return lent, max(0, pooled + strays - lent), strays
 
@@ -264,8 +266,7 @@ class Engine(Held):
             return False
         if self._hang is not None:
             for one in self.backend.end_hung(self._hang):
-                # The line of the caller's that asked for a batch is many frames up, and not always as many.
-                warnings.warn(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning, stacklevel=2)
+                warn_caller(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning)
             left = min(self._hang / 4, math.inf if left is None else left)
         self._take_in(left)
         return True
@@ -374,7 +375,7 @@ class Engine(Held):
     def _deliver(self, command: commands.Deliver) -> None:
         if self._empty:  # not before there is a batch: if nobody is left, an error tells it
             for loss in self._empty.values():
-                warnings.warn(vacancy(loss), RuntimeWarning, stacklevel=2)
+                warn_caller(vacancy(loss))
             self._empty.clear()
         seq, slab = command
         outcome = self._outcomes.pop(seq)

@@ -6,14 +6,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from penstock._epoch.engine import Engine
 from penstock._epoch.turn import INSIDE
 from penstock._feed import Feed
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import Living, interrupts_deferred
 from penstock._measure.meter import Meter
 from penstock._options import Options
 from penstock._schedule.onereader import OneReader
@@ -35,7 +34,7 @@ class Engines:
     """
 
     def __init__(self) -> None:
-        self.live: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.live = Living[Engine]()
         self._idle: Engine | None = None
         self._last: weakref.ref[Engine] | None = None
         self._changing: dict[int, threading.RLock] = {}
@@ -49,16 +48,14 @@ class Engines:
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
-        """The engines that are alive. While they are counted, another thread may begin an epoch on a new one."""
-        while True:
-            with suppress(RuntimeError):  # "Set changed size during iteration"
-                return list(self.live)
+        """The engines that are alive."""
+        return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
         """Calls `work` with all engines of this process, while this thread alone uses them."""
         self._refuse_inside()
         with self.changing():
-            engines = self._ours()
+            engines = self.ours()
             self._hold(engines, partial(work, engines))
 
     def _hold(self, engines: list[Engine], work: Callable[[], object]) -> None:
@@ -67,12 +64,17 @@ class Engines:
         else:
             work()
 
-    def _ours(self) -> list[Engine]:
+    def ours(self) -> list[Engine]:
+        """The engines that serve this process."""
         return [engine for engine in self.all() if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Before anything is waited for: raises for a thread that would wait for itself."""
-        if any(engine.is_used_here() for engine in self.all()):
+        """Before anything is waited for: raises for a thread that would wait for itself.
+
+        Also for one that is in the middle of a start or a change: `live` does not have the engine that is being made.
+        """
+        lock: Any = self.changing()
+        if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:
@@ -81,7 +83,7 @@ class Engines:
         with self.changing():
             # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the
             # local change: a worker that was forked in between would make the change twice.
-            engines = [(engine, engine.backend.encode(change)) for engine in self._ours()]
+            engines = [(engine, engine.backend.encode(change)) for engine in self.ours()]
 
             def make_change() -> None:
                 change(dataset)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 
-from penstock._epoch.turn import CHANGE, Turn
-from penstock._interrupts import interrupts_after, interrupts_deferred
+from penstock._epoch.turn import CHANGE, Turn, close_at_last
+from penstock._interrupts import finalizer, interrupts_deferred
 from penstock.backends import Backend
 
 
@@ -20,7 +20,7 @@ class Held:
         self.backend = backend
         self._turn = Turn()
         # For an engine that nobody closed, also at the interpreter's exit.
-        last = (_close_at_last, backend, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
+        last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
 
     @property
@@ -92,12 +92,5 @@ class Held:
     def _on_ended(self) -> None:
         """Called after the workers have ended."""
 
-
-def _close_at_last(backend: Backend, turn: Turn, pid: int) -> None:
-    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
-    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    turn.after = interrupts_after()  # outlives this call, and the object that has made it
-    with turn.after:
-        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
-            turn.ended_by = turn.ended_by or "was closed"
-            backend.close()
+    # First, with interrupts deferred. If one comes at its very entry, `_finalizer` still runs.
+    __del__ = finalizer(lambda engine: engine._finalizer())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._epoch.engine import Engine
+from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Meter, Stopwatch, Totals, clock
@@ -72,6 +73,13 @@ class Measured:
         For the present epoch and for the loader's life. Measured all the time; any thread may ask.
         """
         return self._measures.stats()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
+
+        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
+        """
+        self._measures.report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
@@ -162,6 +170,7 @@ class Measures:
 
     def close(self) -> None:
         """The loader is closed."""
+        page.withdraw(self)
         if self._tracing is not None:
             self._tracing.close()
 
@@ -193,6 +202,11 @@ class Measures:
             decisions=tuple(self.decisions),
             history=tuple(self._history),
         )
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        from penstock.stats._report import write
+
+        write(self.stats(), path)
 
     def _live(self) -> list[Gauges]:
         return [crew.gauges for crew in self._crews()]

@@ -60,6 +60,8 @@ class Reader:
         while True:
             if self._engine is None:
                 return _ENDED
+            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
+                self._loader.measures.tick()
             engine, delivery = self._engine, None
             if self._meter.due:  # now: an interrupt must not come between a batch and its consumer
                 self._loader.tick(engine)
@@ -80,8 +82,10 @@ class Reader:
                 return Handout(None, Instead(error))
             if delivery.task is None:
                 self.told.finish(self._run.end)
-                self._let_go(cancel=False)
-                self._loader.measures.end_epoch()
+                try:
+                    self._loader.measures.end_epoch()
+                finally:
+                    self._let_go(cancel=False)
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break

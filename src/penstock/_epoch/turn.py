@@ -13,16 +13,17 @@ taken, and only its owner lets go of it, by a plain assignment in a `finally`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from threading import get_ident
 
-from penstock._interrupts import LOOK_AGAIN, Changes
+from penstock._interrupts import LOOK_AGAIN, Changes, interrupts_after
 
 NEXT, CHANGE = "next", "change"
 
 Hold = tuple[int, str]
 """The thread, and what it does."""
 
-INSIDE = "The loader cannot be changed from inside of its own next() or update(), as by a signal handler."
+INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
 # Another object after a fork: comparing it costs less than the system call that asks for the pid.
 _this_process = object()
@@ -44,7 +45,7 @@ class Turn:
         self.holder: Hold | None = None
         self.waiting: dict[int, Hold] = {}  # by id
         self.ended_by = ""
-        self.after: object = None  # kept for as long as this
+        self.after: object = None  # see `close_at_last`
         self._process = _this_process
 
     def is_ours(self) -> bool:
@@ -105,3 +106,14 @@ class Turn:
     def is_used_here(self) -> bool:
         """Whether this thread has the turn already, further up in its stack."""
         return self.holder is not None and self.holder[0] == get_ident()
+
+
+def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:
+    """Ends the workers of an engine that is gone."""
+    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
+    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
+    turn.after = interrupts_after()  # outlives this call, and the object that has made it
+    with turn.after:
+        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
+            turn.ended_by = turn.ended_by or "was closed"
+            close()

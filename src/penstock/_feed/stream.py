@@ -12,7 +12,7 @@ from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
-from penstock.plan import END, Calls, OrderPlan, Sequential, rest
+from penstock.plan import END, Calls, OrderPlan, Rest, Sequential
 from penstock.plan._plan import check_reached
 
 
@@ -68,8 +68,8 @@ class ByItem(Stream):
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
-        steps = rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
-        return Run(numbers, epoch, steps, None, at, read_from=reading, what="the stream")
+        steps = Rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
+        return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(
         self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -228,4 +229,5 @@ class Stopwatch:
         """All workers have ended."""
         if self.tracer is not None:
             self.tracer.end()
-        self.meter.keep(gauges)
+        if not sys.is_finalizing():  # numpy may be gone by then
+            self.meter.keep(gauges)

@@ -54,8 +54,9 @@ Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C co
 
 
 def publish(by: object, text: bytes) -> None:
-    """Puts the text on the page of `by`, in place of the text before. The page is gone when `by` is deallocated.
+    """Puts the text on the page of `by`, in place of the text before.
 
+    The page is there until it is withdrawn, or `by` is deallocated.
     A text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
@@ -67,6 +68,11 @@ def publish(by: object, text: bytes) -> None:
     memory[at + _HEAD.size : at + _HEAD.size + len(text)] = text
     _HEAD.pack_into(memory, at, len(text), crc32(text))
     _COUNTER.pack_into(memory, 0, count + 1)
+
+
+def withdraw(by: object) -> None:
+    """Closes the page of `by`, if it has one."""
+    _pages.pop(id(by), None)
 
 
 def _opened(by: object) -> _Published | None:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import call_at_end, interrupts_deferred
+from penstock._interrupts import Living, call_at_end, interrupts_deferred
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -224,7 +224,7 @@ class Leases:
         return slabs
 
 
-_all: weakref.WeakSet[Leases] = weakref.WeakSet()
+_all = Living[Leases]()
 
 own_fork = threading.local()
 """While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""
@@ -232,7 +232,7 @@ own_fork = threading.local()
 
 def _retire_all() -> None:
     if not getattr(own_fork, "now", False):
-        for leases in tuple(_all):
+        for leases in _all:
             leases._lent.clear()  # without its reference, a slab is never reported as returned
 
 

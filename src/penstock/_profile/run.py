@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,11 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock._profile.choice import INLINE, Advice, Choice, Limits, Trial, advice, next_choice
+from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, next_choice
 from penstock._profile.target import TargetError, dataset, target
 from penstock.loader import DataLoader
 from penstock.source._dataset import is_stream
 from penstock.stats._figures import Stats
+from penstock.stats._report import write
 from penstock.stats._units import count, seconds, share
 
 WARM = 0.25
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Try, print the table and the advice, and return the exit code. Errors of the dataset come out as they are."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
+        _check_page(options.html)
         collate_fn = None if options.collate is None else target(options.collate)
         subject = Subject(dataset(options.dataset), options.batch_size, collate_fn, options.seconds, options.step)
     except TargetError as error:
@@ -72,8 +75,24 @@ def run(options: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = 120
     stats = done[recommended.trial.choice][1]
-    _report(console, trials, recommended, stats, subject)
+    lines = [("use", settings(recommended.trial.choice, subject)), ("because", recommended.reason)]
+    if stats is not None and stats.verdict:
+        lines.insert(0, ("verdict", stats.verdict))
+    if stats is not None and options.html is not None:
+        write(stats, options.html)
+        lines.append(("page", options.html))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold")
+    for name, text in lines:
+        grid.add_row(name, Text(text))
+    console.print(table(trials, subject, recommended.trial), Text(), grid)
     return 0
+
+
+def _check_page(path: str | None) -> None:
+    """Now, and not after all trials."""
+    if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
 
 def _limits(subject: Subject, most: int) -> Limits:
@@ -162,7 +181,7 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
     """A row for each trial, in the order of their workers."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("workers")
-    for name in ("batches/s", "samples/s", "plain loop", "waiting", "first batch"):
+    for name in ("batches/s", "samples/s", "speed-up", "waiting", "first batch"):
         found.add_column(name, justify="right")
     found.add_column("")
     plain = next((trial.rate for trial in trials if trial.choice == INLINE), 0.0)
@@ -174,22 +193,13 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
             str(trial.choice),
             count(trial.rate),
             count(trial.rate * subject.batch_size),
-            f"x {trial.rate / plain:.1f}",
+            f"{trial.rate / plain:.1f} x",
             share(trial.waiting),
             seconds(trial.first),
             "<- use this" if trial is best else "",
             style="bold green" if trial is best else "",
         )
     return found
-
-
-def _report(console: Console, trials: list[Trial], chosen: Advice, stats: Stats | None, subject: Subject) -> None:
-    console.print(table(trials, subject, chosen.trial))
-    console.print()
-    if stats is not None and stats.verdict:
-        console.print(Text.assemble(("verdict  ", "bold"), stats.verdict))
-    console.print(Text.assemble(("use      ", "bold"), settings(chosen.trial.choice, subject)))
-    console.print(Text.assemble(("because  ", "bold"), chosen.reason))
 
 
 def settings(choice: Choice, subject: Subject) -> str:

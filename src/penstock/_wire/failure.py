@@ -7,9 +7,9 @@ cause. Neither fails, whatever the exception's own methods do.
 In a worker that is not a process, `caught` makes a copy instead, so that the user's own object is never changed: a
 program may raise one object many times, in several threads at once.
 
-Types without an importable name travel by tag (see `pickling.py`), so that `except MyError` works in the parent.
-Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and methods over
-the parent's class.
+Types without an importable name travel by tag or address (see `pickling.py`), so that `except MyError` works in the
+parent. Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and
+methods over the parent's class.
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ def _thread(job: Job, context: Any) -> Backend:
 
 def _process(job: Job, context: Any) -> Backend:
     from penstock.backends._process.backend import start
-    from penstock.backends._process.methods import choose_method
+    from penstock.backends._process.methods import choose_method, is_chosen
 
-    return start(job, choose_method(context), explicit=context is not None)
+    return start(job, choose_method(context), explicit=is_chosen(context))
 
 
 DEFAULT = "process"

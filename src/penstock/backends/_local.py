@@ -222,7 +222,8 @@ class ThreadBackend(_LocalBackend):
             self._permits.put(False)
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():  # in which the garbage collector has found the engine
+                thread.join(max(0.0, deadline - time.monotonic()))
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:

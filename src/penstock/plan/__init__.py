@@ -1,7 +1,7 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._plan import END, Calls, Draw, OrderPlan, Plan, SamplerPlan, rest
+from penstock.plan._plan import END, Calls, Draw, OrderPlan, Plan, Rest, SamplerPlan
 from penstock.plan._samplers import (
     BatchSampler,
     DistributedSampler,
@@ -25,6 +25,7 @@ __all__ = [
     "Permutation",
     "Plan",
     "RandomSampler",
+    "Rest",
     "Sampler",
     "SamplerPlan",
     "Selected",
@@ -35,5 +36,4 @@ __all__ = [
     "Weighted",
     "WeightedRandomSampler",
     "mix",
-    "rest",
 ]

@@ -248,10 +248,10 @@ class SamplerPlan:
         read: int = 0,
         broken: Callable[[], bool] = lambda: True,
     ) -> Iterator[Any]:
-        """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `rest`."""
+        """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `Rest`."""
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
-        return rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken)
+        return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
         """The next batch of all ranks together."""
@@ -288,28 +288,12 @@ def _taking(keys: Iterator[Any]) -> _Take:
     return lambda size: list(islice(keys, size))
 
 
-def rest(
-    batches: Iterator[Any],
-    steps: int,
-    read: int,
-    rank: int,
-    world: int,
-    drop_last: bool,
-    broken: Callable[[], bool] = lambda: True,
-) -> Iterator[Any]:
+class Rest(Iterator[Any]):
     """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read.
 
-    `broken()` says whether an error that came last has ended the batches.
-    """
-    if world == 1 and steps <= read:
-        return batches
-    return _Rest(batches, steps, read, rank, world, drop_last, broken)
-
-
-class _Rest(Iterator[Any]):
-    """Passes over the steps that were handed out before, and those of other ranks, with the errors in their place.
-
-    An error that ends the batches is raised on every rank: otherwise the others would end without a word.
+    Passes over the steps that were handed out before, and those of other ranks, with the errors in their place. An
+    error that ends the batches is raised on every rank: otherwise the others would end without a word. `broken()`
+    says whether the error that came last has ended them.
     """
 
     def __init__(
@@ -320,7 +304,7 @@ class _Rest(Iterator[Any]):
         rank: int,
         world: int,
         drop_last: bool,
-        broken: Callable[[], bool],
+        broken: Callable[[], bool] = lambda: True,
     ) -> None:
         self._batches, self._numbers, self._broken = batches, count(read), broken
         self._done, self._rank, self._world = steps * world, rank, world
@@ -329,6 +313,11 @@ class _Rest(Iterator[Any]):
         self._raised_before = self._done - world + rank  # the number of this rank's last step before
         self._drop_last = drop_last
         self._error: tuple[int, Exception] | None = None  # in the place of the last batch that was read
+        self._passes_all = world == 1 and steps <= read
+
+    def simplified(self) -> Iterator[Any]:
+        """The batches themselves, if none is passed over."""
+        return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:
         mine: Any = None

@@ -24,9 +24,8 @@ class Facts:
         self.backend = str(stats.settings.get("backend", "process"))
         self.in_the_caller = self.backend in ("inline", "thread") or self.face == "prefetch"
         self.cpus = stats.machine.cpus
-        given = stats.settings.get("num_workers", 0)
-        self.auto = given == "auto"
-        self.workers = sum(worker.alive for worker in stats.epoch.workers) if self.auto else int(given or 0)
+        self.workers = int(stats.settings.get("num_workers") or 0)
+        self.auto = "num_workers" in stats.settings.get("auto", ())
         self.period = stats.epoch if self._is_enough(stats.epoch) else stats.life
         self.enough = self._is_enough(self.period)
 

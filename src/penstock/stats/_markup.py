@@ -47,7 +47,12 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    return "".join(f'<span style="{side}:{at:.4%}">{escape(text)}</span>' for at, text in places)
+    """Each is centred at its place, or ends with the plot."""
+    ends = {True: ' class="first"', False: ' class="last"'}
+    return "".join(
+        f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
+        for at, text in places
+    )
 
 
 def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:

@@ -56,10 +56,10 @@ def title(stats: Stats) -> str:
 
 
 def verdict(stats: Stats) -> str:
-    verdict = str(getattr(stats, "verdict", "") or "")
-    if not verdict:
+    said = stats.verdict
+    if not said:
         return '<section class="verdict none"><p>Too little was measured for a verdict.</p></section>'
-    return f'<section class="verdict"><p>{text(verdict, 2000)}</p></section>'
+    return f'<section class="verdict"><p>{text(said, 2000)}</p></section>'
 
 
 def tiles(stats: Stats) -> str:
@@ -314,7 +314,7 @@ def _decisions(stats: Stats) -> Iterator[str]:
 
 def figures(stats: Stats) -> str:
     periods = [(f"epoch {stats.epoch_number}", stats.epoch), ("all epochs", stats.life)]
-    if stats.epoch == stats.life:
+    if stats.life.epochs <= 1:
         del periods[0]
     columns = [list(_column(period)) for _, period in periods]
     rows = ([name, *(column[i][1] for column in columns)] for i, (name, _) in enumerate(columns[0]))
@@ -354,6 +354,7 @@ def machine(stats: Stats) -> str:
         ("memory limit", limit),
         ("memory used", size(machine.memory_used)),
         ("in swap space", size(machine.swapped)),
+        ("workers waited for a processor", seconds(machine.delayed)),
     )
     return section("Machine", "", facts(pairs))
 

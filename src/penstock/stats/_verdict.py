@@ -100,7 +100,7 @@ def _takes_microseconds(facts: Facts) -> bool:
 
 
 def _is_inline(facts: Facts) -> bool:
-    return facts.face != "prefetch" and not facts.workers and not facts.auto
+    return facts.face != "prefetch" and not facts.workers
 
 
 # All workers are busy.

@@ -349,7 +349,7 @@ class LoaderLaws(Laws):
     @_bundled_or_not
     def test_steps_that_travel_together_are_those_of_the_plain_loop(self) -> None:
         for given in ({"shuffle": True}, {"batch_size": None}, {"in_order": False}):
-            loader, plain = self.pair(Raising(Numbers(400), {0, 77, 78, 399}), seed=1, **given)
+            loader, plain = self.pair(Raising(Numbers(200), {0, 77, 78, 199}), seed=1, **given)
             found, expected = _told(loader), _told(plain)
             if "in_order" in given:
                 found, expected = sorted(found), sorted(expected)
@@ -389,7 +389,8 @@ def _told(loader: Any) -> list[str]:
         while True:
             try:
                 batch = next(batches)
-                found.append(f"{batch.epoch} {batch.step:3} {batch.index.tolist()} {batch.data}")
+                parts = [(part.dtype.str, part.tolist()) for part in map(np.asarray, batch.data)]
+                found.append(f"{batch.epoch} {batch.step:3} {batch.index.tolist()} {parts}")
             except ValueError as error:
                 found.append(str(error))
             except StopIteration:

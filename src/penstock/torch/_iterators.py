@@ -26,7 +26,7 @@ from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
 from penstock.backends._process.backend import start
-from penstock.backends._process.methods import choose_method, configured_method
+from penstock.backends._process.methods import choose_method, configured_method, is_chosen
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
@@ -53,6 +53,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._stopwatch = Stopwatch(self._measures.meter)
         _begun(loader, cursor)
 
+    __len__ = never_ends(private.BaseIterator.__len__)
+
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
         if self._cursor.is_stream:
@@ -63,6 +65,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
     @raises_instead
     def _next_data(self) -> Any:
         cursor, stopwatch = self._cursor, self._stopwatch
+        if self._measures.meter.due:
+            self._measures.tick()
         stopwatch.ask()
         try:
             index = self._next_index()
@@ -90,8 +94,6 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
             data = self._into.finish(data, rows)
         stopwatch.deliver(1, rows or 1, 0)
         stopwatch.answer(ready=False)
-        if self._measures.meter.due:
-            self._measures.tick()
         return data if self._deliver is None else self._deliver(data)
 
 
@@ -110,6 +112,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             raise AssertionError("prefetch_factor must be greater than 0")
         self._runs = itertools.count()
         self._reset(loader, first_iter=True)
+
+    __len__ = never_ends(private.BaseIterator.__len__)
 
     @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -153,6 +157,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     def _next_data(self) -> Any:
         if self._engine is None or self._run is None:  # closed, or the epoch could not begin
             return END
+        if self._measures.meter.due:
+            self._measures.tick()
         engine, run, delivery = self._engine, self._run, None
         try:
             delivery = engine.next(self._timeout or None)
@@ -162,8 +168,6 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             if delivery is not None:  # an interrupt has lost the batch: none may follow it
                 engine.close()
             raise
-        if self._measures.meter.due:
-            self._measures.tick()
         # Like torch, raises from the call in which the sampler was asked, although that was for a later step.
         error, run.error = run.error, None
         if error is None:
@@ -271,7 +275,7 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> En
     context = loader.multiprocessing_context
     if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
         context = configured_method()
-    backend = start(job, choose_method(context), explicit=True)
+    backend = start(job, choose_method(context), explicit=is_chosen(context))
     try:
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)

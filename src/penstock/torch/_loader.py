@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, SupportsIndex, TypeVar
@@ -13,6 +14,7 @@ import torch.utils.data
 
 from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
+from penstock._epoch.tracing import Tracing
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import DEFAULT_PREFETCH_FACTOR
 from penstock.batch import Batch
@@ -21,7 +23,7 @@ from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
-from penstock.torch._measured import stats
+from penstock.torch._measured import measures_of, stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 T = TypeVar("T")
@@ -212,6 +214,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         For the present epoch and for the loader's life. Measured all the time; any thread may ask.
         """
         return stats(self)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page. See `penstock.DataLoader.report`."""
+        measures_of(self).report(path)
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Write what caller and workers do to a file that Perfetto opens. See `penstock.DataLoader.trace`.
+
+        The trace ends with its `with` block, or with its `close()`.
+        """
+        if not self.num_workers and self._ours["seed"] is None:
+            raise ValueError(
+                "A loader with num_workers=0 and torch's semantics has nothing to trace: torch's own loop fetches "
+                "its batches. Use num_workers=1 or more, or seed=."
+            )
+        return measures_of(self).trace(path)
 
     @_Shown
     def _is_accelerate_prepared(self) -> bool:

@@ -33,7 +33,7 @@ class Measured:
 
 
 def _living(engines: Iterable[Engine]) -> list[Engine]:
-    return [engine for engine in tuple(engines) if not engine.closed]
+    return [engine for engine in tuple(engines) if engine.is_ours() and not engine.closed]
 
 
 _all: weakref.WeakKeyDictionary[Any, Measured] = weakref.WeakKeyDictionary()
@@ -52,5 +52,9 @@ def stats(loader: Any) -> Stats:
 
     See `penstock.DataLoader.stats`.
     """
+    return measures_of(loader).stats()
+
+
+def measures_of(loader: Any) -> Measures:
     seeded = getattr(loader, "_ours", {}).get("seed") is not None
-    return core_of(loader).stats() if seeded else measured(loader).measures.stats()
+    return core_of(loader)._measures if seeded else measured(loader).measures

@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import time
-import warnings
 import weakref
 
 import numpy as np
@@ -16,6 +15,7 @@ from penstock._descriptors import close, close_in_child, no_fork, take_standard_
 from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Gauges
 from penstock._memory.slabs import Slabs
+from penstock._warning import warn_caller
 from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
@@ -134,7 +134,7 @@ class ProcessBackend:
                 return self._launch_by(method, number)
             except Exception as error:  # pickling runs the user's code
                 text = f"{_FORKED_ANYWAY} {described(error)}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn_caller(text)
                 self._fork_is_our_choice = False
         return self._launchers[-1].start(number)
 

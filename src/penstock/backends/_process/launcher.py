@@ -39,7 +39,6 @@ from penstock._descriptors import close, close_in_child, kept_by_child, no_fork,
 from penstock._interrupts import acquire, interrupts_deferred
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
-from penstock._wire.pickling import tag_exceptions
 from penstock._wire.shipment import pack, unpack
 from penstock.backends._process import methods
 from penstock.backends._process import process as processes
@@ -170,7 +169,6 @@ class Launcher:
             return WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
 
     def _fork(self, number: int, child: int) -> int:
-        tag_exceptions()
         lifeline = self.own["lifeline"]
         own_fork.now = True
         try:

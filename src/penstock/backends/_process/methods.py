@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy  # noqa: F401  (its BLAS starts threads, which must exist when the threads are counted)
+
+from penstock._warning import warn_caller
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -47,16 +48,16 @@ def choose_method(asked: str | BaseContext | None) -> str:
     A context that a library has made is used by its start method. If that is none of the three, one warning says
     which method is used instead.
     """
-    if isinstance(asked, str):
-        if asked not in METHODS:
-            raise ValueError(f"{_MUST_BE}, not {asked!r}")
-        return asked
-    if asked is None:
-        return _configured() or _safe()
-    is_context = callable(getattr(asked, "get_start_method", None)) and hasattr(asked, "Process")
-    if isinstance(asked, type) or not is_context:
-        raise TypeError(f"{_MUST_BE}, or a multiprocessing context, not {type(asked).__name__}")
-    return _of_context(asked)
+    method, is_pythons = _asked(asked)
+    used = method or _configured() or _safe()
+    if not is_pythons:
+        _warn(f"The multiprocessing_context {type(asked).__module__}.{type(asked).__qualname__}", used)
+    return used
+
+
+def is_chosen(asked: str | BaseContext | None) -> bool:
+    """Whether the program has chosen the start method. Else penstock has, and may choose another one later."""
+    return _asked(asked)[0] is not None
 
 
 def configured_method() -> str:
@@ -87,21 +88,27 @@ def _safe() -> str:
     return "fork" if survives_fork() else "forkserver"
 
 
-def _of_context(context: Any) -> str:
-    process = context.Process
-    names: list[Any] = []
+def _asked(asked: Any) -> tuple[str | None, bool]:
+    """The start method that is asked for, if it is one of the three; and whether it is a method of Python's own."""
+    if asked is None:
+        return None, True
+    if isinstance(asked, str):
+        if asked not in METHODS:
+            raise ValueError(f"{_MUST_BE}, not {asked!r}")
+        return asked, True
+    is_context = callable(getattr(asked, "get_start_method", None)) and hasattr(asked, "Process")
+    if isinstance(asked, type) or not is_context:
+        raise TypeError(f"{_MUST_BE}, or a multiprocessing context, not {type(asked).__name__}")
+    process, names = asked.Process, list[Any]()
     with suppress(Exception):  # the code of a library
-        names.append(context.get_start_method(allow_none=True))
+        names.append(asked.get_start_method(allow_none=True))
         if names == [None]:  # the default context, and no method is set
-            return choose_method(None)
+            return None, True
     # A subclass of a context of Python's may have another name; its processes are started in the same way.
-    names += [getattr(base, "_name", None) for base in type(context).__mro__]
+    names += [getattr(base, "_name", None) for base in type(asked).__mro__]
     names += [getattr(process, "_start_method", None)]
     method = next((name for name in names if name in METHODS), None)
-    if method is None or not _is_pythons(process):
-        method = method or choose_method(None)
-        _warn(f"The multiprocessing_context {type(context).__module__}.{type(context).__qualname__}", method)
-    return method
+    return method, method is not None and _is_pythons(process)
 
 
 def _is_pythons(process: Any) -> bool:
@@ -112,11 +119,11 @@ def _is_pythons(process: Any) -> bool:
 @cache
 def _warn(what: str, used: str) -> None:
     """Warns once in a process."""
-    warnings.warn(
+    warn_caller(
         f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
         f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '
         f"{', '.join(METHODS)}.",
-        stacklevel=2,
+        UserWarning,
     )
 
 

@@ -106,7 +106,7 @@ class Handle:
                 self.join(LINGER)
                 with self._lock:
                     pidfd, self._pidfd = self._pidfd, -1
-                    close(pidfd)
+                    (close if self._exitcode is not None else _reap_later)(pidfd)
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -190,6 +190,20 @@ class WorkerProcess(Handle, Child):
                 super().release()
                 self.unregister()
                 self._launcher.release()
+
+
+def _reap_later(pidfd: int) -> None:
+    """Waits in a thread for a killed process that is stuck in the kernel: else it would stay as a zombie."""
+
+    def wait() -> None:
+        with suppress(ChildProcessError):  # not our child, but the template's
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        close(pidfd)
+
+    try:
+        threading.Thread(target=wait, name="penstock-reaper", daemon=True).start()
+    except RuntimeError:  # the interpreter exits, or the system has no thread to give
+        close(pidfd)
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:

@@ -1,0 +1,19 @@
+"""Warnings that point to the user's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import FrameType
+
+_OURS = os.path.dirname(__file__) + os.sep
+
+
+def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)"""
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
