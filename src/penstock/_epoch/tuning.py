@@ -148,7 +148,7 @@ class Tuning:
         """How many workers have done a step: the first may take long, and says little about the others."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
-            if self._births.get(seat, (0, 0))[0] != row.born:
+            if seat not in self._births or self._births[seat][0] != row.born:
                 self._births[seat] = row.born, self._tasks.get(seat, 0)
             self._tasks[seat] = row.tasks
         return sum(row.tasks > self._births[seat][1] for seat, row in rows.items())
