@@ -13,7 +13,7 @@ class Forced:
 
     def __init__(self, numbers: Iterable[tuple[int, int]]) -> None:
         self._numbers = iter(numbers)
-        self.asked = 0
+        self.extra = False
 
     def ask(self, engine: Any) -> Resize | None:
         found = next(self._numbers, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,19 @@ def test_workers_stop_growing_before_the_memory_is_used_up(each: int, batch: int
     assert max(interval.memory for interval in run.intervals) < limit
     assert run.run(60) == []
     assert 2 * run.tuner.workers * (each + 2 * batch) > 5 << 30 or run.tuner.workers == 32, "and not much earlier"
+
+
+@dataclass(frozen=True)
+class Held(Simulated):
+    """One worker would be enough on average, but now and then a slow step holds it up."""
+
+    def rate(self, workers: int, prefetch: int = 2) -> float:
+        return super().rate(workers, prefetch) * (0.85 if workers == 1 else 1.0)
+
+
+def test_a_number_that_was_too_small_is_not_tried_again() -> None:
+    run = Run(Held(cpu=5e-3, turn=20e-3), bounds())
+    assert [resize.workers for _, resize in run.run(60)] == [1, 2]
 
 
 def test_memory_that_others_use_up_takes_workers_away() -> None:

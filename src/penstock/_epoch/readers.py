@@ -60,10 +60,8 @@ class Reader:
         while True:
             if self._engine is None:
                 return _ENDED
-            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
-                self._loader.measures.tick()
             engine, delivery = self._engine, None
-            if self._meter.due:  # now: an interrupt must not come between a batch and its consumer
+            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
                 self._loader.tick(engine)
             try:
                 delivery = engine.next(self._timeout)

@@ -69,7 +69,7 @@ class Tuned:
 
     def _tick(self, engine: Engine) -> None:
         """Some times a second, in the thread that reads this engine, between two calls of its `next`."""
-        if self._tuning is None or self._tuning.asked % 2 == 0:
+        if self._tuning is None or not self._tuning.extra:
             self._measures.tick()
         self._measures.meter.due = False
         # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
@@ -96,6 +96,9 @@ class _Counted(NamedTuple):
     delays: dict[int, int]  # by pid, of some workers
 
 
+_NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
+
+
 class Tuning:
     """Takes what was counted between two ticks to the tuner."""
 
@@ -106,21 +109,25 @@ class Tuning:
         self._measures = measures
         bounds = _bounds(options, feed)
         self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
-        self.asked = 0  # how often
+        self.extra = False  # the next tick is for the tuner alone
         self._before: _Counted | None = None
-        self._tasks: dict[tuple[int, int], int] = {}  # by seat and birth: the seat's tasks when the worker was new
-        measures.meter.every = TICK // 2  # each second one is a tick for the figures too
+        self._births: dict[int, tuple[int, int]] = {}  # by seat: of its worker, and how many tasks it had then
+        self._tasks: dict[int, int] = {}  # by seat
+        measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
         """What to change, if anything."""
-        from penstock._schedule.tuner import Interval
+        from penstock._schedule.tuner import RESTING, Interval
         from penstock.stats._machine import machine
 
-        now, before = self._count(engine), self._before
-        self._before, self.asked = now, self.asked + 1
-        if before is None or now.engine is not before.engine:
+        now, before = self._count(engine), self._before or _NOTHING
+        self._before = now
+        # A tick takes half a millisecond. At rest there are no more of them than without the tuner.
+        rests = self._tuner.state is RESTING
+        self.extra = not rests and not self.extra
+        self._measures.meter.every = TICK if rests else TICK // 2
+        if now.engine is not before.engine:
             self._tuner.restart()
-            return None
         same = now.thread == before.thread  # the processor time is that of a thread
         return self._tuner.decide(
             Interval(
@@ -140,9 +147,11 @@ class Tuning:
     def _started(self, engine: Engine) -> int:
         """How many workers have done a step: the first may take long, and says little about the others."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
-        new = {(seat, row.born): row.tasks for seat, row in rows.items() if row.ready}
-        self._tasks = {worker: self._tasks.get(worker, tasks) for worker, tasks in new.items()}
-        return sum(new[worker] > tasks for worker, tasks in self._tasks.items())
+        for seat, row in rows.items():
+            if seat not in self._births or self._births[seat][0] != row.born:
+                self._births[seat] = row.born, self._tasks.get(seat, 0)
+            self._tasks[seat] = row.tasks
+        return sum(row.tasks > self._births[seat][1] for seat, row in rows.items())
 
     def _count(self, engine: Engine) -> _Counted:
         sums, rows = self._measures.sums()

@@ -2,7 +2,8 @@
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
-             RESTING --the load has been another one for some time--> MEASURING
+             RESTING --the first seconds, as one measurement, ask for a Resize--> SETTLING
+             RESTING --the load has been another one for some time--> as if MEASURING
              any --memory is nearly used up: Resize--> SETTLING
 
 The rules, of which the first that applies decides at the end of a measurement:
@@ -40,11 +41,13 @@ _HEADROOM = 1.3
 # The share of the ideal gain that an attempt must give: with twice the workers, 10 % more steps.
 _GAIN = 0.1
 # With more workers the caller must get no fewer batches than this share of what it got before.
-_NOT_LESS = 0.95
+_NOT_LESS = 0.9
 # An attempt to work farther ahead must leave less than this share of the waiting.
 _LESS_WAITING = 0.75
 # A load is another one if seconds differ by this factor, or the share of waiting by this much.
 _OTHER, _OTHER_WAITING = 1.6, 0.08
+# The share of waiting is noisy: so many measurements say what is usual in a rest, and what has been so lately.
+_FIRST, _LATELY = 16, 8
 # With idle workers, more of them are tried only if the caller waits for more than this share.
 _UNSTEADY = 0.1
 # Workers that compute for less than this share of their busy time wait: there may be more of them than processors.
@@ -149,6 +152,7 @@ class Load:
     workers: int
     step: float
     turn: float
+    seconds: float
     quick: float  # a caller that takes no longer is too quick for all possible workers: how quick does not matter
     waiting: float
     compute: float
@@ -167,6 +171,7 @@ class Load:
             workers,
             step,
             max(caller / max(1, sum_.batches), 1e-9),
+            sum_.seconds,
             step / (2 * most),
             1 - caller / sum_.seconds,
             min(1.0, (sum_.cpu + sum_.delayed) / sum_.busy),
@@ -191,12 +196,12 @@ class Load:
         """Workers that the caller needs."""
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
-    def differs(self, other: Load) -> bool:
-        def far(one: float, two: float) -> bool:
-            return max(one, two) > _OTHER * max(min(one, two), 1e-9)
-
-        waits = abs(self.waiting - other.waiting) > _OTHER_WAITING
-        return waits or far(self.step, other.step) or far(*(max(one.turn, one.quick) for one in (self, other)))
+    def is_other(self, before: Load) -> bool:
+        """True if workers or caller take much longer than before, or much less. More workers may slow each other."""
+        share = self.workers / before.workers
+        slower = self.step / max(before.step, 1e-9)
+        turns = [max(load.turn, self.quick, before.quick) for load in (self, before)]
+        return not min(1, share) / _OTHER <= slower <= max(1, share) * _OTHER or max(turns) > _OTHER * min(turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,27 @@ class Known:
 
 
 @dataclass(slots=True)
+class Rest:
+    """What was measured during a rest. `sum`: the first measurements. `waiting`: how much the caller waits lately."""
+
+    usual: Load
+    sum: Interval | None = None
+    left: int = _FIRST  # measurements to sum up
+    waiting: float = 0.0
+    others: int = 0  # measurements of another load, in a row
+
+    def take(self, measured: Interval, load: Load) -> None:
+        if self.left:
+            self.left -= 1
+            self.sum = measured if self.sum is None else self.sum.and_then(measured)
+            self.waiting = self.usual.waiting
+        else:
+            self.waiting += (load.waiting - self.waiting) / _LATELY
+        other = load.is_other(self.usual) or abs(self.waiting - self.usual.waiting) > _OTHER_WAITING
+        self.others = self.others + 1 if other else 0
+
+
+@dataclass(slots=True)
 class Tuner:
     """Takes intervals, returns what to change. `workers` and `prefetch_factor` are the present numbers."""
 
@@ -228,8 +254,8 @@ class Tuner:
     state: State = SETTLING
     _sum: Interval | None = None
     _attempt: Attempt | None = None
-    _usual: Load | None = None  # when the rest began
-    _others: int = 0  # measurements of another load since, in a row
+    _last: Load | None = None  # that led to a Resize or to a rest
+    _rest: Rest | None = None
     _patience: int = _PATIENCE
     _known: Known = field(default_factory=Known)
     _each: float | None = None  # bytes of memory that another worker takes
@@ -260,13 +286,23 @@ class Tuner:
             return None
         load = Load.of(done, self.workers, self.bounds.workers.most)
         if self.state is MEASURING:
-            return self._judge(load)
-        assert self._usual is not None
-        self._others = self._others + 1 if load.differs(self._usual) else 0
-        if self._others < self._patience:
+            return self._judge(load, done)
+        return self._go_on_resting(load, done)
+
+    def _go_on_resting(self, load: Load, measured: Interval) -> Resize | None:
+        rest = self._rest
+        assert rest is not None
+        look = rest.left == 1
+        rest.take(measured, load)
+        if rest.others >= self._patience:
+            self._known = Known()
+            return self._apply(self._wish(load, changed=True), load)
+        if not look or rest.sum is None:
             return None
-        self._known = Known()
-        return self._apply(self._wish(load, changed=True), load)
+        load = rest.usual = Load.of(rest.sum, self.workers, self.bounds.workers.most)
+        rest.waiting = load.waiting
+        wish = self._wish(load, changed=False)
+        return None if wish is None else self._apply(wish, load)
 
     def _is_enough(self, sum_: Interval) -> bool:
         late = sum_.seconds >= _LONGEST
@@ -274,6 +310,8 @@ class Tuner:
             return late or (sum_.workers == self.workers and sum_.done >= self.workers)
         if not sum_.done or sum_.busy <= 0:
             return False
+        if self._attempt is not None and sum_.done >= 4 * self.workers:
+            return True  # for a success, but not for a rest
         return late or (sum_.seconds >= _SHORTEST and sum_.done >= max(self.workers, _FEWEST_STEPS))
 
     def _resize(self, workers: int, prefetch: int, reason: str) -> Resize:
@@ -298,20 +336,27 @@ class Tuner:
 
     # The rules.
 
-    def _judge(self, load: Load) -> Resize | None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
+    def _judge(self, load: Load, sum_: Interval) -> Resize | None:
+        attempt = self._attempt
+        why = "" if attempt is None else self._failure(attempt, load)
+        if why and load.seconds < _SHORTEST:
+            self._sum = sum_  # a failure takes more evidence
+            return None
+        self._attempt = None
+        if self._last is not None and load.is_other(self._last):
+            self._known = Known()
+        elif attempt is not None:
             if load.workers > attempt.workers:
                 self._each = max(0, load.memory - attempt.load.memory) / (load.workers - attempt.workers)
-            back = self._take_back(attempt, load)
-            if back is not None:
-                return back
+            if why:
+                return self._take_back(attempt, why)
             self._patience = _PATIENCE
         return self._apply(self._wish(load, changed=False), load)
 
     def _apply(self, wish: tuple[int, int, str] | None, load: Load) -> Resize | None:
+        self._last = load
         if wish is None:
-            self.state, self._usual, self._others = RESTING, load, 0
+            self.state, self._rest = MEASURING if load.seconds < _SHORTEST else RESTING, Rest(load)
             return None
         workers, prefetch, reason = wish
         if workers > self.workers:
@@ -320,29 +365,34 @@ class Tuner:
             self._attempt = Attempt(self.workers, self.prefetch_factor, load, prefetch > self.prefetch_factor)
         return self._resize(workers, prefetch, reason)
 
-    def _take_back(self, attempt: Attempt, load: Load) -> Resize | None:
-        before = attempt.load
-        now, past = _workers(self.workers), _workers(attempt.workers)
-        if attempt.farther:
-            now, past = f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
+    def _failure(self, attempt: Attempt, load: Load) -> str:
+        """Why the attempt did not help; empty if it did."""
+        before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
-                return None
-            why = f"The caller waits {_percent(load.waiting)} with {now}, {_percent(before.waiting)} with {past}"
-        else:
-            ideal, gain = self.workers / attempt.workers - 1, load.capacity / before.capacity - 1
-            many = min(load.batches, before.batches) >= 8 * self.workers
-            fewer = many and load.rate < _NOT_LESS * before.rate
-            if gain >= _GAIN * ideal and not fewer:
-                return None
-            why = f"{now} can do {load.capacity:.3g} batches/s, {past} could do {before.capacity:.3g}"
-            if fewer:
-                why = f"The caller gets {load.rate:.3g} batches/s with {now}, {before.rate:.3g} with {past}"
+                return ""
+            return f"The caller waits {_percent(load.waiting)} with {now}, {_percent(before.waiting)} with {past}"
+        ideal, gain = self.workers / attempt.workers - 1, load.capacity / before.capacity - 1
+        if gain < _GAIN * ideal:
+            return f"{now} can do {load.capacity:.3g} batches/s, {past} could do {before.capacity:.3g}"
+        many = min(load.batches, before.batches) >= 8 * self.workers
+        if many and load.rate < _NOT_LESS * before.rate:
+            return f"The caller gets {load.rate:.3g} batches/s with {now}, {before.rate:.3g} with {past}"
+        return ""
+
+    def _named(self, attempt: Attempt) -> tuple[str, str]:
+        """The numbers now, and before the attempt."""
+        if attempt.farther:
+            return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
+        return _workers(self.workers), _workers(attempt.workers)
+
+    def _take_back(self, attempt: Attempt, why: str) -> Resize:
         self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         if attempt.farther:
             self._known = replace(self._known, farthest=attempt.prefetch)
         else:
             self._known = replace(self._known, most=attempt.workers)
+        _, past = self._named(attempt)
         return self._resize(attempt.workers, attempt.prefetch, f"{why}: back to {past}.")
 
     def _wish(self, load: Load, changed: bool) -> tuple[int, int, str] | None:
