@@ -98,7 +98,7 @@ def stats(
         "settings": {
             "dataset": text or "ImageFolder('/data/imagenet/train')",
             "batch_size": 64,
-            "num_workers": "auto",
+            "num_workers": 4,
             "prefetch_factor": 2,
             "backend": "process",
             "start method": "fork",

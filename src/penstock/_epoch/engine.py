@@ -242,6 +242,7 @@ class Engine(Held):
         self._scheduler.handle(events.Closed())
 
     def _on_ended(self) -> None:
+        self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.end(self.backend.gauges)
 
     # Events in, commands out.
