@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._epoch.engine import Engine
+from penstock._interrupts import interrupts_deferred
 from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
@@ -149,8 +150,10 @@ class Measures:
                 self._history = self._history[::2]
                 self._every *= 2
         if self._ticks % _PUBLISHED == 2:
-            # Imported late: it takes some milliseconds, and many loaders end before.
-            from penstock.stats._published import publish
+            # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
+            # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
+            with interrupts_deferred():
+                from penstock.stats._published import publish
 
             publish(self, self.stats())
         if self._ticks == 2:
