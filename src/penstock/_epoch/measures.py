@@ -16,7 +16,7 @@ from penstock._interrupts import interrupts_deferred
 from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
-from penstock._measure.meter import Answer, Meter, Stopwatch, Totals, clock
+from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, clock
 from penstock.stats._figures import (
     Bucket,
     Decision,
@@ -108,9 +108,8 @@ class Measures:
         self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
         self._shipped = 0.0
         self._first: FirstBatch | None = None
-        # As they were when the epoch began: totals, counters of workers by seat, histogram of sample times.
-        self._base: tuple[Totals, dict[int, Counts], NDArray[np.int64]]
-        self._epoch, self._base = 0, (self.meter.totals(), {}, self.meter.times([]))
+        self._nothing = self.meter.mark([])
+        self._epoch, self._base = 0, self._nothing  # what was counted when the epoch began
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
         self._epochs = 0
@@ -125,10 +124,9 @@ class Measures:
         """An epoch is about to begin: `iter()` was called. Its workers have not begun yet."""
         if not self._began:
             self._began = self._started = clock()
-        meter, live = self.meter, self._live()
         self._first_batch()  # while the workers that made it are known
-        self._epoch, self._base = epoch, (self._totals(), meter.workers(live), meter.times(live))
-        meter.longest[:] = 0, 0
+        self._epoch, self._base = epoch, self._mark()
+        self.meter.longest[:] = 0, 0
         self._epochs += 1
 
     def started(self, engine: Engine) -> None:
@@ -186,13 +184,13 @@ class Measures:
 
     def sums(self) -> tuple[Answer, list[Counts]]:
         """Everything that the caller and its workers have counted so far."""
-        return self._totals().sums, list(self.meter.workers(self._live()).values())
+        mark = self._mark()
+        return mark.sum().sums, list(mark.workers.values())
 
     def stats(self) -> Stats:
-        now, live, (totals, workers, times) = self._totals(), self._live(), self._base
-        meter = self.meter
-        epoch = self._period(now.minus(totals), live, meter.longest, workers, times, of_epoch=True)
-        life = self._period(now, live, meter.longest_ever, {}, np.zeros_like(times), of_epoch=False)
+        now, meter = self._mark(), self.meter
+        epoch = self._period(now, self._base, meter.longest, self._epoch)
+        life = self._period(now, self._nothing, meter.longest_ever, None)
         return Stats(
             self.name,
             self._settings(),
@@ -214,36 +212,25 @@ class Measures:
     def _live(self) -> list[Gauges]:
         return [crew.gauges for crew in self._crews()]
 
-    def _totals(self) -> Totals:
+    def _mark(self) -> Mark:
         """Everything so far, with what was handed out of the last answers."""
-        totals = self.meter.totals()
-        for crew in self._crews():
-            answer = crew.open_answer()
-            if answer is not None:
-                totals = totals.plus(answer)
-        return totals
+        answers = [answer for crew in self._crews() if (answer := crew.open_answer()) is not None]
+        return self.meter.mark(self._live(), answers)
 
-    def _period(
-        self,
-        totals: Totals,
-        live: list[Gauges],
-        longest: list[int],
-        before: Mapping[int, Counts],
-        times: NDArray[np.int64],
-        *,
-        of_epoch: bool,
-    ) -> Period:
-        meter, sums = self.meter, totals.sums
+    def _period(self, now: Mark, before: Mark, longest: list[int], epoch: int | None) -> Period:
+        """What was counted between two moments, in an epoch or in all of them."""
+        totals = now.sum().minus(before.sum())
+        sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}
         workers = {
-            seat: counts.minus(before[seat]) if seat in before else counts
-            for seat, counts in sorted(meter.workers(live).items())
+            seat: counts.minus(known[seat]) if seat in known else counts
+            for seat, counts in sorted(now.workers.items())
         }
         here = _IN_THE_CALLER.get(str(self._settings().get("backend")), "")
         figures = [_worker(seat, counts, seat in seats, here) for seat, counts in workers.items()]
-        counted = meter.times(live) - times
+        counted = now.histogram() - before.histogram()
         found = [Bucket(*bounds(at), int(count)) for at, count in enumerate(counted) if count > 0]
-        slowest = meter.slowest(live, self._epoch if of_epoch else None)
+        slowest = self.meter.slowest(self._live(), epoch)
         return Period(
             seconds=(sums.wait + sums.work) * 1e-9,
             batches=sums.steps,
@@ -260,7 +247,7 @@ class Measures:
             replaced=totals.replaced,
             repeated=totals.repeated,
             skipped=totals.skipped,
-            epochs=1 if of_epoch else self._epochs,
+            epochs=self._epochs if epoch is None else 1,
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -286,7 +273,7 @@ class Measures:
         return found if self._throttled is not None else replace(found, throttled=0.0)
 
     def _moment(self) -> Moment:
-        sums, memory = self._totals().sums, self._memory()
+        sums, memory = self._mark().sum().sums, self._memory()
         crews = list(self._crews())
         return Moment(
             at=(clock() - self._began) * 1e-9,

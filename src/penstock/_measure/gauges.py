@@ -139,9 +139,9 @@ class Gauges:
     def counts(self, seat: int) -> Counts:
         return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
 
-    def times(self, seat: int) -> list[int]:
-        """The histogram of this worker's sample times."""
-        return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tolist()
+    def times(self, seat: int) -> bytes:
+        """The histogram of this worker's sample times: words."""
+        return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
         """The slowest samples of this worker: of an epoch, the last or the one before, or of all."""

@@ -115,10 +115,13 @@ def _one_reader(facts: Facts) -> bool:
 
 
 def _holds_the_gil(facts: Facts) -> bool:
-    # Several threads work, but only one of them computes, or would if it had a processor. The others are blocked.
-    several = facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
+    # Only one thread at a time computes, or would if it had a processor. The others are blocked, in the middle of a
+    # long sample, or, if samples are short, before they can begin with a task.
     one_computes = 0.8 <= facts.wanted <= 1.3 and facts.cpus >= 1.8
-    return facts.backend == "thread" and _all_busy(facts) and several and one_computes
+    in_the_middle = _all_busy(facts) and facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
+    before = facts.blocked_share < 0.25 and facts.idle_share("task") >= 0.3
+    several = facts.workers > 1 and (in_the_middle or before)
+    return facts.backend == "thread" and several and one_computes
 
 
 def _most_is_write(facts: Facts) -> bool:
@@ -228,8 +231,8 @@ RULES = (
     Rule(
         "GIL",
         _holds_the_gil,
-        "{loop_waited}. The {workers} threads were busy {busy} of their time, but together used only {cpu} "
-        'of {cpus}, because one at a time holds the GIL. Use processes: backend="process".',
+        "{loop_waited}. The {workers} threads together used only {cpu} of {cpus}, because one at a time holds the "
+        'GIL. Use processes: backend="process".',
     ),
     Rule(
         "write",
