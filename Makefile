@@ -59,7 +59,6 @@ lint: $(VENV)/.developed
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
-<<<<<<< HEAD
 # The report in a real browser, and a trace in Perfetto: a minute. Installs Debian's chromium if it is missing, as root.
 # Screenshots are in build/browser.
 browser: $(VENV)/.browser
@@ -69,13 +68,9 @@ browser: $(VENV)/.browser
 pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.pictures
 
-# Programs of more than 20 other libraries, on torch's engine and on penstock's: half an hour, and 3 GB to install, in an
-# environment of its own. `WILD_ONLY=timm` runs those of one library.
-=======
 # Programs of 25 other libraries, on torch's engine and on penstock's, compared and timed: 22 minutes of CPU, which took
 # an hour on two busy cores. Before the first run, 7 minutes to install 3 GB in an environment of its own.
 # `WILD_ONLY=timm` runs those of one library.
->>>>>>> wild
 wild: $(WILD)/.installed
 	$(WILD)/bin/python -m pytest -o faulthandler_timeout=0 tests/wild -k "$(WILD_ONLY)"
 
@@ -100,6 +95,8 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefetch
+	$(BIN)/python -m bench.measuring
+	$(BIN)/python -m bench.auto
 
 clean:
 	rm -rf $(VENV) $(MXNET) $(WILD) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
