@@ -345,6 +345,24 @@ def test_a_closed_loader_has_figures_although_its_iterator_is_kept(settings: dic
     del iterator
 
 
+class Forbidden:
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"np.{name} inside a finalizer")
+
+
+def test_a_loader_ends_without_numpys_arithmetic(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # The garbage collector may end it while a context variable of numpy's is changed: see Meter.keep.
+    loader = penstock.DataLoader(Rows(), batch_size=8, seed=1, **settings)
+    iterator = iter(loader)
+    next(iterator)
+    monkeypatch.setattr("penstock._measure.meter.np", Forbidden())
+    monkeypatch.setattr("penstock._measure.histogram.np", Forbidden())
+    iterator.close()
+    loader.close()
+    monkeypatch.undo()
+    assert loader.stats().epoch.batches == 1
+
+
 # The other loaders.
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -74,7 +75,7 @@ class Mark(NamedTuple):
     answers: list[int]  # since then
     more: tuple[int, int, int, int]
     workers: dict[int, Counts]
-    times: list[Any]  # histograms, as bytes or arrays
+    times: list[bytes]  # histograms: words
 
     def sum(self) -> Totals:
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
@@ -108,17 +109,20 @@ class Meter:
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:
         self._counts: dict[int, Counts] = {}
-        self._times = np.zeros(BUCKETS, np.int64)
+        self._times = bytes(8 * BUCKETS)
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, *answer: int) -> None:
         """Counts an answer, given the fields of `Answer`: once the caller has asked for the next, or has ended."""
-        totals, answers = self._state
-        answers.extend(answer)
+        self._state[1].extend(answer)
         wait, work = answer[0], answer[1] // max(1, answer[2])
         if wait > self.longest[0] or work > self.longest[1]:
             for kept in (self.longest, self.longest_ever):
                 kept[:] = max(kept[0], wait), max(kept[1], work)
+
+    def add_up(self) -> None:
+        """Keeps the list of answers short. Not called by finalizers: see `keep`."""
+        totals, answers = self._state
         if len(answers) > _MOST * len(Answer._fields):
             self._state = totals.plus(answers), []
 
@@ -129,13 +133,19 @@ class Meter:
         for answer in open_answers:
             answers += answer
         more = self.replaced, self.repeated, self.skipped, time.process_time_ns() - self._cpu
-        times: list[Any] = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
+        times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
         return Mark(totals, answers, more, self.workers(live), times)
 
     def keep(self, gauges: Gauges) -> None:
-        """Keeps what these workers have counted: they are about to end."""
+        """Keeps what these workers have counted: they are about to end.
+
+        Without numpy's arithmetic, because a finalizer may call it. The garbage collector may run while a context
+        variable is set, such as that of `np.errstate`; numpy's functions would read it just then, and CPython would
+        remember a value that is about to be freed ("invalid PyCapsule object" ever after).
+        """
         mark = self.mark([gauges])
-        self._counts, self._times = mark.workers, mark.histogram()
+        words = [memoryview(one).cast("q") for one in mark.times]
+        self._counts, self._times = mark.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
         self._slowest = self.slowest([gauges])
         gauges.seats.clear()
 
@@ -183,6 +193,7 @@ class Stopwatch:
         now = self._asked = clock()
         if self._in_hand:
             self._in_hand = False
+            self.meter.add_up()
             self.meter.answered(self._wait, now - self._answered, *self._delivered, self._ready)
             self._wait = 0
             if self.tracer is not None:
