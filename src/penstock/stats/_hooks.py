@@ -14,6 +14,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from penstock._interrupts import interrupts_deferred
+
 if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
     from penstock.stats._figures import Stats
 
@@ -127,7 +129,11 @@ class Turns:
 def _logger_is_on() -> bool:
     # A program that has not imported logging has no handler for the line, and need not wait for the import.
     logging = sys.modules.get("logging")
-    return logging is not None and logging.getLogger("penstock").isEnabledFor(logging.INFO)
+    if logging is None:
+        return False
+    with interrupts_deferred():  # an interrupt in it could leave logging's own lock locked for ever
+        enabled: bool = logging.getLogger("penstock").isEnabledFor(logging.INFO)
+        return enabled
 
 
 def _log(stats: Stats) -> None:
