@@ -147,12 +147,12 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     # ---- memory --------------------------------------------------------------------------------------------
     "the slab of a bundle is lent for its first batch only": {
-        "old": "self._leases.lend(slab, outcome.root)",
+        "old": "self._leases.lend(slab, outcome.root, nbytes)",
         "new": 'first = (*getattr(outcome, "steps", ()), outcome)[0]\n'
-        '            self._leases.lend(slab, getattr(first, "root", outcome.root))',
+        '            self._leases.lend(slab, getattr(first, "root", outcome.root), nbytes)',
     },
     "no lease is taken for a delivered batch": {
-        "old": "self._leases.lend(slab, outcome.root)",
+        "old": "self._leases.lend(slab, outcome.root, nbytes)",
         "new": "self._leases.give_back(slab)",
     },
     "the slab of a failed step never comes back": {"old": "self._leases.give_back(slab)", "new": "pass"},
@@ -181,8 +181,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "np.frombuffer(data, np.uint8), len(data)",
     },
     "raw keys are overwritten by the batch while they are used": {
-        "old": "used = max(0, notice.keys)",
-        "new": "used = 0",
+        "old": "used, gauge = max(0, notice.keys), self.gauge",
+        "new": "used, gauge = 0, self.gauge",
     },
     "a token of a task that was taken back claims the task now in its slot": {
         "old": "            if notice.seq != seq:\n                return None\n",
@@ -248,8 +248,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     # ---- endings -------------------------------------------------------------------------------------------
     "close waits for a worker that is in the middle of a step": {
-        "old": "            process.kill()\n",
-        "new": "            process.join()\n",
+        "old": "            process.kill()\n        for worker, process in list",
+        "new": "            process.join()\n        for worker, process in list",
     },
     "a forked child ends its parent's workers": {
         "old": "        if os.getpid() == self._pid:\n            with interrupts_deferred():\n",
@@ -375,8 +375,8 @@ _MORE = [
         "the step of a lost worker is done twice",
         "scheduling",
         "_epoch/engine.py",
-        "        self._losses[worker] = loss\n        self._replaced",
-        "        self._losses[worker] = loss\n        self._course._again.extend(steps)\n        self._replaced",
+        "        self._losses[worker] = loss\n        self.stopwatch.lost",
+        "        self._losses[worker] = loss\n        self._course._again.extend(steps)\n        self.stopwatch.lost",
         _HISTORIES,
         "A batch comes twice if its worker was killed.",
     ),
@@ -393,7 +393,7 @@ _MORE = [
         "a batch that was handed out is overwritten",
         "memory",
         "_epoch/engine.py",
-        "            self._leases.lend(slab, outcome.root)",
+        "            self._leases.lend(slab, outcome.root, nbytes)",
         "            self._leases.give_back(slab)",
         _HISTORIES,
         "A batch that the caller keeps changes.",
