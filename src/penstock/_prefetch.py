@@ -214,7 +214,7 @@ class Producer:
         self._count = 0
         self._copies = copies
         self.gauges = Gauges(None)
-        self.gauges.seats.add(0)
+        self.gauges.seats |= {0}
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it asks for
 
     def make_timed(self, sweep: Sweep, changes: Changes) -> Made:

@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock._measure.gauges import Gauge, Gauges, Slow
 from penstock._measure.histogram import BUCKETS, bounds, bucket, buckets, quantile
+from penstock._measure.meter import Meter
 
 # Workers that end with the epoch do nothing for the next one ahead of time.
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -425,3 +426,12 @@ def test_loaders_of_torchs_own_class_have_figures_too() -> None:
     with penstock.torch.enable():
         assert len(list(loader)) == 10
         assert penstock.torch.stats(loader).epoch.batches == 10
+
+
+def test_an_engine_may_end_while_its_workers_are_looked_at() -> None:
+    gauges, meter = Gauges(None), Meter()
+    gauges.seats |= {0, 1}
+    for seat in gauges.seats:  # as in a garbage collection meanwhile
+        meter.keep(gauges)
+        assert seat in (0, 1)
+    assert set(meter.workers([gauges])) == {0, 1}

@@ -326,7 +326,7 @@ class Engine(Held):
     def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
         self._empty.pop(seat, None)
-        self.backend.gauges.seats.add(seat)
+        self.backend.gauges.seats |= {seat}
         self.stopwatch.hired(seat, self._replaced.who if self._replaced else "")
         self.backend.flush()
         try:

@@ -119,7 +119,7 @@ class Gauges:
     def __init__(self, fd: int | None) -> None:
         self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
         self.words = self.memory.cast("q")
-        self.seats: set[int] = set()  # that have had a worker
+        self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, because others may be reading it
         self._read: dict[int, int] = {}  # by seat: how many records were read
 
     # What the caller does.

@@ -147,7 +147,7 @@ class Meter:
         words = [memoryview(one).cast("q") for one in mark.times]
         self._counts, self._times = mark.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
         self._slowest = self.slowest([gauges])
-        gauges.seats.clear()
+        gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
         """The counters of all workers, by seat: those that live, and those that have ended."""
