@@ -1,6 +1,6 @@
 """Figures as text, for the page that `penstock top` reads: written by the loader's process, read by another.
 
-Writing runs every half second inside the caller's `next()`, so it takes only what is shown, and no `asdict`, which
+Writing runs every two seconds inside the caller's `next()`, so it takes only what is shown, and no `asdict`, which
 takes ten times as long.
 """
 
