@@ -71,16 +71,6 @@ def torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
-def penstock_unmeasured_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-    """penstock without its figures (`loader.stats()`): to know what they cost."""
-    from bench.measuring import take_out
-
-    take_out()
-    with penstock_stream(workload, dataset) as stream:
-        yield stream
-
-
-@contextmanager
 def penstock_torch_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     """penstock.torch with torch's semantics, as after a change of the import only."""
     from penstock.torch import DataLoader
@@ -233,9 +223,6 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
 
-# Not a peer: only `bench.measuring` asks for it.
-UNMEASURED = "penstock_unmeasured"
-
 # Our engines in the rows of tensors, with the suffix of their rows in the tables.
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
@@ -280,5 +267,4 @@ def import_engine(engine: str) -> None:
 
 
 def open_stream(engine: str, workload: Workload, folder: Path) -> Stream:
-    stream = penstock_unmeasured_stream if engine == UNMEASURED else ENGINES[engine][1]
-    return stream(workload, workload.dataset(folder))
+    return ENGINES[engine][1](workload, workload.dataset(folder))

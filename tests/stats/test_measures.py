@@ -299,21 +299,31 @@ def test_only_slow_samples_are_timed_one_by_one(microseconds: int, timed: bool) 
     assert np.frombuffer(gauges.times(0), np.int64).sum() == 64
 
 
-def test_of_fast_tasks_only_some_are_timed_in_parts_and_all_count() -> None:
+@pytest.mark.parametrize(("microseconds", "detailed"), [(100, 10), (2500, 250), (20_000, 1000)])
+def test_one_step_in_ten_milliseconds_is_timed_in_parts_and_all_tasks_count(
+    microseconds: int, detailed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10**12
+    monkeypatch.setattr(penstock._measure.gauges, "_clock", lambda: now)
     gauges = Gauges(None)
     gauge = Gauge(gauges, 0, 1, time.process_time_ns)
-    detailed = 0
+    timed = 0
     for _ in range(1000):
+        now += 1000
         gauge.begin()
+        now += 1000 * microseconds
+        gauge.fetched, gauge.made = now - 500 * microseconds, now - 250 * microseconds
         if gauge.detailed:
-            detailed += 1
+            timed += 1
             gauge.stepped(1)
         gauge.end(None)
+        assert gauges.counts(0).tasks == gauges.counts(0).steps
+    assert timed == pytest.approx(detailed, rel=0.02)
     gauge.flush()
-    assert 100 <= detailed < 500, "tasks of a microsecond, but for those that the system has interrupted"
     counts = gauges.counts(0)
-    assert counts.tasks == counts.steps == 1000
-    assert counts.since == 0
+    assert (counts.tasks, counts.busy, counts.since) == (1000, 10**6 * microseconds, 0)
+    assert (counts.fetch, counts.collate, counts.write) == (counts.busy // 2, counts.busy // 4, counts.busy // 4)
+    assert counts.waited_task + counts.waited_room == 1000 * 1000
 
 
 def test_a_row_has_the_ten_slowest_of_each_epoch() -> None:

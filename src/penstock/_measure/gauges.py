@@ -27,6 +27,8 @@ class Counts(NamedTuple):
     """The counters of a row. Moments and durations are in nanoseconds of `time.perf_counter_ns`.
 
     `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
+    Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
+    `writing` their parts.
     """
 
     pid: int = 0
@@ -36,13 +38,25 @@ class Counts(NamedTuple):
     since: int = 0
     tasks: int = 0
     steps: int = 0
-    fetch: int = 0
-    collate: int = 0
-    write: int = 0
+    busy: int = 0
+    timed: int = 0
+    fetching: int = 0
+    writing: int = 0
     waited_task: int = 0
     waited_room: int = 0
     cpu: int = 0
 
+    @property
+    def fetch(self) -> int:
+        return self.busy * self.fetching // max(1, self.timed)
+
+    @property
+    def write(self) -> int:
+        return self.busy * self.writing // max(1, self.timed)
+
+    @property
+    def collate(self) -> int:
+        return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
         """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
@@ -84,8 +98,12 @@ class Record(NamedTuple):
 
 
 _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
-_READY, _FIRST, _SINCE = map(Counts._fields.index, ("ready", "first", "since"))
-_MOVING = struct.Struct(f"{len(Counts._fields) - _SINCE}q")  # those from `since` on
+_READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK = map(
+    Counts._fields.index, ("ready", "first", "since", "timed", "waited_task")
+)
+_TASKS = struct.Struct("4q")  # since, tasks, steps, busy
+_PARTS = struct.Struct("3q")  # timed, fetching, writing
+_IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
@@ -102,11 +120,9 @@ assert _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
 
 # Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
 TIMED = 20_000  # ns
-_CPU_EVERY = 20_000_000  # ns: asking for the processor time is a system call
 
-# To time a task in parts, and to write the counters, takes 2 µs. So of fast tasks only some are timed.
-_FAST_TASK, _SLOW_TASK = 100_000, 1_000_000  # ns
-_SKIP = 7
+# To time a step in parts, and to write those, takes 3 µs; and asking for the processor time is a system call.
+_EVERY = 10_000_000  # ns
 
 _clock = time.perf_counter_ns
 
@@ -188,8 +204,10 @@ class Gauge:
         self._memory, self._head = gauges.memory, gauges.words
         self._words, self._at = gauges.row(seat)
         counts = gauges.counts(seat)
-        self._totals = list(counts[_SINCE + 1 :])
-        self._cpu_ns, self._cpu_before, self._cpu_due = cpu_ns, counts.cpu - cpu_ns(), 0
+        self._tasks, self._steps, self._busy = counts.tasks, counts.steps, counts.busy
+        self._timed = counts.timed, counts.fetching, counts.writing
+        self._idle = counts.waited_task, counts.waited_room
+        self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]
@@ -200,81 +218,74 @@ class Gauge:
         self._epoch = 1  # the table of the present epoch
         self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
-        self._parts = 1.0, 0.0  # fetch and write, as shares of a step
-        # Since the counters were last written:
-        self._idle = self._busy = self._tasks = self._steps = 0
-        self._skip = 0  # tasks that are not timed in parts
-        self._began = self._ended = born = time.perf_counter_ns()
-        self._waited = self._caller_waited(born)
-        _COUNTS.pack_into(self._memory, self._at, pid, born, 0, counts.first, 0, *self._totals)
+        self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
+        self._due = 0  # when the next step is
+        self._began = self._noted = born = _clock()
+        self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
+        _COUNTS.pack_into(self._memory, self._at, pid, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
         """The worker can take its first task."""
-        self._ended = self._words[_READY] = time.perf_counter_ns()
+        self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
         """A task is begun."""
         now = self._began = self._words[_SINCE] = _clock()
-        self._idle += now - self._ended
-        if self._skip:
-            self._skip -= 1
-        else:
+        if now > self._due:
             self.detailed, self.fetched, self.made = True, 0, 0
+            self._due = now + _EVERY
+            self.flush(now)
 
     def stepped(self, samples: int) -> None:
         """The first step of a task is done: it stands for the others. Called only if it was `detailed`."""
         now, began = _clock(), self._began
         self.detailed = False
         fetched = self.fetched or now  # 0 if there was an error
-        took = max(1, now - began)
-        self._parts = (fetched - began) / took, (now - (self.made or now)) / took
+        took, fetching, writing = max(1, now - began), fetched - began, now - (self.made or now)
+        self._shares = fetching / took, writing / took
+        timed = self._timed
+        self._timed = timed[0] + took, timed[1] + fetching, timed[2] + writing
+        _PARTS.pack_into(self._memory, self._at + 8 * _TIMED, *self._timed)
         if not self._words[_FIRST]:
             self._words[_FIRST] = fetched
         if samples > 0:
-            each = (fetched - began) // samples
+            each = fetching // samples
             if not self.times:
                 self._words[_TIMES + bucket(each)] += samples
             self.times = each > TIMED
-        self._skip = -1  # the counters are written at the end of this task
 
     def end(self, task: Any, steps: int = 1) -> None:
         """The task is done."""
-        now = self._ended = _clock()
-        took = now - self._began
-        self._busy += took
+        now, began = _clock(), self._began
         self._tasks += 1
         self._steps += steps
-        if self._skip < 0 or took > _SLOW_TASK:
+        self._busy += now - began
+        _TASKS.pack_into(self._memory, self._at + 8 * _SINCE, 0, self._tasks, self._steps, self._busy)
+        if now > self._due:
             self.flush(now)
-            self._skip = _SKIP if took < _FAST_TASK else 0
-            if self._head[_TRACING]:
-                self._skip = 0
-                self._record(now, took, task, steps)
-        else:
-            self._words[_SINCE] = 0
+        if self._head[_TRACING]:
+            self._due = 0
+            self._record(began, now, task, steps)
 
     def flush(self, now: int = 0) -> None:
-        """Writes the counters."""
-        now = now or self._ended
-        totals, busy, idle, (fetching, writing) = self._totals, self._busy, self._idle, self._parts
-        fetch, write = int(busy * fetching), int(busy * writing)
+        """Counts how long the worker was idle, and its processor time. Between two tasks."""
+        now = now or _clock()
+        idle = (now - self._noted) - (self._busy - self._busy_then)
         # It was idle for want of a task while the caller waited, and else for want of room.
         waited = self._caller_waited(now)
-        wanting = min(idle, max(0, waited - self._waited))
-        if now > self._cpu_due:
-            self._cpu_due = now + _CPU_EVERY
-            totals[-1] = self._cpu_before + self._cpu_ns()
-        more = self._tasks, self._steps, fetch, busy - fetch - write, write, wanting, idle - wanting, 0
-        totals = self._totals = [total + one for total, one in zip(totals, more, strict=True)]
-        _MOVING.pack_into(self._memory, self._at + 8 * _SINCE, 0, *totals)
-        self._waited, self._idle, self._busy, self._tasks, self._steps = waited, 0, 0, 0, 0
+        wanting = max(0, min(idle, waited - self._waited))
+        self._idle = self._idle[0] + wanting, self._idle[1] + idle - wanting
+        self._noted, self._busy_then, self._waited = now, self._busy, waited
+        cpu = self._cpu_before + self._cpu_ns()
+        _IDLE.pack_into(self._memory, self._at + 8 * _WAITED_TASK, *self._idle, cpu)
 
-    def _record(self, now: int, took: int, task: Any, steps: int) -> None:
-        fetching, writing = self._parts
+    def _record(self, began: int, now: int, task: Any, steps: int) -> None:
+        fetching, writing = self._shares
         at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
-        parts = self._began, self._began + int(took * fetching), now - int(took * writing), now
+        took = now - began
+        parts = began, began + int(took * fetching), now - int(took * writing), now
         # The thread of `prefetch` has no tasks: its batches are counted.
-        which = (-1, 0, self._totals[0] - 1) if task is None else (task.seq, task.epoch, task.step)
+        which = (-1, 0, self._tasks - 1) if task is None else (task.seq, task.epoch, task.step)
         _RECORD.pack_into(self._memory, at, *parts, *which, steps)
         self._words[_RECORDED] += 1
 
