@@ -37,6 +37,8 @@ from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 
+_LOOK_EVERY = 200_000  # ns: to ask whether a worker is dead is a system call
+
 
 class Engine(Held):
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
@@ -64,6 +66,7 @@ class Engine(Held):
         super().__init__(backend)
         self._scheduler = scheduler
         self._retries, self._watch, self._hang = retries, watch, hang
+        self._looked = 0  # when `watch` was last asked
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
@@ -156,8 +159,10 @@ class Engine(Held):
             if self._course.ready:
                 return self._unwrap()
             asked = self.stopwatch.ask()
-            while self._watch():
-                self._take_in(0)
+            if asked - self._looked > _LOOK_EVERY:
+                self._looked = asked
+                while self._watch():
+                    self._take_in(0)
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
             # After a timeout the ask is open, and a change may have answered it since.

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 from penstock._interrupts import interrupts_deferred
 
 if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
+    import logging
+
     from penstock.stats._figures import Stats
 
 # All that are not closed. Changed and copied by single operations, which other threads cannot see half done.
@@ -126,19 +129,26 @@ class Turns:
             hook.call(stats)
 
 
+@cache
+def _logger() -> logging.Logger:
+    import logging
+
+    with interrupts_deferred():  # an interrupt in it could leave logging's own lock locked for ever
+        return logging.getLogger("penstock")
+
+
 def _logger_is_on() -> bool:
     # A program that has not imported logging has no handler for the line, and need not wait for the import.
     logging = sys.modules.get("logging")
     if logging is None:
         return False
-    with interrupts_deferred():  # an interrupt in it could leave logging's own lock locked for ever
-        enabled: bool = logging.getLogger("penstock").isEnabledFor(logging.INFO)
-        return enabled
+    logger = _logger()
+    # As `isEnabledFor`, but without a lock.
+    on: bool = logger.getEffectiveLevel() <= logging.INFO > logger.manager.disable
+    return on and not logger.disabled
 
 
 def _log(stats: Stats) -> None:
-    import logging
-
     from penstock.stats._units import count, seconds, share
 
     epoch = stats.epoch
@@ -146,7 +156,7 @@ def _log(stats: Stats) -> None:
         f"{stats.name}: epoch {stats.epoch_number}: {count(epoch.batches)} batches in {seconds(epoch.seconds)} "
         f"({count(epoch.rate)} a second), waited for data {share(epoch.waiting)} of the time. {stats.verdict}"
     )
-    logging.getLogger("penstock").info("%s", text.rstrip())
+    _logger().info("%s", text.rstrip())
 
 
 def _name(function: Callable[..., object]) -> str:
