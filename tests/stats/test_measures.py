@@ -97,7 +97,7 @@ def test_a_worker_knows_where_its_time_went(settings: dict[str, Any]) -> None:
             pass
         workers = loader.stats().epoch.workers
     assert len(workers) == settings.get("num_workers", 1)
-    assert sum(worker.steps for worker in workers) == 20
+    assert sum(worker.steps for worker in workers) >= 20  # and perhaps some of the next epoch
     assert sum(worker.fetch for worker in workers) >= 40 * 0.002
     assert sum(worker.collate for worker in workers) >= 20 * 0.008
     assert all(0 <= worker.cpu < worker.busy for worker in workers)
@@ -172,14 +172,15 @@ def test_a_killed_worker_counts_and_its_figures_go_on() -> None:
     dataset = Deadly(40, seconds=0.001)
     dataset.flag = f"/tmp/penstock-stats-{os.getpid()}"
     try:
-        with penstock.DataLoader(dataset, batch_size=2, seed=1, num_workers=1) as loader:
+        # Without steps of the next epoch, which a persistent worker does early.
+        with penstock.DataLoader(dataset, 2, seed=1, num_workers=1, persistent_workers=False) as loader:
             assert len(list(loader)) == 20
             epoch = loader.stats().epoch
     finally:
         os.unlink(dataset.flag)
     assert epoch.replaced == 1 and epoch.repeated >= 1
     assert [worker.seat for worker in epoch.workers] == [0]
-    assert epoch.workers[0].steps == 20 - 0, "the step that killed its worker was done once"
+    assert epoch.workers[0].steps == 20, "the step that killed its worker was done once"
 
 
 def test_skipped_samples_count(settings: dict[str, Any]) -> None:

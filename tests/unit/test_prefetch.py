@@ -965,18 +965,17 @@ def test_a_forked_child_has_the_batches_and_not_the_thread() -> None:
 
 @pytest.mark.parametrize(
     "ending",
-    ["", "del ahead", "raise SystemExit(0)", "blocks = True; next(ahead); blocked.wait()"],
+    ["", "del ahead", "raise SystemExit(0)", "next(ahead); blocked.wait()"],
 )
 def test_the_interpreter_exits_in_the_middle_of_an_epoch(ending: str) -> None:
     program = f"""
 import threading, numpy as np, penstock
-blocks, blocked = False, threading.Event()
+blocked = threading.Event()
 def batches():
-    while True:
-        if blocks:
-            blocked.set()
-            threading.Event().wait()
+    for _ in range(21):
         yield np.zeros(1000)
+    blocked.set()
+    threading.Event().wait()
 ahead = penstock.prefetch(batches)
 for _ in range(20):
     next(ahead)
