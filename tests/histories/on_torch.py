@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.profiler  # torch's own `next()` imports it late; what an interrupt does to an import is Python's affair
 
 import penstock.torch
 from tests.histories import checked
