@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_the_slowest_samples_are_named(settings: dict[str, Any]) -> None:
         assert len(period.slowest) <= 10
     assert {slow.epoch for slow in stats.epoch.slowest} == {1}
     assert sum(bucket.count for bucket in stats.life.sample_times) == 128
+
+
+@pytest.mark.filterwarnings("ignore:A stream is read by one reader")
+def test_the_slowest_samples_of_a_stream_are_named_by_their_position(settings: dict[str, Any]) -> None:
+    class Numbers(penstock.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(60):
+                time.sleep(0.05 if number == 41 else 0.001)
+                yield number
+
+    with penstock.DataLoader(Numbers(), batch_size=4, seed=1, **settings) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == list(range(60))
+        slowest = loader.stats().epoch.slowest[0]
+    assert (slowest.key, slowest.step) == (41, 10)
+    assert 0.05 <= slowest.seconds < 5
 
 
 def test_the_parts_of_the_first_batch_add_up(settings: dict[str, Any]) -> None:

@@ -199,8 +199,8 @@ class _Drawn(Reading):
         anew: bool = self._drawing(-1, super().open, mark)
         return anew
 
-    def take(self, size: int) -> list[Any]:
-        keys: list[Any] = self._drawing(self.read, super().take, size)
+    def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
+        keys: list[Any] = self._drawing(self.read, super().take, size, through)
         return keys
 
 

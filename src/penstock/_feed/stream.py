@@ -6,9 +6,11 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NoReturn
 
 from penstock._feed.base import Begin, Feed, Plan, Run
+from penstock._measure.gauges import Slow
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
@@ -113,7 +115,8 @@ class StreamFetch(Fetch):
             check_reached(behind - self._stream.read, behind, world)
         self._say()
         try:
-            samples = self._stream.take(self._job.batch_size)
+            timed = partial(self._timed, task, self._stream.read) if runner.gauge.times else iter
+            samples = self._stream.take(self._job.batch_size, timed)
         finally:  # a batch that an error takes the place of was read too
             runner.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
@@ -121,6 +124,18 @@ class StreamFetch(Fetch):
                 self._stream.raise_last_error(self._since)
             self._end(task)
         return samples
+
+    def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
+        """The items of batch `number` of the stream, and how long each takes. Their keys are their positions."""
+        gauge = self._runner.gauge
+        gauge.begin_epoch(task.epoch)
+        before = perf_counter_ns()
+        for position, item in enumerate(items, number * self._job.batch_size):
+            now = perf_counter_ns()
+            if gauge.sample(now - before):
+                gauge.note(Slow(now - before, task.epoch, task.step, str(position)))
+            before = now
+            yield item
 
     def finish(self, task: Task) -> None:
         """If ranks end together, a step counts only if every rank has a batch of it."""

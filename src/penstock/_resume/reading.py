@@ -126,14 +126,14 @@ class Reading:
         parts = {"iterator": items} if items is self.source else {"iterable": self.source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
-    def take(self, size: int) -> list[Any]:
-        """The next batch: `size` items, or those that are left."""
+    def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
+        """The next batch: `size` items, or those that are left. `through` may time them."""
         self.read += 1  # also if this raises: the batch after it is the next one
         if self._items is None:
             self.open()
         assert self._items is not None
         try:
-            taken = list(islice(self._items, size))
+            taken = list(through(islice(self._items, size)))
         except BaseException:
             self.note_error()
             raise
