@@ -229,10 +229,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "self._position = None",
     },
     "a batch that raised is not counted as read": {
-        "old": "        taken = list(islice(self._items, size))\n",
-        "new": "        self.read -= 1\n"
-        "        taken = list(islice(self._items, size))\n"
-        "        self.read += 1\n",
+        "old": "            taken = list(through(islice(self._items, size)))\n",
+        "new": "            self.read -= 1\n"
+        "            taken = list(through(islice(self._items, size)))\n"
+        "            self.read += 1\n",
     },
     "workers keep the old seed when a state with another is loaded": {
         "old": "            self._engines.close()  # workers have the seed from the beginning\n",
@@ -280,7 +280,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "            self.template.release()\n        close(",
         "new": "            pass\n        close(",
     },
-    "a thread that waits for a batch is not woken by close": {"old": "self.backend.wake()", "new": "pass"},
+    "a thread that waits for a batch is not woken by close": {
+        "file": "_epoch/held.py",
+        "old": "self.backend.wake()",
+        "new": "pass",
+    },
     "a reader freed during close puts a closed crew back": {
         "old": "        with interrupts_deferred():\n            for engine in self.all():\n"
         "                engine.close()\n        self._idle = None",
@@ -334,7 +338,7 @@ _MORE = [
     Bug(
         "a forked child takes its parent's workers for its own",
         "endings",
-        "_epoch/engine.py",
+        "_epoch/turn.py",
         "os.register_at_fork(after_in_child=_be_another_process)\n",
         "",
         (
