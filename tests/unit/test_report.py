@@ -266,3 +266,8 @@ def test_a_loader_writes_its_own_page(workers: int, tmp_path: Path) -> None:
         loader.report(tmp_path / "report.html")
     found = Page((tmp_path / "report.html").read_text())
     assert "DataLoader(Rows)" in found.text and "10 batches in" in found.text
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_the_path_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*/missing/report\.html'$"):
+        write(stats(moments=0), tmp_path / "missing" / "report.html")

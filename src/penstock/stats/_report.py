@@ -23,7 +23,10 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
     """Write the page to `path`. A reader of `path` sees the old file or the whole new one, never a part."""
     target = Path(path)
     data = page(stats).encode()
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:  # it names the draft
+        raise type(error)(error.errno, error.strerror, str(target)) from None
     try:
         with open(handle, "wb") as file:
             file.write(data)
