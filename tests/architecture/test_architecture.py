@@ -30,7 +30,7 @@ LAYERS = (
     ("backends",),
     ("stats", "_options", "_epoch"),
     ("_deliver", "_prefetch", "prefetch", "loader", "_progress", "__init__"),
-    ("torch", "image", "records", "testing", "_demo", "_top", "_profile", "cli"),
+    ("image", "records", "formats", "torch", "testing", "_demo", "_top", "_profile", "cli"),
 )
 MOST_LINES = 470
 MOST_LINES_OF_A_FUNCTION = 60
