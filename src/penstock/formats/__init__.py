@@ -1,7 +1,10 @@
-"""The files people have, read by key: token files, lines, tar shards."""
+"""The files people have, read by key: tables, token files, lines, tar shards."""
 
 from penstock.errors import FormatError
+from penstock.formats._arrow import Arrow
 from penstock.formats._format import Format
+from penstock.formats._huggingface import HuggingFace
 from penstock.formats._inspection import FieldInfo, Inspection
+from penstock.formats._parquet import Parquet
 
-__all__ = ["FieldInfo", "Format", "FormatError", "Inspection"]
+__all__ = ["Arrow", "FieldInfo", "Format", "FormatError", "HuggingFace", "Inspection", "Parquet"]

@@ -16,7 +16,7 @@ from penstock.formats._format import Format
 from penstock.formats._index import cached, shown
 from penstock.formats._kept import Kept
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, need_pyarrow
+from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
 
 _THREADS = 8
 _LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read
@@ -41,6 +41,7 @@ class Parquet(Table):
     """
 
     suffixes = (".parquet", ".pq")
+    _part = "row group"
 
     def __init__(self, paths: Paths, columns: Iterable[str] | None = None, *, keep: int = KEEP) -> None:
         need_pyarrow("Parquet")
@@ -50,15 +51,7 @@ class Parquet(Table):
         super().__init__(keep)
         footers = list(shown(_footers(self._files), len(self._files)))
         self.schema = common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns)
-        rows = [footer["rows"] for footer in footers]
-        counts = np.concatenate(rows)
-        files = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
-        groups = np.concatenate([np.arange(len(each)) for each in rows])
-        filled = counts > 0
-        self._starts = np.concatenate([[0], counts[filled].cumsum()])
-        # The file of each block, and the number of its row group in that file.
-        self._file_of, self._group_of = files[filled].astype(np.int32), groups[filled].astype(np.int32)
-        self._edges = np.concatenate([[0], np.cumsum([each.sum() for each in rows])]).astype(np.int64)
+        self._set_blocks([footer["rows"] for footer in footers])
 
     def _set_kept(self) -> None:
         super()._set_kept()
@@ -68,9 +61,6 @@ class Parquet(Table):
         state = super().__getstate__()
         del state["_metadata"]
         return state
-
-    def _place(self, block: int) -> str:
-        return f"{self._files[self._file_of[block]].path}, row group {self._group_of[block]:,}"
 
     def _read(self, block: int) -> Any:
         from pyarrow.parquet import ParquetFile
@@ -84,7 +74,7 @@ class Parquet(Table):
             pre_buffer=False,
             page_checksum_verification=True,
         )
-        table = file.read_row_group(self._group_of.item(block), self.columns, use_threads=False)
+        table = file.read_row_group(self._part_of.item(block), self.columns, use_threads=False)
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
@@ -123,7 +113,7 @@ def _index(file: File) -> dict[str, NDArray[Any]]:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)
         schema = np.frombuffer(metadata.schema.to_arrow_schema().serialize(), np.uint8)
     except Exception as error:
-        _bad_footer(file, error)
+        unreadable(f"the footer of {file.path}", error)
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
         counts = f"{metadata.num_rows:,} rows, but {rows.sum():,} in its {len(rows):,} row groups"
         raise FormatError(f"{file.path}: the footer says that it has {counts}. The file is damaged: write it again.")
@@ -138,15 +128,7 @@ def _metadata(file: File) -> Any:
     except FormatError:
         raise
     except Exception as error:
-        _bad_footer(file, error)
-
-
-def _bad_footer(file: File, error: Exception) -> Any:
-    said = " ".join(str(error).split()).rstrip(".")[:300]
-    raise FormatError(
-        f"{file.path}: the footer cannot be read ({type(error).__name__}: {said}). The file is damaged or cut off: "
-        "copy it or write it again."
-    ) from error
+        unreadable(f"the footer of {file.path}", error)
 
 
 class _Reader:

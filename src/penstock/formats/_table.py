@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,14 @@ class Block:
 class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
-    A subclass sets `schema`, which has the chosen columns, and `_starts`, the first row of each block and the end. It
-    defines `_read(block)`, which returns a record batch, and `_place(block)`.
+    A subclass sets `schema`, which has the chosen columns, and calls `_set_blocks`. It defines `_read(block)`, which
+    returns a record batch.
     """
 
     schema: Any
     _starts: NDArray[np.int64]
+    _part: ClassVar[str] = "part"
+    """What a block is called in errors."""
 
     def __init__(self, keep: int) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
@@ -80,9 +82,20 @@ class Table(Format):
         """The record batch of a block. It may raise anything if the file is damaged."""
         raise NotImplementedError
 
+    def _set_blocks(self, rows: Sequence[NDArray[np.int64]]) -> None:
+        """Takes the rows of each part of each file. Parts without rows are no blocks."""
+        counts = np.concatenate(rows)
+        filled = counts > 0
+        numbers = [len(each) for each in rows]
+        self._starts = np.concatenate([[0], counts[filled].cumsum()])
+        self._edges = np.concatenate([[0], np.cumsum([each.sum() for each in rows])]).astype(np.int64)
+        # The file of each block, and its number in that file.
+        self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
+        self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
+
     def _place(self, block: int) -> str:
         """Names the block in errors."""
-        raise NotImplementedError
+        return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
         """True if the columns of the block are views of a file or of other memory that is there anyway."""
@@ -109,13 +122,9 @@ class Table(Format):
             self._damaged(number, error)
         return block, _VIEW if self._is_mapped(number) else batch.nbytes
 
-    def _damaged(self, number: int, error: Exception, row: int | None = None) -> Any:
+    def _damaged(self, number: int, error: Exception, row: int | None = None) -> NoReturn:
         where = self._place(number) if row is None else f"{self._place(number)}, row {row:,} of it"
-        said = " ".join(str(error).split()).rstrip(".")[:300]
-        raise FormatError(
-            f"{where} cannot be read ({type(error).__name__}: {said}). The file is damaged: copy it or write it "
-            'again, or leave such rows out with on_error="skip".'
-        ) from error
+        unreadable(where, error, ', or leave such rows out with on_error="skip"')
 
     # Samples.
 
@@ -189,6 +198,15 @@ class Table(Format):
         first = self[0] if len(self) else {}
         shapes = {name: getattr(value, "shape", None) for name, value in first.items()}
         return tuple(FieldInfo(each.name, form_of(each.type), shapes.get(each.name)) for each in self.schema)
+
+
+def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
+    """Raises FormatError for what pyarrow has raised, which is of many types and may be long."""
+    said = " ".join(str(error).split()).rstrip(".")[:300]
+    raise FormatError(
+        f"{where} cannot be read ({type(error).__name__}: {said}). The file is damaged or cut off, or has another "
+        f"format than its name says: copy it or write it again{remedy}."
+    ) from error
 
 
 def need_pyarrow(reader: str) -> None:
