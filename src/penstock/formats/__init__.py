@@ -3,5 +3,7 @@
 from penstock.errors import FormatError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo, Inspection
+from penstock.formats._lines import JsonLines, TextLines
+from penstock.formats._tokens import Tokens
 
-__all__ = ["FieldInfo", "Format", "FormatError", "Inspection"]
+__all__ = ["FieldInfo", "Format", "FormatError", "Inspection", "JsonLines", "TextLines", "Tokens"]
