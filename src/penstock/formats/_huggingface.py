@@ -18,8 +18,8 @@ class HuggingFace(Table):
     `select`, `shuffle`, `filter` and the like are respected, as are the columns of `set_format`. Without a format,
     numbers are numpy scalars, and lists of numbers are numpy arrays, where the dataset itself gives Python ints and
     lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
-    decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Its table is memory-mapped, so
-    that workers share it; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
+    decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Workers share a table that is
+    memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
     """
 
     _part = "record batch"

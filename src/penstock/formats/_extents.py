@@ -1,0 +1,89 @@
+"""The base of formats in which a sample is one extent of bytes of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+from penstock.formats._files import File
+from penstock.formats._format import Format
+from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._paths import Paths
+from penstock.random import each
+
+# The first bytes of compressed files, what compressed them, and the command that undoes it.
+_COMPRESSED = (
+    (b"\x1f\x8b", "gzip", "gzip -dk"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+    (b"BZh", "bzip2", "bzip2 -dk"),
+    (b"\xfd7zXZ\0", "xz", "xz -dk"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)
+
+
+class Extents(Format):
+    """The samples of files by the positions that an index has.
+
+    The index has `starts`: the first byte of each extent, and the end of the last. A subclass defines
+    `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
+    """
+
+    def __init__(self, paths: Paths, kind: str, make: Make) -> None:
+        super().__init__(paths)
+        self._indexes = cached_each(self._files, kind, make)
+        self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
+
+    def _count(self, index: Index) -> int:
+        """The number of samples in a file."""
+        return len(index["starts"]) - 1
+
+    def _places(self, index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of the extent of each row."""
+        return rows
+
+    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
+        raise NotImplementedError
+
+    def _sample(self, row: int) -> Any:
+        return self._samples([row], np.array([row]))[0]
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        numbers, inside = self._located(rows)
+        raws = [b""] * len(rows)
+        for number in set(numbers.tolist()):
+            at = np.flatnonzero(numbers == number)
+            starts, stops = self._extents(number, inside[at])
+            read = self._files[number].read_each(starts.tolist(), (stops - starts).tolist())
+            for place, raw in zip(at.tolist(), read, strict=True):
+                raws[place] = raw
+        found = zip(each(keys), raws, numbers.tolist(), inside.tolist(), strict=True)
+        return [self._decoded(raw, number, row) for _, raw, number, row in found]
+
+    def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        index = self._indexes[number]
+        places, starts = self._places(index, rows), index["starts"]
+        return starts[places].astype(np.int64), starts[places + 1].astype(np.int64)
+
+
+def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
+    """Positions in a file of this size, in half of the memory if they fit."""
+    return starts.astype(np.uint32) if size < 1 << 32 else starts
+
+
+def refuse_compressed(file: File) -> None:
+    begin = file.read(0, min(file.size, 8))
+    for magic, name, command in _COMPRESSED:
+        if begin.startswith(magic):
+            _refuse(file, name, command)
+
+
+def _refuse(file: File, name: str, command: str) -> NoReturn:
+    raise FormatError(
+        f"{file.path}, byte 0: the file is compressed by {name}, so a sample cannot be read without decompressing "
+        f"all that is before it. Decompress the file first: {command} {file.path!r}"
+    )
