@@ -9,18 +9,28 @@ import pyarrow as pa
 
 from penstock.errors import FormatError
 from penstock.formats._cells import form_of
+from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
     """The chosen columns, which all files must have with the same types. Schemas are serialized."""
-    chosen = chosen_columns(pa.ipc.read_schema(pa.py_buffer(schemas[0])), columns, paths[0])
+    chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
     for path, serialized in zip(paths, schemas, strict=True):
         if serialized not in seen:
             seen.add(serialized)
-            _check(pa.ipc.read_schema(pa.py_buffer(serialized)), path, wanted, paths[0], columns is None)
+            _check(_restored(serialized, path), path, wanted, paths[0], columns is None)
     return chosen
+
+
+def _restored(serialized: bytes, path: str) -> Any:
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+        str([(field.name, form_of(field.type)) for field in schema])  # the names may not be text
+    except Exception as error:
+        unreadable(f"the schema of {path}", error)
+    return schema
 
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
