@@ -57,7 +57,8 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
                 f"{path} has no column {name!r}, which {first} has. It has {names_of(schema.names)}. Name the "
                 "columns that all files have with columns=, or read the two kinds of files as two datasets."
             )
-        if (other := form_of(schema.field(name).type)) != form:
+        # A column without a single value has the type null in some files, and a null is the same in all types.
+        if (other := form_of(schema.field(name).type)) != form and "null" not in (form, other):
             raise FormatError(
                 f"the column {name!r} is {form} in {first}, but {other} in {path}. Write the files with one schema, "
                 "leave the column out with columns=, or read the two kinds of files as two datasets."
