@@ -34,6 +34,7 @@ class Arrow(Table):
 
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     _part = "record batch"
+    _batches: Any = None  # of a table in memory
 
     def __init__(self, table_or_paths: Any, columns: Iterable[str] | None = None, *, keep: int = KEEP) -> None:
         need_pyarrow("Arrow")
@@ -64,7 +65,6 @@ class Arrow(Table):
     def _from_files(self, paths: Paths, columns: Iterable[str] | None) -> None:
         from penstock.formats._schema import common_schema
 
-        self._batches = None
         Format.__init__(self, paths)
         self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
         self._messages: list[Messages] = []

@@ -215,17 +215,18 @@ def is_numeric(kind: Any) -> bool:
 @lru_cache(maxsize=1024)
 def number_dtype(kind: Any) -> np.dtype[Any] | None:
     """The dtype of one number of this type; None if it is not a number."""
+    dtype: Any = None
     if kinds.is_boolean(kind):
-        return np.dtype(bool)
-    if kinds.is_integer(kind) or kinds.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
-    if kinds.is_date(kind):
-        return np.dtype("M8[D]" if kinds.is_date32(kind) else "M8[ms]")
-    if kinds.is_timestamp(kind):
-        return np.dtype(f"M8[{kind.unit}]")
-    if kinds.is_duration(kind) or kinds.is_time(kind):
-        return np.dtype(f"m8[{kind.unit}]")
-    return None
+        dtype = bool
+    elif kinds.is_integer(kind) or kinds.is_floating(kind):
+        dtype = kind.to_pandas_dtype()
+    elif kinds.is_date(kind):
+        dtype = "M8[D]" if kinds.is_date32(kind) else "M8[ms]"
+    elif kinds.is_timestamp(kind):
+        dtype = f"M8[{kind.unit}]"
+    elif kinds.is_duration(kind) or kinds.is_time(kind):
+        dtype = f"m8[{kind.unit}]"
+    return None if dtype is None else np.dtype(dtype)
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -239,8 +240,8 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
         inner, whole = _numbers(array.values.slice(array.offset * size, count * size))
         values, plain = inner.reshape(count, size, *inner.shape[1:]), _valid(array)
         if whole is not None:
-            whole = whole.reshape(count, size).all(1)
-            plain = whole if plain is None else plain & whole
+            sound: NDArray[np.bool_] = np.all(whole.reshape(count, size), 1)
+            plain = sound if plain is None else plain & sound
         return values, plain
     return _flat(array), _valid(array)
 

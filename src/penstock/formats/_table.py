@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -189,7 +189,9 @@ class Table(Format):
         """Memory for the columns of a batch; nothing if one of them can only be made from objects."""
         if not all(each.is_direct for each in block.cells):
             return []
-        fields = empty.below(self.columns) if type(empty) is Into else [empty] * len(self.columns)
+        fields: Iterable[Empty] = repeat(empty, len(self.columns))
+        if type(empty) is Into:
+            fields = empty.below(self.columns)
         return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
 
     def _fields(self) -> tuple[FieldInfo, ...]:
