@@ -67,7 +67,9 @@ def parquet_as_tensors(folder: Path) -> Iterator[Any]:
     from penstock.formats import Parquet
     from penstock.torch import DataLoader
 
-    return endless(DataLoader(Parquet(folder), BATCH, shuffle=True, seed=0, num_workers=WORKERS, drop_last=True))
+    # Workers that end with the epoch would take the row groups that they keep with them.
+    options: dict[str, Any] = {"seed": 0, "num_workers": WORKERS, "drop_last": True, "persistent_workers": True}
+    return endless(DataLoader(Parquet(folder), BATCH, shuffle=True, **options))
 
 
 def map_style(folder: Path) -> Any:
@@ -146,7 +148,8 @@ class Served:
     """A loader in a process of its own."""
 
     def __init__(self, name: str, folder: Path, warm: float) -> None:
-        command = [sys.executable, "-m", "bench.tables", "--serve", name, "--folder", str(folder), "--warm", str(warm)]
+        command = [sys.executable, "-m", "bench.tables", "--serve", name, "--folder", str(folder)]
+        command += ["--warm", str(warm)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
 

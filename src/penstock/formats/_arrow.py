@@ -54,7 +54,7 @@ class Arrow(Table):
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         self._files = []
-        self.schema = chosen_columns(table.schema, columns, "the table")
+        self._set_schema(chosen_columns(table.schema, columns, "the table"))
         self._hold(table.select(self.columns))
         self._edges = np.array([0, len(self)], np.int64)
 
@@ -72,7 +72,7 @@ class Arrow(Table):
         for messages, schema in shown(map(self._opened_file, range(len(self._files))), len(self._files)):
             self._messages.append(messages)
             schemas.append(schema)
-        self.schema = common_schema(self.paths, schemas, columns)
+        self._set_schema(common_schema(self.paths, schemas, columns))
         self._set_blocks([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:

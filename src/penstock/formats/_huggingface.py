@@ -38,13 +38,13 @@ class HuggingFace(Table):
         names = _direct_columns(dataset)
         self.is_direct = names is not None
         table = dataset._data.table
-        self.schema = pa.schema([field for field in table.schema if names is None or field.name in names])
+        self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
         self._batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
         self._edges = np.array([0, len(self)], np.int64)
-        self._rows: NDArray[Any] | None = None
+        self._chosen: NDArray[Any] | None = None
         if dataset._indices is not None:
-            self._rows = dataset._indices.column(0).to_numpy()
+            self._chosen = dataset._indices.column(0).to_numpy()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -57,12 +57,12 @@ class HuggingFace(Table):
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each record batch, and the end; one block if `select` or `shuffle` has chosen the rows."""
-        return self._starts if self._rows is None and self.is_direct else self._edges
+        return self._starts if self._chosen is None and self.is_direct else self._edges
 
     def _sample(self, row: int) -> Any:
         if not self.is_direct:
             return self.dataset[row]
-        return super()._sample(row if self._rows is None else self._rows.item(row))
+        return super()._sample(row if self._chosen is None else self._chosen.item(row))
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         if not self.is_direct:
@@ -71,7 +71,7 @@ class HuggingFace(Table):
         return super()._samples(keys, rows)
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        return super()._groups(rows if self._rows is None else self._rows[rows].astype(np.int64))
+        return super()._groups(rows if self._chosen is None else self._chosen[rows].astype(np.int64))
 
     def __gather__(self, keys: Any, empty: Any) -> Any:
         return super().__gather__(keys, empty) if self.is_direct else NotImplemented

@@ -50,7 +50,7 @@ class Parquet(Table):
         Format.__init__(self, paths)
         super().__init__(keep)
         footers = list(shown(_footers(self._files), len(self._files)))
-        self.schema = common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns)
+        self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
 
     def _set_kept(self) -> None:

@@ -37,11 +37,13 @@ class Block:
 class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
-    A subclass sets `schema`, which has the chosen columns, and calls `_set_blocks`. It defines `_read(block)`, which
+    A subclass calls `_set_schema` with the chosen columns, and `_set_blocks`. It defines `_read(block)`, which
     returns a record batch.
     """
 
     schema: Any
+    columns: list[str]
+    """The names of the columns, in the order of the samples' fields."""
     _starts: NDArray[np.int64]
     _part: ClassVar[str] = "part"
     """What a block is called in errors."""
@@ -62,11 +64,9 @@ class Table(Format):
         self.__dict__.update(state)
         self._set_kept()
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns, in the order of the samples' fields."""
-        names: list[str] = self.schema.names
-        return names
+    def _set_schema(self, schema: Any) -> None:
+        self.schema = schema
+        self.columns = list(schema.names)
 
     @property
     def blocks(self) -> NDArray[np.int64]:
@@ -122,29 +122,29 @@ class Table(Format):
             self._damaged(number, error)
         return block, _VIEW if self._is_mapped(number) else batch.nbytes
 
-    def _damaged(self, number: int, error: Exception, row: int | None = None) -> NoReturn:
-        where = self._place(number) if row is None else f"{self._place(number)}, row {row:,} of it"
-        unreadable(where, error, ', or leave such rows out with on_error="skip"')
+    def _damaged(self, number: int, error: Exception) -> NoReturn:
+        unreadable(self._place(number), error, ', or leave such rows out with on_error="skip"')
 
     # Samples.
 
     def _sample(self, row: int) -> Any:
         number = bisect_right(self._starts.data, row) - 1
-        return self._row(number, row - self._starts.item(number))
+        return self._rows(number, [row - self._starts.item(number)])[0]
 
-    def _row(self, number: int, local: int) -> dict[str, Any]:
-        block = self._block(number)
+    def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of some rows of a block."""
+        block, names = self._block(number), self.columns
         try:
-            values = [each.item(local) for each in block.cells]
+            columns = [list(map(each.item, rows)) for each in block.cells]
         except Exception as error:
-            self._damaged(number, error, local)
-        return dict(zip(self.columns, values, strict=True))
+            self._damaged(number, error)
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         samples: list[Any] = [None] * len(rows)
         for number, places, local in self._groups(rows):
-            for place, row in zip(places, local, strict=True):
-                samples[place] = self._row(number, row)
+            for place, sample in zip(places, self._rows(number, local), strict=True):
+                samples[place] = sample
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
