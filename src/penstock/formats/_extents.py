@@ -50,7 +50,11 @@ class Extents(Format):
         raise NotImplementedError
 
     def _sample(self, row: int) -> Any:
-        return self._samples([row], np.array([row]))[0]
+        numbers, inside = self._located(np.array([row]))
+        number = int(numbers[0])
+        starts, stops = self._extents(number, inside)
+        raw = self._files[number].read(int(starts[0]), int(stops[0] - starts[0]))
+        return self._decoded(raw, number, int(inside[0]))
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         numbers, inside = self._located(rows)
