@@ -16,7 +16,6 @@ from penstock.formats._paths import Paths
 
 _KIND = "lines-1"
 _PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
-_BLOCK = 8 << 20  # bytes of a block of samples
 _NEWLINE, _RETURN = 10, 13
 _BOM = b"\xef\xbb\xbf"
 
@@ -40,16 +39,6 @@ class TextLines(Extents):
 
     def __init__(self, paths: Paths) -> None:
         super().__init__(paths, _KIND, find_lines)
-
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is some MB of one file."""
-        inside = [first + self._firsts(at) for at, first in enumerate(self._edges[:-1].tolist())]
-        return np.unique(np.concatenate([*inside, self._edges[-1:]]))
-
-    def _firsts(self, number: int) -> NDArray[np.int64]:
-        begins = np.arange(0, self._files[number].size, _BLOCK)
-        return self._indexes[number]["starts"][:-1].searchsorted(begins)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, member_at
@@ -51,6 +52,11 @@ class Tar(Extents):
         self.decode = decode
         decoders(decode)  # raises for what is no function, before files are read
         super().__init__(paths, "tar-1", find_samples)
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each tar that has samples, and the end."""
+        return np.unique(self._edges)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         file = self._files[number]
