@@ -61,6 +61,11 @@ class Member(NamedTuple):
         return self.kind == _FOLDER
 
 
+def is_archive(begin: bytes) -> bool:
+    """True if a tar file may begin with these 512 bytes."""
+    return begin[257:262] == b"ustar" and len(begin) == HEADER
+
+
 def member_at(archive: Bytes, start: int) -> Member | None:
     """The member whose headers begin at this byte; None if the end of the archive does."""
     at, long_name, pax = start, None, {}
