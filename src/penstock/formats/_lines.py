@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ class TextLines(Extents):
     ['one', '', 'three']
     """
 
-    suffixes = (".txt",)
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
 
     def __init__(self, paths: Paths) -> None:
         super().__init__(paths, _KIND, find_lines)

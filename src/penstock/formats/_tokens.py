@@ -21,7 +21,8 @@ from penstock.formats._paths import Paths
 from penstock.source._array import checked_keys
 
 _BLOCK = 8 << 20  # bytes of a block of samples
-_LLMC = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}  # first number of llm.c's header: dtype of ids
+# The dtype of ids by the first number of llm.c's header.
+_LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
 
