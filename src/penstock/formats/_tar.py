@@ -49,9 +49,16 @@ class Tar(Extents):
     suffixes = (".tar",)
 
     def __init__(self, paths: Paths, decode: bool | Mapping[str, Decoder | None] = True) -> None:
-        self.decode = decode
-        decoders(decode)  # raises for what is no function, before files are read
+        self.decode = decode  # first: it raises for what is no function, before files are read
         super().__init__(paths, "tar-1", find_samples)
+
+    @property
+    def decode(self) -> bool | Mapping[str, Decoder | None]:
+        return self._decode
+
+    @decode.setter
+    def decode(self, decode: bool | Mapping[str, Decoder | None]) -> None:
+        self._decode, self._decoders = decode, decoders(decode)
 
     @property
     def blocks(self) -> NDArray[np.int64]:
@@ -62,7 +69,6 @@ class Tar(Extents):
         file = self._files[number]
         start = int(self._indexes[number]["starts"][row])
         part = _Part(file, raw, start)
-        functions = decoders(self.decode)
         sample: dict[str, Any] = {}
         at = start
         while at < part.size:
@@ -78,7 +84,7 @@ class Tar(Extents):
                 _refuse(name, f"it is {member.kind}, and only files can be read. Write the tar with --dereference")
             if field in sample:
                 _refuse(name, f"the sample {key!r} has a second member {field!r}. Rename one of the two")
-            sample[field] = decoded(functions, field, part.read(member.data, member.size), name)
+            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name)
         return sample
 
 
