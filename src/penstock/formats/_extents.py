@@ -51,9 +51,11 @@ class Extents(Format):
         return np.unique(np.concatenate([*inside, self._edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        """The first row of each block in a file."""
-        begins = np.arange(0, self._files[number].size, _BLOCK)
-        return self._indexes[number]["starts"][:-1].searchsorted(begins)
+        """The first row of each block in a file but the first."""
+        starts = self._indexes[number]["starts"]
+        # Of the same dtype: else all of the index would be read and converted.
+        begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
+        return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
         """The number of samples in a file."""

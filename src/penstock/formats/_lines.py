@@ -76,16 +76,15 @@ class JsonLines(TextLines):
     suffixes = (".jsonl", ".ndjson")
 
     def _count(self, index: Index) -> int:
-        return super()._count(index) - len(index["empty"])
+        return super()._count(index) - len(index["before_empty"])
 
     def _places(self, index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of the line of each row: rows count only the lines that are not empty."""
-        empty = index["empty"]
-        return rows + (empty - np.arange(len(empty))).searchsorted(rows, "right")
+        return rows + index["before_empty"].searchsorted(rows, "right")
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        lines = super()._firsts(number)
-        return lines - self._indexes[number]["empty"].searchsorted(lines)
+        lines, before = super()._firsts(number), self._indexes[number]["before_empty"]
+        return lines - (before + np.arange(len(before))).searchsorted(lines)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = super()._decoded(raw, number, row)
@@ -99,7 +98,7 @@ class JsonLines(TextLines):
 
 
 def find_lines(file: File) -> Arrays:
-    """The first byte of each line and the end of the file, and the numbers of the empty lines."""
+    """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
     refuse_compressed(file)
     mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
     starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
@@ -114,4 +113,4 @@ def find_lines(file: File) -> Arrays:
     empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
     if found[-1] != file.size:  # the last line has no newline
         found = np.append(found, file.size)
-    return {"starts": compact(found, file.size), "empty": empty}
+    return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}
