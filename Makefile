@@ -11,6 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
+OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Without compiled modules, each of a thousand fresh interpreters would compile penstock again.
@@ -86,8 +87,8 @@ planted: $(VENV)/.developed
 	$(BIN)/python -m tests.planted.run $(BUGS)
 
 # Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
-interop: $(VENV)/.developed $(MXNET)/.made
-	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python $(BIN)/python -m pytest tests/interop
+interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
+	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(OTHERS) $(BIN)/python -m pytest tests/interop
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
@@ -99,7 +100,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.auto
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -140,6 +141,11 @@ $(WILD)/.installed: requirements-wild.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
+	@touch $@
+
+# Without the packages that they name: these parts of them need only torch and numpy.
+$(OTHERS)/.made:
+	$(PIP) install --no-deps --target $(OTHERS) megatron-core==0.16.1 webdataset==1.0.2 braceexpand pyyaml
 	@touch $@
 
 $(MXNET)/.made:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock import DataLoader
 from penstock.errors import FormatError
-from penstock.formats import FieldInfo, JsonLines, TextLines, _lines
+from penstock.formats import FieldInfo, JsonLines, TextLines, _extents, _lines
 
 law = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINES = st.lists(st.sampled_from(["", "a", "\r", "two words", "é☃", "x" * 30]), max_size=8)
@@ -32,7 +32,7 @@ def no_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lines, "_PIECE", 5)
-    monkeypatch.setattr(_lines, "_BLOCK", 16)
+    monkeypatch.setattr(_extents, "_BLOCK", 16)
 
 
 def new(folder: Path, content: bytes, suffix: str = ".txt") -> Path:

@@ -6,7 +6,9 @@ from penstock.formats._format import Format
 from penstock.formats._huggingface import HuggingFace
 from penstock.formats._inspection import FieldInfo, Inspection
 from penstock.formats._lines import JsonLines, TextLines
+from penstock.formats._megatron import Megatron
 from penstock.formats._parquet import Parquet
+from penstock.formats._tar import Tar
 from penstock.formats._tokens import Tokens
 
 __all__ = [
@@ -17,7 +19,9 @@ __all__ = [
     "HuggingFace",
     "Inspection",
     "JsonLines",
+    "Megatron",
     "Parquet",
+    "Tar",
     "TextLines",
     "Tokens",
 ]

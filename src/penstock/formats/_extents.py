@@ -26,6 +26,9 @@ _COMPRESSED = (
 )
 
 
+_BLOCK = 8 << 20  # bytes of a block of samples
+
+
 class Extents(Format):
     """The samples of files by the positions that an index has.
 
@@ -35,8 +38,24 @@ class Extents(Format):
 
     def __init__(self, paths: Paths, kind: str, make: Make) -> None:
         super().__init__(paths)
-        self._indexes = cached_each(self._files, kind, make)
+        self._set_indexes(cached_each(self._files, kind, make))
+
+    def _set_indexes(self, indexes: list[Index]) -> None:
+        self._indexes = indexes
         self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each block, and the end. A block is some MB of one file."""
+        inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
+        return np.unique(np.concatenate([*inside, self._edges]))
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        """The first row of each block in a file but the first."""
+        starts = self._indexes[number]["starts"]
+        # Of the same dtype: else all of the index would be read and converted.
+        begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
+        return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
         """The number of samples in a file."""
@@ -50,7 +69,11 @@ class Extents(Format):
         raise NotImplementedError
 
     def _sample(self, row: int) -> Any:
-        return self._samples([row], np.array([row]))[0]
+        numbers, inside = self._located(np.array([row]))
+        number = int(numbers[0])
+        starts, stops = self._extents(number, inside)
+        raw = self._files[number].read(int(starts[0]), int(stops[0] - starts[0]))
+        return self._decoded(raw, number, int(inside[0]))
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         numbers, inside = self._located(rows)

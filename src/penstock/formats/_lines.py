@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from penstock.formats._paths import Paths
 
 _KIND = "lines-1"
 _PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
-_BLOCK = 8 << 20  # bytes of a block of samples
 _NEWLINE, _RETURN = 10, 13
 _BOM = b"\xef\xbb\xbf"
 
@@ -36,20 +35,10 @@ class TextLines(Extents):
     ['one', '', 'three']
     """
 
-    suffixes = (".txt",)
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
 
     def __init__(self, paths: Paths) -> None:
         super().__init__(paths, _KIND, find_lines)
-
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is some MB of one file."""
-        inside = [first + self._firsts(at) for at, first in enumerate(self._edges[:-1].tolist())]
-        return np.unique(np.concatenate([*inside, self._edges[-1:]]))
-
-    def _firsts(self, number: int) -> NDArray[np.int64]:
-        begins = np.arange(0, self._files[number].size, _BLOCK)
-        return self._indexes[number]["starts"][:-1].searchsorted(begins)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)
@@ -87,16 +76,15 @@ class JsonLines(TextLines):
     suffixes = (".jsonl", ".ndjson")
 
     def _count(self, index: Index) -> int:
-        return super()._count(index) - len(index["empty"])
+        return super()._count(index) - len(index["before_empty"])
 
     def _places(self, index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of the line of each row: rows count only the lines that are not empty."""
-        empty = index["empty"]
-        return rows + (empty - np.arange(len(empty))).searchsorted(rows, "right")
+        return rows + index["before_empty"].searchsorted(rows, "right")
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        lines = super()._firsts(number)
-        return lines - self._indexes[number]["empty"].searchsorted(lines)
+        lines, before = super()._firsts(number), self._indexes[number]["before_empty"]
+        return lines - (before + np.arange(len(before))).searchsorted(lines)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = super()._decoded(raw, number, row)
@@ -110,7 +98,7 @@ class JsonLines(TextLines):
 
 
 def find_lines(file: File) -> Arrays:
-    """The first byte of each line and the end of the file, and the numbers of the empty lines."""
+    """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
     refuse_compressed(file)
     mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
     starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
@@ -125,4 +113,4 @@ def find_lines(file: File) -> Arrays:
     empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
     if found[-1] != file.size:  # the last line has no newline
         found = np.append(found, file.size)
-    return {"starts": compact(found, file.size), "empty": empty}
+    return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,7 +20,8 @@ from penstock.formats._paths import Paths
 from penstock.source._array import checked_keys
 
 _BLOCK = 8 << 20  # bytes of a block of samples
-_LLMC = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}  # first number of llm.c's header: dtype of ids
+# The dtype of ids by the first number of llm.c's header.
+_LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
 
@@ -48,7 +48,7 @@ class Tokens(Format):
     """
 
     suffixes = (".bin",)
-    _memory: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+    _windows: _Windows | None = None
 
     def __init__(self, paths: Paths, dtype: DTypeLike, length: int, stride: int | None = None) -> None:
         super().__init__(paths)
@@ -88,53 +88,71 @@ class Tokens(Format):
         return self._gathered(checked_keys(keys, len(self)), empty)
 
     def _gathered(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
-        starts = self._starts(rows)
-        shape = len(starts), self.length
+        view, shape = self._mapped(), (len(rows), self.length)
         if type(empty) is not Into or empty.field.target(self.dtype) is None:
             out = empty(shape, self.dtype)
-            self._copy(starts, out)
+            view.copy(rows, out)
             return out
         out = empty.room(shape, self.dtype)
-        size = max(1, BLOCK // (self.length * self.dtype.itemsize))  # rows that stay in the processor's cache
-        ids = np.empty((min(size, len(starts)), self.length), self.dtype)
-        for at in range(0, len(starts), size):
-            some = starts[at : at + size]
-            self._copy(some, ids[: len(some)])
+        size = max(1, BLOCK // view.width)
+        ids = np.empty((min(size, len(rows)), self.length), self.dtype)
+        for at in range(0, len(rows), size):
+            some = rows[at : at + size]
+            view.copy(some, ids[: len(some)])
             empty.field.write(out[at : at + size], ids[: len(some)], at)
         return out
 
-    def _starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The byte at which each sample begins in the memory of all files."""
-        numbers, inside = self._located(rows)
-        _, begins = self._mapped()
-        return (begins + self._headers)[numbers] + inside * (self.stride * self.dtype.itemsize)
-
-    def _copy(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        memory, _ = self._mapped()
-        size, width = self.dtype.itemsize, self.length * self.dtype.itemsize
-        unit = math.gcd(width, self.stride * size, _LLMC_HEADER if self._headers.any() else mmap.PAGESIZE)
-        if unit >= _LEAST:
-            # Samples consist of whole units, and begin at multiples of them. No unit is outside, so clipping changes
-            # none. Refused: mode="raise", which copies by way of a buffer.
-            units = (starts // unit)[:, np.newaxis] + np.arange(width // unit)
-            memory.reshape(-1, unit).take(units.reshape(-1), 0, out.view(np.uint8).reshape(-1, unit), "clip")
-            return
-        window = np.dtype((np.void, width))
-        windows = np.ndarray(((len(memory) - width) // size + 1,), window, memory.data, strides=(size,))
-        batch, rows = out.view(window)[:, 0], max(1, BLOCK // width)
-        for at in range(0, len(starts), rows):
-            batch[at : at + rows] = windows[starts[at : at + rows] // size]
-
-    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if self._memory is None:
-            self._memory = mapped(self._files)
-        return self._memory
+    def _mapped(self) -> _Windows:
+        if self._windows is None:
+            self._windows = _Windows(self)
+        return self._windows
 
     def _fields(self) -> tuple[FieldInfo, ...]:
         return (FieldInfo("", str(self.dtype), (self.length,)),)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_memory"}
+        return {name: value for name, value in self.__dict__.items() if name != "_windows"}
+
+
+class _Windows:
+    """The memory of all files, and the samples in it. All positions are in units: whole samples, or parts of them."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        memory, begins = mapped(tokens._files)
+        size = tokens.dtype.itemsize
+        self.width, step = tokens.length * size, tokens.stride * size
+        begins = begins + tokens._headers
+        unit = math.gcd(self.width, step, *begins.tolist())
+        self._whole = unit >= _LEAST
+        if not self._whole:
+            unit = size
+        self._step, self._edges = step // unit, tokens._edges
+        # Of each file, where its first sample would begin if all samples before it were in the same file.
+        self._firsts = begins // unit - self._edges[:-1] * self._step
+        self._first = int(self._firsts[0]) if len(begins) == 1 else None
+        self._units = memory[: len(memory) // unit * unit].reshape(-1, unit)
+        self._parts = np.arange(self.width // unit)
+        self._kind = np.dtype((np.void, self.width))
+        count = (len(memory) - self.width) // size + 1
+        self._at_ids = np.ndarray((count,), self._kind, memory.data, strides=(size,))
+
+    def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the samples of these rows into `out`."""
+        starts = rows if self._step == 1 else rows * self._step
+        if self._first is None:
+            starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
+        elif self._first:
+            starts = starts + self._first
+        if self._whole:
+            if len(self._parts) > 1:
+                starts = (starts[:, np.newaxis] + self._parts).reshape(-1)
+            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+            self._units.take(starts, 0, out.view(np.uint8).reshape(len(starts), -1), "clip")
+            return
+        # Samples that overlap, or are no whole number of large units: `take` cannot read them.
+        batch, size = out.view(self._kind)[:, 0], max(1, BLOCK // self.width)
+        for at in range(0, len(starts), size):
+            batch[at : at + size] = self._at_ids[starts[at : at + size]]
 
 
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
