@@ -56,7 +56,8 @@ lint: $(VENV)/.developed
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src
 
-# Runs of accelerate, Lightning and Hugging Face's Trainer: a minute, and 300 MB to install, so not part of `test`.
+# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets: a minute, and 420 MB to install, so not part
+# of `test`.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
@@ -98,6 +99,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.prefetch
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
+	$(BIN)/python -m bench.tables
 
 clean:
 	rm -rf $(VENV) $(MXNET) $(WILD) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -3,7 +3,7 @@
 Each loader has a process of its own and 2 workers. All are read once before, so that files, caches and mapped tables
 are warm; then they are measured in turn, several rounds, and the medians are compared. A batch has 64 rows: a numpy
 array, or a tensor for the peers. Exits with 1 if penstock's Parquet has less than 3 times the rate of a map-style
-dataset in torch's DataLoader, or less than 2 times that of streaming. Needs requirements-frameworks.txt.
+dataset in torch's DataLoader, or less than 2 times that of streaming. Needs `datasets`.
 
 The rows marked "small keep" show the worst case: a random order over row groups that are not kept, so that nearly
 every row costs the decoding of its whole row group.
