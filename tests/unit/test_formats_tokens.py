@@ -173,4 +173,4 @@ class Doubled(Tokens):
 def test_a_subclass_with_its_own_getitem_is_not_bypassed(tmp_path: Path) -> None:
     tokens = Doubled(write(tmp_path, np.arange(12, dtype=np.uint16)), "uint16", 5)
     (batch,) = DataLoader(tokens, batch_size=2)
-    assert batch.tolist() == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]]
+    assert batch.tolist() == [sample.tolist() for sample in tokens] == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]]

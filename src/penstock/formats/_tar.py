@@ -67,7 +67,7 @@ class Tar(Extents):
 
     def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         file = self._files[number]
-        start = int(self._indexes[number]["starts"][row])
+        start, _ = self._extent(number, row)
         part = _Part(file, raw, start)
         sample: dict[str, Any] = {}
         at = start
