@@ -312,6 +312,16 @@ def test_a_tar_that_changed_after_its_index_was_made_is_noticed(tmp_path: Path) 
         Tar(path)[1]
 
 
+def test_a_member_of_another_sample_is_noticed(tmp_path: Path) -> None:
+    path, other = (write(tmp_path, [("a.txt", b"one"), (name, b"1")]) for name in ("a.cls", "b.cls"))
+    time = path.stat().st_mtime_ns
+    found = Tar(path)
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(time, time))
+    with pytest.raises(FormatError, match=r"byte 1,024: member 'b.cls' is not part of sample 'a'"):
+        found[0]
+
+
 def test_a_pickle_has_no_index(tmp_path: Path) -> None:
     found = Tar(write(tmp_path, [(f"{number}.cls", b"1") for number in range(3000)]))
     sent = pickle.dumps(found)
