@@ -98,6 +98,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.prefetch
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
+	$(BIN)/python -m bench.formats
 
 clean:
 	rm -rf $(VENV) $(MXNET) $(WILD) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
