@@ -291,6 +291,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "        self._idle = None\n        with interrupts_deferred():\n"
         "            for engine in self.all():\n                engine.close()",
     },
+    "a start that fails leaves descriptors open": {
+        "old": "        for backend in made:\n            backend.close()\n        raise\n",
+        "new": "        raise\n",
+    },
     "worker threads are not told to end": {"old": "self._permits.put(False)", "new": "pass"},
     "strays that nobody claimed stay open after close": {"old": "self._strays.close()", "new": "pass"},
     # ---- torch parity --------------------------------------------------------------------------------------
