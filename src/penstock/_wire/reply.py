@@ -169,6 +169,12 @@ def used_bytes(reply: bytes) -> int:
     return 0 if stray else base + nbytes
 
 
+def may_teach(reply: bytes) -> bool:
+    """Whether a reply may have layouts that later replies of its worker refer to by number."""
+    _, _, verdict, *_, length = REPLY.unpack(reply)
+    return length > 0 and verdict in (_FILLED, _BUNDLE)
+
+
 class StrayFiles:
     """In a worker process: makes strays as memfds, and sends them through a socket."""
 
