@@ -30,7 +30,7 @@ def node_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: dic
     from penstock.backends._ray.actor import serve
 
     os.environ.update(environment)
-    serve(*call, node, lambda: shipped)
+    serve(call, node, lambda: shipped)
 
 
 class LocalActor:

@@ -203,7 +203,7 @@ def _check_workers(given: dict[str, Any]) -> None:
         raise ValueError(f'hang={given["hang"]!r} needs processes: with backend="{backend}" no worker can be killed.')
     if given["ray_options"] is not None:
         if not backends.is_ray(name):
-            raise ValueError(f'ray_options has no meaning with backend="{name}": give backend="ray", or leave it out.')
+            raise ValueError(f'ray_options has no meaning with backend="{name}": leave one out.')
         from penstock.backends._ray.settings import check
 
         check(given["ray_options"])

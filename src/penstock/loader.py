@@ -85,8 +85,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     - `num_workers`: 0 loads in the calling process, when you ask. "auto" begins with few workers, and changes their
       number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
-    - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or "ray":
-      workers are actors on the nodes of the cluster that `ray.init()` has connected to.
+    - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
+      "ray": workers are actors on the nodes of the cluster that `ray.init()` has connected to.
     - `ray_options`: what each of these actors wants, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
       `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: after so many seconds
       without a worker that has found a place it is an error (10 by default).

@@ -39,7 +39,7 @@ class Stream(IterableDataset[Any]):
             ValueError,
             "no meaning",
         ),
-        ({"backend": "gpu", "num_workers": 1}, ValueError, '"process" or "thread"'),
+        ({"backend": "gpu", "num_workers": 1}, ValueError, '"process", "thread" or "ray"'),
         ({"batch_size": 0}, ValueError, "at least 1, or None"),
         ({"batch_size": 2.0}, ValueError, "at least 1, or None"),
         ({"batch_size": True}, ValueError, "at least 1, or None"),
@@ -263,11 +263,11 @@ def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
             assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         with pytest.raises(ValueError, match='multiprocessing_context has no meaning with backend="mine"'):
             DataLoader(range(4), num_workers=1, backend="mine", multiprocessing_context="fork")
-        with pytest.raises(ValueError, match='None, "process", "thread" or "mine", got \'yours\''):
+        with pytest.raises(ValueError, match='None, "process", "thread", "ray" or "mine", got \'yours\''):
             DataLoader(range(4), num_workers=1, backend="yours")
     finally:
         backends.unregister("mine")
     with pytest.raises(ValueError, match="must be an identifier"):
         backends.register("no name", lambda job, context: backends.make("thread", job))
-    with pytest.raises(ValueError, match='None, "process" or "thread", got \'inline\''):
+    with pytest.raises(ValueError, match='None, "process", "thread" or "ray", got \'inline\''):
         DataLoader(range(4), num_workers=1, backend="inline")

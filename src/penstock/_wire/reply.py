@@ -1,12 +1,12 @@
 """The reply: what a worker sends when a task is done, and how the parent reads it.
 
-A reply has a fixed size, and tells of a batch that is in the slab, or in a stray where the slab is too small. How both
-travel is the backend's choice:
+A reply has a fixed size, and tells of a batch that is in the slab, or in a stray where the slab is too small. How
+both travel is the backend's choice:
 
-- Processes on one machine share the slabs. Replies go through one pipe that all workers share: writing so few bytes is
-  atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply that
-  refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last array of the
-  batch.
+- Processes on one machine share the slabs. Replies go through one pipe that all workers share: writing so few bytes
+  is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply
+  that refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last array
+  of the batch.
 - A worker on another machine sends the reply, the used part of its slab, and its strays, over one connection.
 """
 

@@ -141,7 +141,7 @@ class Backend(Protocol):
 
 
 Make = Callable[[Job, Any], Backend]
-"""Makes a backend for a job; the second argument is `multiprocessing_context=`, or `ray_options=`, as the user gave it."""
+"""Makes a backend for a job; the second argument is `multiprocessing_context=` or `ray_options=` as it was given."""
 
 
 # Each imports what it needs when it is first used: processes take some 10 ms.

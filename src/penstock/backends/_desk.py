@@ -18,7 +18,6 @@ from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
 from penstock._work.samples import is_end
 
-
 Changes = Callable[[int], Iterable[Change]]
 
 

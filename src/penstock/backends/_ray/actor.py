@@ -1,7 +1,7 @@
 """What runs on a node: a worker in the main thread of an actor's process, which serves one driver over one link.
 
-A second thread receives. So an answer to "what are you doing?" is given while the main thread is in the user's code, and
-the end of the connection ends this process even then.
+A second thread receives. So an answer to "what are you doing?" is given while the main thread is in the user's code,
+and the end of the connection ends this process even then.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from penstock.backends._ray.link import (
     WELCOME,
     Link,
 )
+from penstock.backends._ray.remote import Call
 
 # Seconds that the main thread has to finish when the driver is gone.
 _GRACE = 1.0
@@ -55,16 +56,9 @@ _MOST_VOID = 64
 _NOTHING = bytes(REPLY.size)
 
 
-def serve(
-    address: tuple[str, int],
-    encrypted: bool,
-    token: bytes,
-    worker: int,
-    seat: int,
-    node: str,
-    fetch: Callable[[], Any],
-) -> None:
-    """Serves the driver at this address until it says so, or is gone. `fetch` returns the shipment with the job."""
+def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
+    """Serves the driver until it says so, or is gone. `fetch` returns the shipment with the job."""
+    address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
     try:
@@ -138,6 +132,7 @@ class Inbox:
 
     def _receive_one(self) -> bool:
         link = self._link
+        kind: int
         kind, one, two, three, _ = HEAD.unpack(link.receive(HEAD.size))
         if kind == TASK:
             notice = Notice._make(NOTICE.unpack(link.receive(NOTICE.size)))

@@ -3,10 +3,11 @@
 Found out about Ray 2.60, and relied upon:
 
 - After `ray.shutdown()` almost any call of Ray starts a new cluster. So `is_there` comes before every call.
-- Nothing of Ray may be called in the callback of a future: `ray.kill` would wait for the thread that it runs in. And a
-  reference whose callback is pending must not be dropped: that aborts the process.
-- Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do not.
-- The class of an actor is pickled by value if it is local to a function. Then an error tells which node lacks penstock.
+- Nothing of Ray may be called in the callback of a future: `ray.kill` would wait for the thread that it runs in. And
+  a reference whose callback is pending must not be dropped: that aborts the process.
+- Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
+  not.
+- The class of an actor is pickled by value if it is local to a function. Then a node without penstock can say so.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from penstock.backends._ray.remote import Actor, Call, End
 
 _INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
 _CLIENT = (
-    'backend="ray" does not work over Ray Client (ray://): workers connect to the process that trains, which must run '
-    "on a node of the cluster. Start it there, for example by ray job submit."
+    'backend="ray" does not work over Ray Client (ray://): workers connect to the process that trains, which must '
+    "run on a node of the cluster. Start it there, for example by ray job submit."
 )
 
 _pending: set[Any] = set()
@@ -58,7 +59,8 @@ class RayCluster:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**self._options).remote()
-        # In a list, the reference is not resolved before the call: the worker says hello, and then fetches the job.
+        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call:
+        # the worker says hello first, and then fetches the job.
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told, call.seat))
@@ -87,11 +89,12 @@ class _Actor:
 @cache
 def _worker_class() -> Any:
     class PenstockWorker:
-        def serve(self, call: tuple[Any, ...], shipped: list[Any]) -> None:
+        def serve(self, call: Any, shipped: list[Any]) -> None:
             import ray
+
             from penstock.backends._ray.actor import serve
 
-            serve(*call, ray.util.get_node_ip_address(), lambda: ray.get(shipped[0]))
+            serve(call, ray.util.get_node_ip_address(), lambda: ray.get(shipped[0]))
 
     return ray.remote(max_restarts=0, max_task_retries=0)(PenstockWorker)
 

@@ -17,11 +17,13 @@ import ssl
 import struct
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock._memory.guests import GUESTS
 from penstock.backends._ray.link import WORKER_PATIENCE, Link
 
 TOKEN_SIZE = 32
@@ -75,13 +77,12 @@ class Tls(NamedTuple):
 
 def versions() -> dict[str, str]:
     """What must be the same on both sides, or should be."""
-    import penstock
-
-    found = {"python": platform.python_version(), "penstock": penstock.__version__, "numpy": np.__version__}
-    try:
-        found["torch"] = version("torch")
-    except PackageNotFoundError:
-        found["torch"] = ""
+    ours: str = sys.modules["penstock"].__version__
+    found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
+    for guest in GUESTS:
+        found[guest] = ""
+        with suppress(PackageNotFoundError):
+            found[guest] = version(guest)
     return found
 
 
@@ -96,18 +97,18 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
     if not wrong:
         return ""
     return (
-        f"Node {node} has {'; it has '.join(wrong)}. Batches are sent as the objects of one version: install the same "
-        'versions on all nodes, for example by ray_options={"runtime_env": {"pip": [...]}}.'
+        f"Node {node} has {'; it has '.join(wrong)}. Install the same versions on all nodes, for example by "
+        'ray_options={"runtime_env": {"pip": [...]}}.'
     )
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """What differs and may make batches differ; "" if nothing does. torch counts if this process uses it."""
-    names = ["numpy", *(["torch"] if "torch" in sys.modules else [])]
+    """What differs and may make batches differ; "" if nothing does. Guests count if this process uses them."""
+    names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
         for name in names
-        if theirs[name] and ours[name] and theirs[name] != ours[name]
+        if theirs.get(name) and ours[name] and theirs[name] != ours[name]
     ]
     if not found:
         return ""

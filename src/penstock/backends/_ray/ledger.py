@@ -1,16 +1,16 @@
-"""The ledger: which tasks wait at the driver, which task is at which worker, and who leaves. No I/O, no clock, no lock.
+"""The ledger: which tasks wait at the driver, which are at which worker, and who leaves. No I/O, clock or lock.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT again (but VOID)
+             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT (but VOID)
     worker   COMING --join--> idle or at work --leave--> gone        any --lose--> gone
 
 Tasks wait at the driver, because a task that waits at a worker waits behind that worker's present one. Only a worker
 whose tasks are quick has a second one, so that it need not wait while its reply travels.
 
-Workers answer in the order of their tasks. A task that is rescinded while a worker has it is void: its slab is free at
-once, because only the driver writes to it, and the driver drops the answer.
+Workers answer in the order of their tasks. A task that is rescinded while a worker has it is void: its slab is free
+at once, because only the driver writes to it, and the driver drops the answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """True if nothing will be told of this task, and its slab is free. False if its answer is here, or arrives."""
+        """True if nothing will be told of this task, and its slab is free. False if its answer is here or arrives."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -65,7 +65,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """An answer begins to arrive. True if it is wanted. ValueError if this worker cannot have been asked for it."""
+        """An answer begins to arrive: whether it is wanted. ValueError if this worker was not asked for it."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -87,7 +87,7 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Gives waiting tasks to workers, the lowest seqs first: pairs of worker and seq, to be sent in this order."""
+        """Gives waiting tasks to workers, the lowest seqs first: pairs of worker and seq, to send in this order."""
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:

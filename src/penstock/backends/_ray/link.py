@@ -1,7 +1,7 @@
 """A link: frames over one TCP connection between the driver and one worker.
 
-A frame is a head of five numbers, the first of which says what it is, and what that kind has behind it. Any thread may
-send, and one thread receives, blocking, straight into the memory where the bytes belong.
+A frame is a head of five numbers, the first of which says what it is, and what that kind has behind it. Any thread
+may send, and one thread receives, blocking, straight into the memory where the bytes belong.
 
 A frame that is posted never makes its sender wait for a worker that does not read: what is large is sent by a thread
 of its own, and while that thread is at it, later frames line up behind.
@@ -27,9 +27,9 @@ HEAD = struct.Struct("<5q")
 WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
 READY, BROKEN, REPLIED, TOLD = range(10, 14)
 
-# A machine that is off, or cut off, answers nothing: that is noticed after 10 s, whatever Python does. While bytes wait
-# to be acknowledged, keepalive does not work, and the other option does. It also counts the time in which the other
-# side does not read: so a worker has more patience with a driver that is stopped (Ctrl-Z, a debugger).
+# A machine that is off, or cut off, answers nothing: that is noticed after 10 s, whatever Python does. While bytes
+# wait to be acknowledged, keepalive does not work, and the other option does. It also counts the time in which the
+# other side does not read: so a worker has more patience with a driver that is stopped (Ctrl-Z, a debugger).
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
@@ -38,9 +38,14 @@ _MOST_PARTS = 512  # that one system call takes (IOV_MAX is 1024)
 
 
 class Link:
-    """One end of a connection. `tls`: its context, if the connection is encrypted; `server`: this end has accepted."""
+    """One end of a connection. `tls`: its context, if the connection is encrypted.
 
-    def __init__(self, sock: socket.socket, patience: int, tls: ssl.SSLContext | None = None, server: str = "") -> None:
+    `server`: the name of the other end; "" if this end has accepted the connection.
+    """
+
+    def __init__(
+        self, sock: socket.socket, patience: int, tls: ssl.SSLContext | None = None, server: str = ""
+    ) -> None:
         self._sock = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
@@ -167,7 +172,7 @@ class _Tls:
     def receive_into(self, view: memoryview) -> int:
         while True:
             with self._lock, suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                return self._tls.read(len(view), view)  # type: ignore[arg-type, return-value]
+                return self._tls.read(len(view), view)  # type: ignore[return-value]
             if not self._receive():
                 return 0
 

@@ -119,8 +119,8 @@ class RemoteWorker:
         """Its stack, and its task and step; "" if it does not answer in time."""
         try:
             while True:
-                found, *rest = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
+                found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
                 if found == ticket:
-                    return rest[0], rest[1], rest[2]
+                    return told, seq, at
         except Empty:
             return "", -1, 0
