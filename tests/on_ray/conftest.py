@@ -22,7 +22,9 @@ class Nodes:
     """The cluster. Tests may remove the second node, and have it back."""
 
     def __init__(self) -> None:
-        head = {"num_cpus": 6, "include_dashboard": False, "resources": {"head": 100}}
+        # By default Ray knows after 15 seconds that a node is dead, and places actors there meanwhile.
+        quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4}
+        head = {"num_cpus": 6, "include_dashboard": False, "resources": {"head": 100}, "_system_config": quick}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.second: Any = None
         self.restore()
@@ -37,6 +39,10 @@ class Nodes:
     def remove(self, *, graceful: bool) -> None:
         node, self.second = self.second, None
         self.cluster.remove_node(node, allow_graceful=graceful)
+
+    def settle(self) -> None:
+        """Waits until the cluster knows who lives."""
+        until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "Ray knows who lives")
 
     def close(self) -> None:
         ray.shutdown()
@@ -56,6 +62,7 @@ def cluster() -> Iterator[Nodes]:
 def nodes(cluster: Nodes) -> Nodes:
     """The cluster with both nodes."""
     cluster.restore()
+    cluster.settle()
     return cluster
 
 

@@ -27,7 +27,7 @@ from penstock.backends._ray.link import CHANGE, HEAD, VOID
 from penstock.backends._ray.remote import Call, Cluster, RemoteWorker, State
 
 # Seconds that workers have to show their stacks, and that close() waits for the threads of connections.
-_STACKS = 1.0
+_STACKS = 0.5
 _GRACE = 1.0
 
 
