@@ -64,7 +64,7 @@ GIVEN: dict[str, Any] = {"batch_size": 4, "seed": 3}
 
 
 def read(dataset: Any, faults: dict[int, Callable[[Any], object]], **given: Any) -> tuple[list[Any], list[float]]:
-    """All batches of an epoch on the cluster, and how long each took. `faults[step](loader)` is called before a step."""
+    """All batches of an epoch on the cluster, and how long each took. `faults[step](loader)` precedes a step."""
     workers = 1 if isinstance(dataset, Counting) else 2
     with_ray: dict[str, Any] = {"backend": "ray", "num_workers": workers, "ray_options": {"patience": 60}}
     loader = penstock.DataLoader(dataset, retries=5, **with_ray | GIVEN | given)
@@ -171,7 +171,8 @@ def test_nothing_is_left_if_the_driver_is_killed(nodes: Nodes) -> None:
                 print(*(worker.pid for worker in loader.workers if worker.pid), flush=True)
                 time.sleep(100)
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True) as driver:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         pids = [*map(int, driver.stdout.readline().split())]
         assert pids and {*pids} <= {*actors()}

@@ -219,5 +219,18 @@ def can_kill(name: str) -> bool:
     return _TABLE[name] not in (_inline, _thread)
 
 
+def room(name: str, context: Any) -> int | None:
+    """How many workers have room on the cluster; None if they run on this machine, or there is no cluster yet."""
+    if not is_ray(name):
+        return None
+    from penstock.backends._ray.settings import check
+
+    try:
+        from penstock.backends._ray.cluster import room
+    except ModuleNotFoundError:
+        return None
+    return room(check(context or {}))
+
+
 def make(name: str, job: Job, context: Any = None) -> Backend:
     return _TABLE[name](job, context)

@@ -90,7 +90,8 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
         said = Failure.capture(error, where=f"While worker {seat} was started on node {node} (pid {os.getpid()}).")
         link.send(HEAD.pack(BROKEN, len(said), 0, 0, 0), said)
         return
-    link.send(HEAD.pack(READY, 0, 0, 0, 0))
+    figures = gauges.tell(seat)
+    link.send(HEAD.pack(READY, len(figures), 0, 0, 0), figures)
     Loop(link, inbox, desk, gauges, made, seat).run()
     gauge.flush()
 

@@ -99,6 +99,15 @@ def _worker_class() -> Any:
     return ray.remote(max_restarts=0, max_task_retries=0)(PenstockWorker)
 
 
+def room(options: Mapping[str, Any]) -> int | None:
+    """How many actors with these options the cluster can hold, if it holds nothing else; None if there is none."""
+    if not ray.is_initialized():
+        return None
+    whole = ray.cluster_resources()
+    wanted = _wanted(options) or {"CPU": 1.0}
+    return int(min(whole.get(name, 0) // amount for name, amount in wanted.items()))
+
+
 def _job() -> str:
     return str(ray.get_runtime_context().get_job_id())
 

@@ -153,6 +153,7 @@ class Exchange:
         elif kind == TOLD:
             remote.stacks.put((one, link.receive(two).decode(errors="replace"), three, four))
         elif kind == READY:
+            self.gauges.hear(remote.worker, link.receive(one), remote.shift)
             self._join(remote, link)
         elif kind == BROKEN:
             self._news.put(partial(_raise_restored, bytes(link.receive(one))))
