@@ -118,8 +118,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ours |= {"backend": backend, "ray_options": ray_options}
         if backend == "thread":
             raise ValueError(
-                'backend="thread" is not possible here: workers seed torch\'s global generator, which the threads of a '
-                "process share. Use processes, or penstock.DataLoader."
+                'backend="thread" is not possible here: workers seed torch\'s global generator, which all threads of '
+                "a process share. Use processes, or penstock.DataLoader."
             )
         auto, args, kwargs = _automatic(args, kwargs)
         for name, value in {**ours, **auto}.items() if seed is None else ():
