@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -33,17 +34,58 @@ def node_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: dic
     serve(call, node, lambda: shipped)
 
 
+def rogue_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: dict[str, str]) -> None:
+    """A worker that sends half of a wrong batch, and the other half much later: when its link was cut."""
+    from penstock._measure.gauges import Gauges
+    from penstock._wire.reply import REPLY
+    from penstock._wire.task import NOTICE
+    from penstock.backends._ray.handshake import connect, this_process
+    from penstock.backends._ray.link import HEAD, READY, REPLIED
+
+    address, encrypted, token, worker, _ = call
+    link = connect(address, encrypted, token, this_process(worker, node, 0))
+    link.receive(HEAD.unpack(link.receive(HEAD.size))[3])
+    figures = Gauges(None).tell(0)
+    link.send(HEAD.pack(READY, len(figures), 0, 0, 0), figures)
+    size = HEAD.unpack(link.receive(HEAD.size))[1]
+    seq = NOTICE.unpack(link.receive(NOTICE.size))[0]
+    link.receive(size)
+    head = HEAD.pack(REPLIED, seq, 0, 2000, 0) + HEAD.pack(0, len(figures), 0, 0, 0)
+    link.send(head, bytes(REPLY.size), figures, b"\xff" * 1000)
+    with suppress(EOFError, OSError):
+        while True:
+            link.receive(1)  # until it is cut
+    with suppress(OSError):
+        link.send(b"\xff" * 1000)
+    signal.pause()
+
+
+def liar_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: dict[str, str]) -> None:
+    """A worker with other versions: those in the environment."""
+    from penstock.backends._ray import handshake
+
+    lies = {name.removeprefix("VERSION_"): version for name, version in environment.items() if "VERSION_" in name}
+    truth = handshake.versions()
+    handshake.versions = lambda: {**truth, **lies}
+    node_main(call, node, shipped, environment)
+
+
 class LocalActor:
+    """`is_spared`: no kill reaches it, as if its node were cut off."""
+
+    is_spared = False
+
     def __init__(self, process: Any) -> None:
         self.process = process
 
     def kill(self) -> None:
         with suppress(ValueError):  # it was reaped
-            self.process.kill()
+            if not self.is_spared:
+                self.process.kill()
 
 
 class LocalCluster:
-    """`room`: how many workers can be placed. `environment`: of the nodes. `refuses`: errors of starts to come."""
+    """`room`: how many workers can be placed. `environment`: of the nodes. `mains`: of the first workers."""
 
     address = "127.0.0.1"
 
@@ -52,7 +94,7 @@ class LocalCluster:
         self.room, self.is_up = room, True
         self.environment: dict[str, str] = {}
         self.processes: list[Any] = []
-        self.main: Callable[..., None] = node_main
+        self.mains: list[Callable[..., None]] = []
         self._threads: list[threading.Thread] = []
         self.started = 0
 
@@ -67,7 +109,8 @@ class LocalCluster:
             raise RuntimeError("the stand-in was shut down")
         self.started += 1
         args = (tuple(call), NODE.format(call.seat % 2), shipped, self.environment)
-        process: Any = _context.Process(target=self.main, args=args, daemon=True)
+        main = self.mains.pop(0) if self.mains else node_main
+        process: Any = _context.Process(target=main, args=args, daemon=True)
         if self.room <= 0:
             return LocalActor(_Unplaced())
         self.room -= 1
@@ -76,7 +119,9 @@ class LocalCluster:
         watcher = threading.Thread(target=self._watch, args=(process, told), daemon=True)
         self._threads.append(watcher)
         watcher.start()
-        return LocalActor(process)
+        actor = LocalActor(process)
+        actor.is_spared = main is rogue_main
+        return actor
 
     def _watch(self, process: Any, told: Callable[[End], None]) -> None:
         process.join()
@@ -92,12 +137,15 @@ class LocalCluster:
 
     def close(self) -> None:
         """After the loaders: no process may be left."""
+        deadline = time.monotonic() + 5
         for thread in self._threads:
-            thread.join(10)
+            thread.join(max(0.0, deadline - time.monotonic()))
         left = [process for process in self.processes if process.is_alive()]
         for process in left:
             process.kill()
             process.join()
+        for thread in self._threads:
+            thread.join()
         for process in self.processes:
             process.close()
         assert not left, f"{len(left)} workers were left behind"
