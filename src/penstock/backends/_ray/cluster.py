@@ -13,6 +13,7 @@ Found out about Ray 2.60, and relied upon:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -143,9 +144,14 @@ def _end(error: BaseException | None) -> End:
         return End("raised an exception", error, cause.with_traceback(None))
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return End("could not be given its runtime_env", error, error)
-    return End(f"is lost ({type(error).__name__}: {_first_line(error)})", error)
+    return End(f"was lost; Ray says: {_reason(error)}", error)
 
 
-def _first_line(error: BaseException) -> str:
+# In Ray's texts: from here on they list what may have caused it.
+_CAUSES = re.compile(r"\s*(Some common causes include|There are some potential root causes).*", re.DOTALL)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of Ray's text, which says how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "Ray gives no reason"
+    return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__
