@@ -130,8 +130,8 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         sock = socket.create_connection(address, _SECONDS)
     except OSError as error:
         raise ConnectionError(
-            f"Node {hello.node} cannot reach the driver at {address[0]}, port {address[1]} ({error}). Workers connect "
-            "to the process that trains, at a port that the system chooses: look at firewalls between the nodes."
+            f"Node {hello.node} cannot reach the driver at {address[0]}, port {address[1]} ({error}). Workers "
+            "connect to the process that trains, at a port that the system chooses: look at firewalls between nodes."
         ) from error
     try:
         context = None if tls is None else tls.context(server=False)
