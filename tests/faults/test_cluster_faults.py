@@ -193,12 +193,12 @@ def test_no_room_is_an_error_after_the_patience() -> None:
 
 def test_room_for_some_is_one_warning_and_these_work() -> None:
     cluster = standin.LocalCluster(room=1)
-    with standin.standing_in(cluster, patience=0.3), on(Slow(), 2, num_workers=3) as loader:
+    with standin.standing_in(cluster, patience=2), on(Slow(), 2, num_workers=3) as loader:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             until(lambda: same(list(loader), plain(Slow(), 2)) or said, "it is warned")
             same(list(loader), plain(Slow(), 2))
-        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 0.3" in str(said[0].message)
+        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 2 s" in str(said[0].message)
         loader.num_workers = 1  # those that wait for a place leave first
         until(lambda: same(list(loader), plain(Slow(), 2)) or len(loader.workers) == 1, "two have left")
         assert is_up(loader)
