@@ -132,6 +132,8 @@ class Exchange:
                     self._receive(remote, link)
         finally:
             link.cut()
+            with self._lock:
+                self._ledger.halt(remote.id)
             remote.told.wait(0.0 if self._closed or remote.state is State.LEAVING else _REASON)
             self._news.put(partial(self._bury, remote))
             remote.ended.set()
