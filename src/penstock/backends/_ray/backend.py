@@ -199,6 +199,8 @@ class RayBackend(Exchange):
     def _check_patience(self) -> float:
         """How long `poll` may wait before it looks again. Raises if no worker has come up in time."""
         with self._lock:
+            if self._ledger.all_joined:  # so nothing here grows with the number of workers, for each batch
+                return LONGEST_WAIT
             remotes = [*self._remotes.values()]
         late = [remote.hired + self._patience for remote in remotes if remote.state is State.COMING]
         if not late:
