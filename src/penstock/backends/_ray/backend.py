@@ -205,6 +205,8 @@ class RayBackend(Exchange):
         late = [remote.hired + self._patience for remote in remotes if remote.state is State.COMING]
         if not late:
             return LONGEST_WAIT
+        if not self._cluster.is_there():
+            raise RuntimeError("Ray was shut down before workers had started: call ray.init() and iter(loader).")
         is_alone = len(late) == len(remotes)
         due = max(min(late), self._alone_since + self._patience) if is_alone else min(late)
         left = due - time.monotonic()
@@ -213,19 +215,16 @@ class RayBackend(Exchange):
         if is_alone:
             raise RuntimeError(
                 f"No worker has started on the cluster within {self._patience:g} s. "
-                f"{self._shortage(len(late))}\n  To wait longer, as for nodes that are being added, give "
+                f"{self._cluster.shortage(len(late))}\n  To wait longer, as for nodes that are being added, give "
                 'ray_options={"patience": seconds}.'
             )
         overdue = sum(moment <= time.monotonic() for moment in late)
         self._warn(
             "late",
             f"{overdue} of {len(remotes)} workers have not started on the cluster within {self._patience:g} s; the "
-            f"others do their work. {self._shortage(overdue)}",
+            f"others do their work. {self._cluster.shortage(overdue)}",
         )
         return LONGEST_WAIT
-
-    def _shortage(self, workers: int) -> str:
-        return self._cluster.shortage(workers) if self._cluster.is_there() else "Ray was shut down."
 
 
 def start(job: Job, cluster: Cluster, patience: float) -> RayBackend:

@@ -13,6 +13,7 @@ Found out about Ray 2.60, and relied upon:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -22,7 +23,6 @@ import ray
 from ray import exceptions
 from ray.util import get_node_ip_address
 
-from penstock._wire.failure import annotate
 from penstock.backends._ray.handshake import Tls
 from penstock.backends._ray.remote import Actor, Call, End
 
@@ -63,7 +63,7 @@ class RayCluster:
         # the worker says hello first, and then fetches the job.
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
-        reference.future().add_done_callback(partial(_ended, reference, told, call.seat))
+        reference.future().add_done_callback(partial(_ended, reference, told))
         return _Actor(actor, self)
 
     def shortage(self, workers: int) -> str:
@@ -90,11 +90,23 @@ class _Actor:
 def _worker_class() -> Any:
     class PenstockWorker:
         def serve(self, call: Any, shipped: list[Any]) -> None:
+            import os
+            import threading
+
             import ray
 
-            from penstock.backends._ray.actor import serve
+            node = ray.util.get_node_ip_address()
+            try:
+                from penstock.backends._ray.actor import serve
 
-            serve(call, ray.util.get_node_ip_address(), lambda: ray.get(shipped[0]))
+                serve(call, node, lambda: ray.get(shipped[0]))
+            except Exception as error:
+                error.add_note(f"While a worker was started on node {node} (pid {os.getpid()}).")
+                raise
+            finally:  # the driver may be gone, and Ray's kill may have come too early to be heeded
+                last = threading.Timer(1.0, os._exit, (0,))
+                last.daemon = True
+                last.start()
 
     return ray.remote(max_restarts=0, max_task_retries=0)(PenstockWorker)
 
@@ -119,24 +131,27 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
-def _ended(reference: Any, told: Callable[[End], None], seat: int, future: Any) -> None:
+def _ended(reference: Any, told: Callable[[End], None], future: Any) -> None:
     _pending.discard(reference)
-    error = future.exception()
-    told(_end(error, seat))
+    told(_end(future.exception()))
 
 
-def _end(error: Any, seat: int) -> End:
+def _end(error: BaseException | None) -> End:
     if error is None:
         return End("ended")
     if isinstance(error, exceptions.RayTaskError):
         cause = error.cause if isinstance(error.cause, BaseException) else RuntimeError(str(error))
-        where = f"While worker {seat} was started on node {error.ip} (pid {error.pid})."
-        return End("raised an exception", error, annotate(cause.with_traceback(None), where))
+        return End("raised an exception", error, cause.with_traceback(None))
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return End("could not be given its runtime_env", error, error)
-    return End(f"is lost ({type(error).__name__}: {_first_line(error)})", error)
+    return End(f"was lost; Ray says: {_reason(error)}", error)
 
 
-def _first_line(error: BaseException) -> str:
+# In Ray's texts: from here on they list what may have caused it.
+_CAUSES = re.compile(r"\s*(Some common causes include|There are some potential root causes).*", re.DOTALL)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of Ray's text, which says how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "Ray gives no reason"
+    return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__
