@@ -149,8 +149,9 @@ def scaling(rounds: int) -> list[float]:
 
     cores = sorted(os.sched_getaffinity(0))
     assert len(cores) > 1, "one core for each node: this machine has only one"
-    nodes = [{"num_cpus": 2, "cores": {core}, "resources": {f"core{at}": 2}} for at, core in enumerate(cores[:2])]
-    with cluster({"num_cpus": 0}, nodes[0], {"node_ip_address": SECOND, **nodes[1]}) as address:
+    first, second = ({"num_cpus": 2, "cores": {core}} for core in cores[:2])
+    first["resources"], second["resources"] = {"both": 1, "first": 1}, {"both": 1}
+    with cluster({"num_cpus": 0}, first, {"node_ip_address": SECOND, **second}) as address:
         ray.init(address=address, log_to_driver=False, logging_level="error")
         try:
             return _scaling(rounds)
@@ -159,11 +160,11 @@ def scaling(rounds: int) -> list[float]:
 
 
 def _scaling(rounds: int) -> list[float]:
-    def loader(workers: int, **options: Any) -> Any:
-        given = {"backend": "ray", "ray_options": {"patience": 60, **options}}
+    def loader(workers: int, place: str) -> Any:
+        given = {"backend": "ray", "ray_options": {"patience": 60, "resources": {place: 1}}}
         return penstock.DataLoader(Spins(), batch_size=4, num_workers=workers, seed=0, **given)
 
-    with closing(loader(1, resources={"core0": 1})) as one, closing(loader(2)) as two:
+    with closing(loader(1, "first")) as one, closing(loader(2, "both")) as two:
         streams = {1: iter(one), 2: iter(two)}
         for stream in streams.values():
             consume(stream, 2.0)
