@@ -40,18 +40,17 @@ def rogue_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: di
     from penstock._wire.reply import REPLY
     from penstock._wire.task import NOTICE
     from penstock.backends._ray.handshake import connect, this_process
-    from penstock.backends._ray.link import HEAD, READY, REPLIED
+    from penstock.backends._ray.link import READY, REPLIED, head
 
     address, encrypted, token, worker, _ = call
     link = connect(address, encrypted, token, this_process(worker, node, 0))
-    link.receive(HEAD.unpack(link.receive(HEAD.size))[3])
+    link.receive(link.receive_head()[3])
     figures = Gauges(None).tell(0)
-    link.send(HEAD.pack(READY, len(figures), 0, 0, 0), figures)
-    size = HEAD.unpack(link.receive(HEAD.size))[1]
+    link.send(head(READY, len(figures)), figures)
+    size = link.receive_head()[1]
     seq = NOTICE.unpack(link.receive(NOTICE.size))[0]
     link.receive(size)
-    head = HEAD.pack(REPLIED, seq, 0, 2000, 0) + HEAD.pack(0, len(figures), 0, 0, 0)
-    link.send(head, bytes(REPLY.size), figures, b"\xff" * 1000)
+    link.send(head(REPLIED, seq, 0, 2000, 0, len(figures)), bytes(REPLY.size), figures, b"\xff" * 1000)
     with suppress(EOFError, OSError):
         while True:
             link.receive(1)  # until it is cut

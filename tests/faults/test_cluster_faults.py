@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import standin
+from certificates import environment, new_certificate
 
 import penstock
 from penstock import DataLoader
@@ -370,6 +371,51 @@ def test_a_replaced_worker_goes_on_with_the_figures_of_its_seat(cluster: Any) ->
                 os.kill(loader.workers[0].pid, signal.SIGKILL)
         (worker,) = loader.stats().life.workers
         assert 60 <= worker.steps <= 64 and loader.stats().life.replaced == 1
+
+
+# Encrypted, interrupted.
+
+
+def test_an_encrypted_cluster_gives_the_same_batches(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = new_certificate(tmp_path)
+    cluster.tls, cluster.environment = tls, environment(tls)
+    rows = np.arange(400_000).reshape(40, 10_000)
+    with on(rows, 3, shuffle=True) as loader:
+        for _ in range(2):
+            same(list(loader), plain(rows, 3, shuffle=True))
+            loader.set_epoch(0)
+
+
+def test_an_encrypted_cluster_without_certificates_is_refused(cluster: Any, tmp_path: Path) -> None:
+    cluster.tls = new_certificate(tmp_path)
+    cluster.mains = [standin.node_main] * 4  # whose environment names no files
+    with on(Numbers(), retries=0) as loader, pytest.raises(WorkerLost, match="exited with code 1"):
+        list(loader)
+
+
+def test_an_interrupt_ends_the_workers(cluster: Any) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for after in (0.001, 0.01, 0.03, 0.05, 0.1):
+            with on(Slow(), 2) as loader, pytest.raises(KeyboardInterrupt):
+                read_until_interrupted(loader, after)
+            until(lambda: not any(process.is_alive() for process in cluster.processes), "no worker is left")
+            same(list(DataLoader(Slow(), 2)), plain(Slow(), 2))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_until_interrupted(loader: Any, after: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, after)
+    while True:
+        for _ in loader:
+            pass
 
 
 # States go from one backend to another.

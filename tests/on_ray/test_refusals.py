@@ -18,6 +18,7 @@ import pytest
 import ray
 
 import penstock
+from penstock.backends._ray.door import Door
 from penstock.errors import WorkerLost
 from penstock.testing._laws import same
 
@@ -136,6 +137,13 @@ def test_a_node_without_penstock_is_named(nodes: Nodes, tmp_path: Path) -> None:
         with pytest.raises(ModuleNotFoundError, match="No module named 'penstock'") as caught:
             list(loader)
         assert any("was started on node 1" in note for note in caught.value.__notes__), caught.value.__notes__
+
+
+def test_a_node_that_cannot_reach_the_driver_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "address", property(lambda door: (ray.util.get_node_ip_address(), 1)))
+    said = r"cannot reach the driver at [\d.]+, port 1 \(.*refused"
+    with on(range(9), ray_options={"patience": 30}) as loader, pytest.raises(ConnectionError, match=said):
+        list(loader)
 
 
 def test_a_step_that_kills_its_actors_names_worker_node_samples_and_what_ray_says(nodes: Nodes) -> None:

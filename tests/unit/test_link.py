@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import environment, new_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends._ray import handshake
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.handshake import Hello, Tls, connect, this_process
-from penstock.backends._ray.link import DRIVER_PATIENCE, HEAD, Link
+from penstock.backends._ray.link import DRIVER_PATIENCE, Link, head
 
 
 def pair(tls: Tls | None = None) -> tuple[Link, Link]:
@@ -43,17 +43,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return new_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def new_certificate(folder: Path) -> Tls:
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=penstock", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    try:
-        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("this machine has no openssl")
-    return Tls(str(certificate), str(key), str(certificate))
-
-
 @pytest.fixture(params=["plain", "tls"])
 def links(request: pytest.FixtureRequest) -> Iterator[tuple[Link, Link]]:
     ends = pair(request.getfixturevalue("certificate") if request.param == "tls" else None)
@@ -67,10 +56,10 @@ def test_frames_arrive_whole_and_in_order(links: tuple[Link, Link]) -> None:
     ours, theirs = links
     frames = [os.urandom(size) for size in (0, 1, 7, 100_000, 3, 3_000_000, 1)]
     for frame in frames:
-        ours.post(HEAD.pack(len(frame), 0, 0, 0, 0), frame[: len(frame) // 2], frame[len(frame) // 2 :])
+        ours.post(head(len(frame)), frame[: len(frame) // 2], frame[len(frame) // 2 :])
         ours.push()
     for frame in frames:
-        assert HEAD.unpack(theirs.receive(HEAD.size))[0] == len(frame)
+        assert theirs.receive_head()[0] == len(frame)
         assert theirs.receive(len(frame)) == frame
 
 
@@ -118,14 +107,14 @@ def test_many_threads_may_post_and_no_frame_is_torn(links: tuple[Link, Link]) ->
 
     def post(number: int) -> None:
         for _ in range(200):
-            ours.post(HEAD.pack(number, 500 * number, 0, 0, 0), bytes([number]) * (500 * number))
+            ours.post(head(number, 500 * number), bytes([number]) * (500 * number))
             ours.push()
 
     threads = [threading.Thread(target=post, args=(number,)) for number in range(1, 5)]
     for thread in threads:
         thread.start()
     for _ in range(800):
-        number, size, *_ = HEAD.unpack(theirs.receive(HEAD.size))
+        number, size, *_ = theirs.receive_head()
         assert theirs.receive(size) == bytes([number]) * size
     for thread in threads:
         thread.join()
@@ -245,11 +234,6 @@ def test_a_door_that_is_closed_lets_nobody_in_and_leaves_nothing() -> None:
 
 
 # TLS.
-
-
-def environment(tls: Tls) -> dict[str, str]:
-    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-    return {"RAY_USE_TLS": "1", **dict(zip(names, tls, strict=True))}
 
 
 def test_the_certificates_are_those_of_ray(certificate: Tls) -> None:

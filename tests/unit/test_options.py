@@ -18,6 +18,9 @@ class Stream(IterableDataset[Any]):
         return iter(range(3))
 
 
+ON_RAY = {"backend": "ray", "num_workers": 1}
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
@@ -65,6 +68,16 @@ class Stream(IterableDataset[Any]):
         ({"max_errors": 3}, ValueError, 'max_errors=3 needs on_error="skip" or "replace"'),
         ({"on_error": "replace", "sampler": [0]}, ValueError, "there is no other sample in it"),
         ({"retries": -1}, ValueError, "retries"),
+        ({"ray_options": {}}, ValueError, "ray_options={} needs workers"),
+        ({"ray_options": {}, "num_workers": 1}, ValueError, 'ray_options has no meaning with backend="process"'),
+        (ON_RAY | {"ray_options": {"cpus": 2}}, ValueError, "has no 'cpus': its names are num_cpus"),
+        (ON_RAY | {"ray_options": 3}, TypeError, "ray_options must be a mapping"),
+        (ON_RAY | {"ray_options": {"patience": 0}}, ValueError, "must be a positive number"),
+        (
+            ON_RAY | {"multiprocessing_context": "fork"},
+            ValueError,
+            'multiprocessing_context has no meaning with backend="ray"',
+        ),
     ],
     ids=str,
 )

@@ -32,16 +32,17 @@ from penstock.backends._ray.handshake import connect, this_process
 from penstock.backends._ray.link import (
     BROKEN,
     CHANGE,
-    HEAD,
     LEAVE,
     READY,
     REPLIED,
     STACK,
+    STRAY,
     TASK,
     TOLD,
     VOID,
     WELCOME,
     Link,
+    head,
 )
 from penstock.backends._ray.remote import Call
 
@@ -70,7 +71,7 @@ def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
 
 
 def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], Any], ended: threading.Event) -> None:
-    kind, waited, tracing, length, shift = HEAD.unpack(link.receive(HEAD.size))
+    kind, waited, tracing, length, shift, _ = link.receive_head()
     if kind != WELCOME:
         return
     gauges = Gauges(None)
@@ -88,10 +89,10 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
         desk = Desk(job, seat, who, gauge, Replier(worker, made.make))
     except Exception as error:
         said = Failure.capture(error, where=f"While worker {seat} was started on node {node} (pid {os.getpid()}).")
-        link.send(HEAD.pack(BROKEN, len(said), 0, 0, 0), said)
+        link.send(head(BROKEN, len(said)), said)
         return
     figures = gauges.tell(seat)
-    link.send(HEAD.pack(READY, len(figures), 0, 0, 0), figures)
+    link.send(head(READY, len(figures)), figures)
     Loop(link, inbox, desk, gauges, made, seat).run()
     gauge.flush()
 
@@ -133,13 +134,11 @@ class Inbox:
 
     def _receive_one(self) -> bool:
         link = self._link
-        kind: int
-        kind, one, two, three, _ = HEAD.unpack(link.receive(HEAD.size))
+        kind, one, two, three, *_ = link.receive_head()
         if kind == TASK:
-            notice = Notice._make(NOTICE.unpack(link.receive(NOTICE.size)))
-            keys = link.receive(one)
+            data = link.receive(NOTICE.size + one)
             self._gauges.hear_caller(two, three)
-            self.orders.put((notice, keys))
+            self.orders.put((Notice._make(NOTICE.unpack_from(data)), data[NOTICE.size :]))
         elif kind == CHANGE:
             self.orders.put(link.receive(one))
         elif kind == VOID:
@@ -148,7 +147,7 @@ class Inbox:
             self.void.add(one)
         elif kind == STACK:
             told = stack.of_thread(self._main).encode()
-            link.send(HEAD.pack(TOLD, one, len(told), *self.doing), told)
+            link.send(head(TOLD, one, len(told), *self.doing), told)
         return kind != LEAVE
 
 
@@ -183,9 +182,9 @@ class Loop:
         start = min(used, max(0, notice.keys))
         strays, self._strays.made = self._strays.made, []
         figures = self._figures()
-        table = b"".join([HEAD.pack(0, at, len(root), 0, 0) for at, root in strays])
-        head = HEAD.pack(REPLIED, seq, start, used - start, len(strays)) + HEAD.pack(0, len(figures), 0, 0, 0)
-        self._link.send(head + reply + figures + table, self._memory[start:used], *(root for _, root in strays))
+        table = b"".join([STRAY.pack(at, len(root)) for at, root in strays])
+        first = head(REPLIED, seq, start, used - start, len(strays), len(figures))
+        self._link.send(first + reply + figures + table, self._memory[start:used], *(root for _, root in strays))
         inbox.doing = -1, 0
 
     def _begin(self, at: int) -> bool:

@@ -23,7 +23,7 @@ from penstock._work.runner import Job
 from penstock.backends._base import LONGEST_WAIT, Doing, Outcome
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.exchange import Exchange, Posted
-from penstock.backends._ray.link import CHANGE, HEAD, VOID
+from penstock.backends._ray.link import CHANGE, VOID, head
 from penstock.backends._ray.remote import Call, Cluster, RemoteWorker, State
 
 # Seconds that workers have to show their stacks, and that close() waits for the threads of connections.
@@ -105,7 +105,7 @@ class RayBackend(Exchange):
             self._log.end += len(change)
             up = [remote.link for remote in self._remotes.values() if remote.state is State.UP and remote.link]
             for link in up:
-                link.post(HEAD.pack(CHANGE, len(change), 0, 0, 0), change)
+                link.post(head(CHANGE, len(change)), change)
         for link in up:
             link.push()
 
@@ -117,7 +117,7 @@ class RayBackend(Exchange):
             del self._posted[seq]
             link = None if worker is None else self._remotes[worker].link
             if link is not None:
-                link.post(HEAD.pack(VOID, seq, 0, 0, 0))
+                link.post(head(VOID, seq))
         if link is not None:
             link.push()
         return True
@@ -199,7 +199,7 @@ class RayBackend(Exchange):
     def _check_patience(self) -> float:
         """How long `poll` may wait before it looks again. Raises if no worker has come up in time."""
         with self._lock:
-            if self._ledger.all_joined:  # so nothing here grows with the number of workers, for each batch
+            if self._ledger.all_joined:
                 return LONGEST_WAIT
             remotes = [*self._remotes.values()]
         late = [remote.hired + self._patience for remote in remotes if remote.state is State.COMING]

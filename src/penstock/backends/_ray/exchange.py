@@ -32,7 +32,19 @@ from penstock.backends._base import HUNG, Left, Lost, Outcome
 from penstock.backends._ray import handshake
 from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.ledger import Ledger
-from penstock.backends._ray.link import BROKEN, CHANGE, HEAD, LEAVE, READY, REPLIED, TASK, TOLD, WELCOME, Link
+from penstock.backends._ray.link import (
+    BROKEN,
+    CHANGE,
+    LEAVE,
+    READY,
+    REPLIED,
+    STRAY,
+    TASK,
+    TOLD,
+    WELCOME,
+    Link,
+    head,
+)
 from penstock.backends._ray.remote import Cluster, End, RemoteWorker, State
 
 # A worker whose tasks take less has a second one, and does not wait while its reply travels. With longer ones, that
@@ -141,15 +153,15 @@ class Exchange:
         if differs:
             self._news.put(partial(self._warn, "versions", differs))
         row = self.gauges.tell(remote.worker)
-        link.post(HEAD.pack(WELCOME, self.gauges.waited(), self.gauges.tracing, len(row), -remote.shift), row)
+        link.post(head(WELCOME, self.gauges.waited(), self.gauges.tracing, len(row), -remote.shift), row)
         link.push()
         return remote
 
     def _receive(self, remote: RemoteWorker, link: Link) -> None:
         """Receives one frame."""
-        kind, one, two, three, four = HEAD.unpack(link.receive(HEAD.size))
+        kind, one, two, three, four, five = link.receive_head()
         if kind == REPLIED:
-            self._receive_reply(remote, link, one, two, three, four)
+            self._receive_reply(remote, link, one, (two, three), four, five)
         elif kind == TOLD:
             remote.stacks.put((one, link.receive(two).decode(errors="replace"), three, four))
         elif kind == READY:
@@ -165,16 +177,19 @@ class Exchange:
             if remote.state is not State.STARTING:
                 return
             for change in self._changes:
-                link.post(HEAD.pack(CHANGE, len(change), 0, 0, 0), change)
+                link.post(head(CHANGE, len(change)), change)
             remote.state = State.UP
             self._ledger.join(remote.id)
         self.flush()
 
-    def _receive_reply(self, remote: RemoteWorker, link: Link, seq: int, start: int, size: int, strays: int) -> None:
-        _, figures, *_ = HEAD.unpack(link.receive(HEAD.size))
-        reply = bytes(link.receive(REPLY.size))
-        told = link.receive(figures)
-        table = [HEAD.unpack(link.receive(HEAD.size)) for _ in range(strays)]
+    def _receive_reply(
+        self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
+    ) -> None:
+        """Receives a reply, then the piece of the slab that it tells of (start and size), then its strays."""
+        start, size = piece
+        data = link.receive(REPLY.size + figures + strays * STRAY.size)
+        reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
+        table = STRAY.iter_unpack(data[REPLY.size + figures :])
         with self._lock:
             wanted = self._ledger.answering(remote.id, seq)
             # What is not wanted may still have a layout that later replies refer to.
@@ -182,7 +197,7 @@ class Exchange:
         if start < 0 or size < 0 or start + size > len(root):
             raise ValueError(f"{start + size} bytes for a slab of {len(root)}")
         link.receive_into(root[start : start + size].data)
-        for _, at, length, *_ in table:
+        for at, length in table:
             stray = _memory(length)
             link.receive_into(stray.data)
             if wanted or may_teach(reply):
@@ -211,7 +226,7 @@ class Exchange:
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
             if remote.state is State.UP and remote.link is not None:
-                remote.link.post(HEAD.pack(LEAVE, 0, 0, 0, 0))
+                remote.link.post(head(LEAVE))
                 links[remote.link] = None
                 remote.state = State.LEAVING
             else:
@@ -223,7 +238,7 @@ class Exchange:
             for worker, seq in dealt:
                 remote, posted = self._remotes[worker], self._posted[seq]
                 assert remote.link is not None
-                remote.link.post(HEAD.pack(TASK, len(posted.keys), waited, tracing, 0), posted.notice, posted.keys)
+                remote.link.post(head(TASK, len(posted.keys), waited, tracing), posted.notice, posted.keys)
                 links[remote.link] = None
                 if self._ledger.has(worker) == seq:
                     self._begin(remote)

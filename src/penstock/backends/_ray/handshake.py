@@ -126,7 +126,13 @@ def listen(address: str) -> socket.socket:
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
     """In the worker: a link to the driver, which has the token and the hello."""
     tls = Tls.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
-    sock = socket.create_connection(address, _SECONDS)
+    try:
+        sock = socket.create_connection(address, _SECONDS)
+    except OSError as error:
+        raise ConnectionError(
+            f"Node {hello.node} cannot reach the driver at {address[0]}, port {address[1]} ({error}). Workers "
+            "connect to the process that trains, at a port that the system chooses: look at firewalls between nodes."
+        ) from error
     try:
         context = None if tls is None else tls.context(server=False)
         link = Link(sock, WORKER_PATIENCE, context, server=address[0])

@@ -166,6 +166,11 @@ class Ledger:
         """The worker that has this task."""
         return self._holder.get(seq)
 
+    @property
+    def all_joined(self) -> bool:
+        """Whether no worker is to come."""
+        return not self._coming
+
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
@@ -185,6 +190,8 @@ class Ledger:
 
     def leave(self) -> list[int]:
         """The workers that leave now, those that have not joined yet first."""
+        if not self._leaves and not self._ended:
+            return []
         left = [*self._coming, *self._free][: self._leaves]
         self._leaves -= len(left)
         for worker, seat in [*self._coming.items(), *self._seats.items()] if self._ended else ():

@@ -1,6 +1,6 @@
 """A link: frames over one TCP connection between the driver and one worker.
 
-A frame is a head of five numbers, the first of which says what it is, and what that kind has behind it. Any thread
+A frame is a head of six numbers, the first of which says what it is, and what that kind has behind it. Any thread
 may send, and one thread receives, blocking, straight into the memory where the bytes belong.
 
 A frame that is posted never makes its sender wait for a worker that does not read: what is large is sent by a thread
@@ -21,7 +21,8 @@ from typing import Any
 
 from penstock._interrupts import Living
 
-HEAD = struct.Struct("<5q")
+HEAD = struct.Struct("<6q")
+STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length
 
 # Kinds of frames, to the worker and from it.
 WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
@@ -35,6 +36,12 @@ DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
 _LARGE = 1 << 16  # bytes
 _MOST_PARTS = 512  # that one system call takes (IOV_MAX is 1024)
+_ZEROS = (0,) * 5
+
+
+def head(kind: int, *numbers: int) -> bytes:
+    """The head of a frame. Numbers that this kind does not have are 0."""
+    return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
 class Link:
@@ -67,6 +74,9 @@ class Link:
             self._tls.shake_hands()
 
     # Receiving: one thread.
+
+    def receive_head(self) -> tuple[int, ...]:
+        return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
         data = bytearray(size)

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from penstock.backends._ray.handshake import Hello, Tls
-from penstock.backends._ray.link import HEAD, STACK, Link
+from penstock.backends._ray.link import STACK, Link, head
 
 
 class End(NamedTuple):
@@ -112,7 +112,7 @@ class RemoteWorker:
     def ask(self, ticket: int) -> None:
         """Asks for its stack."""
         if self.link is not None:
-            self.link.post(HEAD.pack(STACK, ticket, 0, 0, 0))
+            self.link.post(head(STACK, ticket))
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int]:
