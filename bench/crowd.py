@@ -23,7 +23,7 @@ from penstock._measure.gauges import Gauges
 from penstock._wire.task import NOTICE, Notice
 from penstock.backends._ray import handshake
 from penstock.backends._ray.backend import start
-from penstock.backends._ray.link import HEAD, TASK, WELCOME
+from penstock.backends._ray.link import TASK, WELCOME
 from penstock.backends._ray.remote import Call
 
 
@@ -64,7 +64,7 @@ class Member(Reenacted):
         self.begin(worker, seat, gauges, shipped)
 
     def hear(self) -> None:
-        kind, one, _, length, _ = HEAD.unpack(self._real.receive(HEAD.size))
+        kind, one, _, length, *_ = self._real.receive_head()
         if kind == TASK:
             notice = Notice._make(NOTICE.unpack(self._real.receive(NOTICE.size)))
             self._do(notice, self._real.receive(one))

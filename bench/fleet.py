@@ -36,7 +36,7 @@ from penstock.backends._desk import Desk
 from penstock.backends._ray import actor, handshake
 from penstock.backends._ray.backend import RayBackend, start
 from penstock.backends._ray.exchange import _TOOK
-from penstock.backends._ray.link import HEAD, READY, TASK
+from penstock.backends._ray.link import HEAD, READY, TASK, head
 from penstock.backends._ray.remote import Call, End
 
 LATENCY, BANDWIDTH = 1e-3, 10e9 / 8  # seconds; bytes a second
@@ -163,15 +163,14 @@ class Reenacted(actor.Loop):
     def ready(self) -> bytes:
         """The frame that says so."""
         figures = self._gauges.tell(self._seat)
-        return HEAD.pack(READY, len(figures), 0, 0, 0) + figures
+        return head(READY, len(figures)) + figures
 
 
-def took(head: bytes, seconds: float) -> bytes:
-    """The first part of a reply, with another duration in it."""
-    start = 2 * HEAD.size
-    reply = [*REPLY.unpack_from(head, start)]
+def took(first: bytes, seconds: float) -> bytes:
+    """The first part of the frame of a reply, with another duration in it."""
+    reply = [*REPLY.unpack_from(first, HEAD.size)]
     reply[_TOOK] = int(seconds * 1e9)
-    return head[:start] + REPLY.pack(*reply) + head[start + REPLY.size :]
+    return first[: HEAD.size] + REPLY.pack(*reply) + first[HEAD.size + REPLY.size :]
 
 
 class SimulatedWorker(Reenacted):
@@ -206,7 +205,7 @@ class SimulatedWorker(Reenacted):
     def send(self, *parts: Any) -> None:
         """The reply to a task, at the moment when it is begun: its size and duration are those of the simulation."""
         fleet, settings = self._fleet, self._fleet.settings
-        seq = REPLY.unpack_from(parts[0], 2 * HEAD.size)[0]
+        seq = REPLY.unpack_from(parts[0], HEAD.size)[0]
         seconds = settings.seconds * (0.5 + seq * 0.618 % 1.0)  # from half to one and a half times
         frame = b"".join([took(bytes(parts[0]), seconds), *(bytes(part) for part in parts[1:])])
         self._free_at = max(self._free_at, fleet.now + LATENCY) + seconds
@@ -231,6 +230,9 @@ class SimulatedWorker(Reenacted):
 
     def push(self) -> None:
         pass
+
+    def receive_head(self) -> tuple[int, ...]:
+        return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytes:
         found, self._frame = self._frame[:size], self._frame[size:]

@@ -130,11 +130,6 @@ class Ledger:
         self._hands[worker] = deque()
         self._sort(worker)
 
-    @property
-    def all_joined(self) -> bool:
-        """True if no worker is coming."""
-        return not self._coming
-
     def lose(self, worker: int) -> int | None:
         """The worker is dead. Returns the task that it may have been doing; all others at this worker wait again."""
         self._coming.pop(worker, None)
