@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray wild soak planted interop bench clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray wild soak planted interop bench bench-ray clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -104,6 +104,13 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
 
+# Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
+# simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.
+bench-ray: $(RAY)/.peers
+	$(RAY)/bin/python -m bench.fleet
+	$(RAY)/bin/python -m bench.crowd
+	$(RAY)/bin/python -m bench.ray $(BENCH)
+
 clean:
 	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -153,6 +160,10 @@ $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml
 	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
 	  --requirement requirements-ray.txt
 	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@touch $@
+
+$(RAY)/.peers: $(RAY)/.installed requirements-bench-ray.txt
+	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-bench-ray.txt
 	@touch $@
 
 $(MXNET)/.made:
