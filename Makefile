@@ -12,6 +12,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Without compiled modules, each of a thousand fresh interpreters would compile penstock again.
@@ -92,8 +93,8 @@ planted: $(VENV)/.developed
 	$(BIN)/python -m tests.planted.run $(BUGS)
 
 # Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
-interop: $(VENV)/.developed $(MXNET)/.made
-	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python $(BIN)/python -m pytest tests/interop
+interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
+	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(OTHERS) $(BIN)/python -m pytest tests/interop
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
@@ -112,7 +113,7 @@ bench-ray: $(RAY)/.peers
 	$(RAY)/bin/python -m bench.ray $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -164,6 +165,11 @@ $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml
 
 $(RAY)/.peers: $(RAY)/.installed requirements-bench-ray.txt
 	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-bench-ray.txt
+	@touch $@
+
+# Without the packages that they name: these parts of them need only torch and numpy.
+$(OTHERS)/.made:
+	$(PIP) install --no-deps --target $(OTHERS) megatron-core==0.16.1 webdataset==1.0.2 braceexpand pyyaml
 	@touch $@
 
 $(MXNET)/.made:

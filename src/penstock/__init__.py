@@ -1,5 +1,6 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
+from penstock._open import open
 from penstock._progress import progress
 from penstock.batch import Batch
 from penstock.collate import default_collate
@@ -73,6 +74,7 @@ __all__ = [
     "each",
     "get_worker_info",
     "on_stats",
+    "open",
     "prefetch",
     "progress",
     "random_split",

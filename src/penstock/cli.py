@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_profile(commands)
     _add_top(commands)
     _add_pack(commands)
+    _add_inspect(commands)
     options = parser.parse_args(arguments)
 
     try:
@@ -100,6 +101,21 @@ def _add_pack(commands: Any) -> None:
     pack.add_argument("--force", action="store_true", help="replace existing files")
 
 
+def _add_inspect(commands: Any) -> None:
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what files of samples hold",
+        description="Print the format of files, how many samples they hold, the fields of a sample, and the first "
+        "samples. The format is found by content and name: Parquet, Arrow, tar, JSON lines, text, token files, .rec, "
+        "LMDB, folders of images.",
+    )
+    inspect.add_argument("path", metavar="PATH", help="a file, a folder, or a pattern in quotes")
+    first = "how many of the first samples to show (default: 3)"
+    inspect.add_argument("--samples", type=_number(0), default=3, metavar="N", help=first)
+    inspect.add_argument("--dtype", metavar="NAME", help="dtype of a file of token ids, such as uint16")
+    inspect.add_argument("--length", type=_number(1), metavar="N", help="ids in a sample of a file of token ids")
+
+
 def _run(options: argparse.Namespace) -> int:
     # Imported late: rich, the loader and OpenCV would slow down --help.
     if options.command == "demo":
@@ -114,6 +130,12 @@ def _run(options: argparse.Namespace) -> int:
         from penstock import _top
 
         return _top.run(options.pid, options.once)
+    if options.command == "inspect":
+        from penstock.formats import _show
+
+        given = {"dtype": options.dtype, "length": options.length}
+        settings = {name: value for name, value in given.items() if value is not None}
+        return _show.run(options.path, options.samples, settings)
     try:
         from penstock.records import _pack
     except ImportError as error:

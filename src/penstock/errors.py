@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CastError",
     "CollateError",
+    "FormatError",
     "ImageError",
     "InternalError",
     "LoaderTimeout",
@@ -54,8 +55,12 @@ class StateError(ValueError):
     """A resume state cannot be loaded: it is damaged, of another version, or from a different loader."""
 
 
-class RecordError(ValueError):
-    """A file of records is damaged or has another format. The message says where in the file."""
+class FormatError(ValueError):
+    """A file of samples is damaged or has another format. The message names the file and the place in it."""
+
+
+class RecordError(FormatError):
+    """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
 
 
 class RemoteTraceback(Exception):

@@ -29,8 +29,9 @@ LAYERS = (
     ("_feed",),
     ("backends",),
     ("stats", "_options", "_epoch"),
-    ("_deliver", "_prefetch", "prefetch", "loader", "_progress", "__init__"),
-    ("torch", "image", "records", "testing", "_demo", "_top", "_profile", "cli"),
+    ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
+    ("image", "records", "formats", "_open", "__init__"),
+    ("torch", "testing", "_demo", "_top", "_profile", "cli"),
 )
 MOST_LINES = 470
 MOST_LINES_OF_A_FUNCTION = 60

@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent
 _FRESH = ("spawn-2", "forkserver-2")
 _NARROW = {
     f"test_{name}.py"
-    for name in ("bad_samples", "dtype", "images", "ranks", "records", "resume", "rng", "update")
+    for name in ("bad_samples", "dtype", "formats", "images", "ranks", "records", "resume", "rng", "update")
 }
 
 

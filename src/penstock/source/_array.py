@@ -52,13 +52,13 @@ class ArrayDataset(Dataset[Any]):
             raise IndexError(f"key {index} is not in a dataset with {len(self)} rows: {error}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        checked = self._checked(keys).tolist()
+        checked = checked_keys(keys, len(self)).tolist()
         rows = [[_item(view, key) for key in checked] for view in self._views]
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
-        checked = self._checked(keys)
+        checked = checked_keys(keys, len(self))
         if type(empty) is Into:
             columns = zip(self._views, self._into(empty), strict=True)
             return self._sample([_converted(view, checked, into) for view, into in columns])
@@ -75,24 +75,6 @@ class ArrayDataset(Dataset[Any]):
             return dict(zip(self.names, parts, strict=True))
         return parts[0] if len(self.columns) == 1 else tuple(parts)
 
-    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """The keys as int64 of 0 or more; raises IndexError for a key that has no row."""
-        found = np.asarray(keys)
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            what = f"{found.dtype} of shape {found.shape}"
-            raise TypeError(f"keys must be integers along one axis, but they are {what}.")
-        checked = found.astype(np.int64, copy=False)
-        n = len(self)
-        # As uint64 a negative key is huge, so one comparison checks both bounds.
-        if checked.size and checked.view(np.uint64).max() >= n:
-            wrapped = (checked < 0) & (found > 0)  # beyond the range of int64
-            outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
-            if outside.size:
-                row = outside[0]
-                raise IndexError(f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows.")
-            checked = np.where(checked < 0, checked + n, checked)
-        return checked
-
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_views"]  # they would be pickled as copies of the columns
@@ -106,6 +88,24 @@ class ArrayDataset(Dataset[Any]):
         labels = self.names or range(len(self.columns))
         columns = (f"{label}: {c.dtype}{c.shape}" for label, c in zip(labels, self.columns, strict=True))
         return f"{type(self).__name__}({', '.join(columns)})"
+
+
+def checked_keys(keys: Sequence[int] | NDArray[Any], n: int) -> NDArray[np.int64]:
+    """The keys as int64 of 0 or more; raises IndexError for a key that is not in a dataset of n samples."""
+    found = np.asarray(keys)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        what = f"{found.dtype} of shape {found.shape}"
+        raise TypeError(f"keys must be integers along one axis, but they are {what}.")
+    checked = found.astype(np.int64, copy=False)
+    # As uint64 a negative key is huge, so one comparison checks both bounds.
+    if checked.size and checked.view(np.uint64).max() >= n:
+        wrapped = (checked < 0) & (found > 0)  # beyond the range of int64
+        outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
+        if outside.size:
+            row = outside[0]
+            raise IndexError(f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows.")
+        checked = np.where(checked < 0, checked + n, checked)
+    return checked
 
 
 def _column(label: object, array: Any) -> Array:

@@ -1,0 +1,111 @@
+"""What the members of a sample become, by the ends of their names."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+
+Decoder = Callable[[bytes], Any]
+
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
+_TEXTS = ("txt", "text", "transcript")
+_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+_CODE = ("pkl", "pickle", "pyd", "pth", "pt")
+
+
+def decoders(decode: bool | Mapping[str, Decoder | None]) -> dict[str, Decoder | None]:
+    """The function for each end of a name; None leaves the bytes as they are."""
+    if decode is False:
+        return {}
+    if decode is True:
+        return dict(_DECODERS)
+    if not isinstance(decode, Mapping):
+        raise TypeError(
+            f"decode must be True, False, or a dict from ends of names to functions of bytes, but it is {decode!r}."
+        )
+    for end, function in decode.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"decode[{end!r}] must be a function of bytes, or None, but it is {function!r}.")
+    return {**_DECODERS, **{end.lower().lstrip("."): function for end, function in decode.items()}}
+
+
+def decoded(functions: Mapping[str, Decoder | None], end: str, data: bytes, name: str) -> Any:
+    """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
+
+    `name` has the file, the member and the byte, for errors.
+    """
+    found = end if end in functions else end.rpartition(".")[2]
+    function = functions.get(found)
+    if function is None:
+        return data
+    try:
+        return function(data)
+    except Exception as error:
+        if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
+            error.add_note(f"While decoding {name}.")
+            raise
+        if isinstance(error, ImportError):
+            raise
+        raise FormatError(f"{name}: its {len(data):,} bytes cannot be decoded: {error}") from error
+
+
+def _image(data: bytes) -> NDArray[np.uint8]:
+    """The pixels, RGB, of shape (height, width, 3)."""
+    try:
+        from penstock.image._decode import decode  # late: other members do not need its libraries
+    except ImportError as error:
+        raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
+    return decode(data, "rgb", "the image")
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+def _npy(data: bytes) -> NDArray[Any]:
+    """The array of a `.npy` file. Its size is checked before memory is allocated."""
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of .npy is not read here.")
+    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = header(stream)
+    if dtype.hasobject:
+        raise ValueError("the array has Python objects, which are pickles. Store numbers or strings.")
+    content = data[stream.tell() :]
+    array = np.frombuffer(content, dtype)
+    array = array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    return array.copy()  # writable
+
+
+def _npz(data: bytes) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name.removesuffix(".npy"): _npy(archive.read(name)) for name in archive.namelist()}
+
+
+def _refused(data: bytes) -> Any:
+    raise ValueError(
+        "it is a pickle, which can run any program when it is loaded. If you trust the files, pass a function: "
+        "decode={'pkl': pickle.loads}; decode={'pkl': None} leaves the bytes as they are."
+    )
+
+
+_DECODERS: dict[str, Decoder | None] = {
+    "json": json.loads,
+    "jsn": json.loads,
+    "npy": _npy,
+    "npz": _npz,
+    **dict.fromkeys(_IMAGES, _image),
+    **dict.fromkeys(_TEXTS, _text),
+    **dict.fromkeys(_NUMBERS, int),
+    **dict.fromkeys(_CODE, _refused),
+}

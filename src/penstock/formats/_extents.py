@@ -1,0 +1,114 @@
+"""The base of formats in which a sample is one extent of bytes of a file."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+from penstock.formats._files import File
+from penstock.formats._format import Format
+from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._paths import Paths
+from penstock.random import each
+
+# The first bytes of compressed files, what compressed them, and the command that undoes it.
+_COMPRESSED = (
+    (b"\x1f\x8b", "gzip", "gzip -dk"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+    (b"BZh", "bzip2", "bzip2 -dk"),
+    (b"\xfd7zXZ\0", "xz", "xz -dk"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)
+
+
+_BLOCK = 8 << 20  # bytes of a block of samples
+
+
+class Extents(Format):
+    """The samples of files by the positions that an index has.
+
+    The index has `starts`: the first byte of each extent, and the end of the last. A subclass defines
+    `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
+    """
+
+    def __init__(self, paths: Paths, kind: str, make: Make) -> None:
+        super().__init__(paths)
+        self._set_indexes(cached_each(self._files, kind, make))
+
+    def _set_indexes(self, indexes: list[Index]) -> None:
+        self._indexes = indexes
+        self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each block, and the end. A block is some MB of one file."""
+        inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
+        return np.unique(np.concatenate([*inside, self._edges]))
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        """The first row of each block in a file but the first."""
+        starts = self._indexes[number]["starts"]
+        # Of the same dtype: else all of the index would be read and converted.
+        begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
+        return starts[:-1].searchsorted(begins)
+
+    def _count(self, index: Index) -> int:
+        """The number of samples in a file."""
+        return len(index["starts"]) - 1
+
+    def _place(self, number: int, row: int) -> int:
+        """The number of the extent of a row of a file."""
+        return row
+
+    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
+        raise NotImplementedError
+
+    def _sample(self, row: int) -> Any:
+        number = bisect_right(self._edges, row) - 1
+        row -= int(self._edges[number])
+        start, length = self._extent(number, row)
+        return self._decoded(self._files[number].read(start, length), number, row)
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        numbers, inside = (found.tolist() for found in self._located(rows))
+        wanted: dict[int, list[int]] = {}  # positions in the batch, by file
+        for at, number in enumerate(numbers):
+            wanted.setdefault(number, []).append(at)
+        raws = [b""] * len(numbers)
+        for number, some in wanted.items():
+            starts, lengths = zip(*(self._extent(number, inside[at]) for at in some), strict=True)
+            for at, raw in zip(some, self._files[number].read_each(starts, lengths), strict=True):
+                raws[at] = raw
+        found = zip(each(keys), raws, numbers, inside, strict=True)
+        return [self._decoded(raw, number, row) for _, raw, number, row in found]
+
+    def _extent(self, number: int, row: int) -> tuple[int, int]:
+        """The first byte of a sample, and the number of its bytes."""
+        place, starts = self._place(number, row), self._indexes[number]["starts"]
+        start = int(starts[place])
+        return start, int(starts[place + 1]) - start
+
+
+def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
+    """Positions in a file of this size, in half of the memory if they fit."""
+    return starts.astype(np.uint32) if size < 1 << 32 else starts
+
+
+def refuse_compressed(file: File) -> None:
+    begin = file.read(0, min(file.size, 8))
+    for magic, name, command in _COMPRESSED:
+        if begin.startswith(magic):
+            _refuse(file, name, command)
+
+
+def _refuse(file: File, name: str, command: str) -> NoReturn:
+    raise FormatError(
+        f"{file.path}, byte 0: the file is compressed by {name}, so a sample cannot be read without decompressing "
+        f"all that is before it. Decompress the file first: {command} {file.path!r}"
+    )

@@ -1,0 +1,133 @@
+"""Reads local files by position, from any number of threads and processes, with a bounded number of descriptors."""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+
+_MOST_OPEN = 256  # a process may usually have 1024 descriptors
+_LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
+
+
+class File:
+    """A local file that is read by position and must not change.
+
+    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
+    which has only the path, the size and the time, opens its own. If too many files are open, the one that was opened
+    first is closed; it is opened again when it is read. A file that has changed since is an error.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "modified", "path", "size")
+
+    def __init__(self, path: str) -> None:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise FormatError(f"{path} is not a regular file. Name a file with samples.")
+        self._set(path, found.st_size, found.st_mtime_ns)
+
+    def _set(self, path: str, size: int, modified: int) -> None:
+        self.path, self.size, self.modified = path, size, modified
+        self._descriptor: Descriptor | None = None
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start` on."""
+        if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
+            self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
+        descriptor = self.descriptor()  # held while it is used: another thread may take it from this object
+        try:
+            found = os.pread(descriptor.number, length, start)
+            while 0 < len(found) < length:
+                more = os.pread(descriptor.number, min(length - len(found), _LONGEST), start + len(found))
+                if not more:
+                    break
+                found += more
+        except OSError as error:
+            raise FormatError(
+                f"{self.path}, byte {start:,}: {length:,} bytes cannot be read: {error}. Check the disk."
+            ) from error
+        if len(found) != length:
+            self._changed()
+        return found
+
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """The bytes of several extents, in the order given."""
+        descriptor = self.descriptor()
+        if len(starts) > 1:  # a disk serves many requests at once in less time than one by one
+            for start, length in zip(starts, lengths, strict=True):
+                os.posix_fadvise(descriptor.number, start, length, os.POSIX_FADV_WILLNEED)
+        return [self.read(start, length) for start, length in zip(starts, lengths, strict=True)]
+
+    def map(self) -> NDArray[np.uint8]:
+        """The whole file as read-only memory, which needs no descriptor.
+
+        If another program cuts the file off while it is mapped, reading beyond its new end kills the process.
+        """
+        from penstock.formats._mapping import mapped
+
+        return mapped([self])[0][: self.size]
+
+    def damaged(self, place: int, what: str) -> NoReturn:
+        raise FormatError(
+            f"{self.path}, byte {place:,}: {what}. The file is damaged, or has another format than its name says: "
+            "copy it or write it again."
+        )
+
+    def descriptor(self) -> Descriptor:
+        """The open file. It stays open while a reference to it is held."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = Descriptor(self.path)
+            found = os.fstat(descriptor.number)
+            if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
+                self._changed()
+            self._descriptor = descriptor
+            _open_files.append(weakref.ref(self))
+            while len(_open_files) > _MOST_OPEN:
+                first = _open_files.popleft()()
+                if first is not None and first is not self:
+                    first._descriptor = None
+        return descriptor
+
+    def _changed(self) -> NoReturn:
+        raise FormatError(
+            f"{self.path} has changed since the dataset was made, when it had {self.size:,} bytes, so the positions "
+            "of its samples are not valid. Make the dataset again when no program writes to the file."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.path, self.size, self.modified)
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r}, {self.size:,} bytes)"
+
+
+_open_files: deque[weakref.ref[File]] = deque()
+
+
+def _restored(path: str, size: int, modified: int) -> File:
+    file = File.__new__(File)
+    file._set(path, size, modified)
+    return file
+
+
+class Descriptor:
+    """A file descriptor that is closed with the last reference to this object, so never while a thread reads."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        number: int | None = getattr(self, "number", None)
+        if number is not None:
+            os.close(number)

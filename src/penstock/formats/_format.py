@@ -1,0 +1,85 @@
+"""The base of all formats: samples of one or more files, by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import index as as_int
+from typing import Any, ClassVar, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.formats._files import File
+from penstock.formats._inspection import FieldInfo, Inspection, fields_of
+from penstock.formats._paths import Paths, expand
+from penstock.random import each
+from penstock.source._array import checked_keys
+from penstock.source._dataset import Dataset
+
+
+class Format(Dataset[Any]):
+    """The samples of files, in the order of the files' paths.
+
+    A subclass sets `_edges`, the first row of each file and the end, and defines `_sample(row)`; a row is a key of 0
+    or more. It may define `_samples(keys, rows)`, which reads many at once.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of files that are read if a folder is given."""
+
+    _edges: NDArray[np.int64]
+
+    def __init__(self, paths: Paths) -> None:
+        self._files = [File(path) for path in expand(paths, self.suffixes, type(self).__name__)]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, as absolute paths."""
+        return [file.path for file in self._files]
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each block, and the end. A block is what is best read together: here, a file."""
+        return np.unique(self._edges)
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    def __getitem__(self, key: SupportsIndex) -> Any:
+        row, n = as_int(key), len(self)
+        if not -n <= row < n:
+            raise IndexError(f"key {row} is not in a {type(self).__name__} of {n:,} samples.")
+        return self._sample(row % n)
+
+    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
+        return self._samples(keys, checked_keys(keys, len(self)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def _sample(self, row: int) -> Any:
+        raise NotImplementedError
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        return [self._sample(row) for _, row in zip(each(keys), rows.tolist(), strict=True)]
+
+    def _located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """The number of the file of each row, and the row in that file."""
+        numbers = self._edges.searchsorted(rows, "right") - 1
+        return numbers, rows - self._edges[numbers]
+
+    def inspect(self, samples: int = 3) -> Inspection:
+        """What the files hold, with the first samples."""
+        first = tuple(self[row] for row in range(min(samples, len(self))))
+        size = sum(file.size for file in self._files)
+        blocks = len(self.blocks) - 1
+        return Inspection(
+            type(self).__name__, len(self._files), len(self), size, self._fields(), blocks, first
+        )
+
+    def _fields(self) -> tuple[FieldInfo, ...]:
+        return tuple(fields_of(self[0])) if len(self) else ()
+
+    def __repr__(self) -> str:
+        files = repr(self._files[0].path) if len(self._files) == 1 else f"{len(self._files):,} files"
+        return f"{type(self).__name__}({files}, {len(self):,} samples)"

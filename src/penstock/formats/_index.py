@@ -1,0 +1,199 @@
+"""Indexes of files: arrays that are made once, and kept beside the file or in a cache folder.
+
+    magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
+    description: JSON with the kind, size and time of the indexed file, and name, dtype, shape, CRC-32 of each array
+    the arrays, each at a multiple of 64 bytes
+
+Numbers are little-endian. An index that does not fit its file, or is damaged in any way, is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import is_worker_process
+from penstock._progress import progress
+from penstock.formats._files import File
+from penstock.loader import DataLoader
+from penstock.source._dataset import Dataset
+
+Arrays = Mapping[str, NDArray[Any]]
+Make = Callable[[File], Arrays]
+
+_MAGIC, _VERSION = b"penstock", 1
+_HEAD = struct.Struct("<8sIII")
+_ALIGNED = 64
+_SMALL = 64 << 10  # bytes of an index that is read rather than mapped: a process may have about 65,000 maps
+_ALONE = 64 << 20  # bytes of files that this process indexes by itself: workers would take longer to start
+_PIECE = 1 << 20
+_QUIET = 1.0  # seconds before a progress bar is shown
+
+
+class Index(Mapping[str, NDArray[Any]]):
+    """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
+
+    def __init__(self, file: File, kind: str, make: Make, arrays: Arrays, kept: bool) -> None:
+        self._origin = file, kind, make
+        self._arrays, self.kept = arrays, kept
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
+
+
+def cached(file: File, kind: str, make: Make) -> Index:
+    """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
+
+    `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
+    a module, so that it can be pickled. Where neither the folder of the file nor the cache folder can be written, the
+    index is made anew each time.
+    """
+    return _loaded(file, kind, make) or _made(file, kind, make)
+
+
+def cached_each(files: Sequence[File], kind: str, make: Make) -> list[Index]:
+    """The index of each file; those that must be made are made in parallel, with a progress bar."""
+    found = [_loaded(file, kind, make) for file in files]
+    missing = [at for at, index in enumerate(found) if index is None]
+    for at, index in zip(missing, _made_each([files[at] for at in missing], kind, make), strict=True):
+        found[at] = index
+    return [index for index in found if index is not None]
+
+
+def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
+    alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
+    workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
+    if workers < 2:
+        yield from _shown((_made(file, kind, make) for file in files), len(files))
+        return
+    # In processes: half of the work is Python code that holds the lock of the interpreter.
+    loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
+    with loader:
+        for file, arrays in zip(files, _shown(loader, len(files)), strict=True):
+            index = None if arrays else _loaded(file, kind, make)
+            # Copied, since the arrays of a batch are views of the loader's memory.
+            own = {name: np.array(array) for name, array in arrays.items()}
+            yield index or (Index(file, kind, make, own, False) if arrays else _made(file, kind, make))
+
+
+class _Making(Dataset[dict[str, NDArray[Any]]]):
+    """Indexes to be made by workers: a sample is an empty dict if its index was kept, else its arrays."""
+
+    def __init__(self, files: Sequence[File], kind: str, make: Make) -> None:
+        self._files, self._kind, self._make = files, kind, make
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, at: int) -> dict[str, NDArray[Any]]:
+        index = _made(self._files[at], self._kind, self._make)
+        return {} if index.kept else dict(index)
+
+
+def _shown(made: Iterable[Any], total: int) -> Iterator[Any]:
+    """The same items, with a progress bar if they take longer than a second."""
+    begun, items = time.monotonic(), iter(made)
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - begun > _QUIET:
+            yield from progress(items, "indexing files", total=total - done)
+
+
+def _made(file: File, kind: str, make: Make) -> Index:
+    arrays = {name: np.ascontiguousarray(array) for name, array in make(file).items()}
+    for path in _places(file, kind):
+        with suppress(OSError):
+            _write(path, file, kind, arrays)
+            return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
+    return Index(file, kind, make, arrays, False)
+
+
+def _loaded(file: File, kind: str, make: Make) -> Index | None:
+    for path in _places(file, kind):
+        with suppress(OSError, ValueError, TypeError):
+            return Index(file, kind, make, _read(path, file, kind), True)
+    return None
+
+
+def _places(file: File, kind: str) -> Iterator[Path]:
+    """Where an index may be: beside its file, or in the cache folder."""
+    path = Path(file.path)
+    yield path.with_name(f".{path.name}.penstock-{kind}")
+    with suppress(RuntimeError):  # there is no home folder
+        folder = Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
+        number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
+        yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
+
+
+def _write(path: Path, file: File, kind: str, arrays: Arrays) -> None:
+    described = [[name, array.dtype.str, array.shape, zlib.crc32(array.data)] for name, array in arrays.items()]
+    description = json.dumps(
+        {"kind": kind, "size": file.size, "modified": file.modified, "arrays": described}
+    ).encode()
+    head = _HEAD.pack(_MAGIC, _VERSION, len(description), zlib.crc32(description))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as out:
+            out.write(head + description)
+            for array in arrays.values():
+                out.write(bytes(-out.tell() % _ALIGNED))
+                out.write(array.data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read(path: Path, file: File, kind: str) -> Arrays:
+    """The arrays of a sound index of this file; raises ValueError, OSError or TypeError if it is not that."""
+    index = File(os.fspath(path))
+    magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise ValueError("no index, or of another version")
+    description = index.read(_HEAD.size, length)
+    if zlib.crc32(description) != check:
+        raise ValueError("the description is damaged")
+    about = json.loads(description)
+    if (about["kind"], about["size"], about["modified"]) != (kind, file.size, file.modified):
+        raise ValueError("the index of another file")
+    content = np.frombuffer(index.read(0, index.size), np.uint8) if index.size <= _SMALL else index.map()
+    arrays: dict[str, NDArray[Any]] = {}
+    at = _HEAD.size + length
+    for name, dtype, shape, check in about["arrays"]:
+        at += -at % _ALIGNED
+        stop = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if stop > index.size or _check(index, at, stop) != check:
+            raise ValueError("an array is damaged")
+        arrays[name] = content[at:stop].view(dtype).reshape(shape)
+        at = stop
+    return arrays
+
+
+def _check(index: File, start: int, stop: int) -> int:
+    """The CRC-32 of these bytes. They are read by pieces: through the map they would all count as used memory."""
+    check = 0
+    for at in range(start, stop, _PIECE):
+        check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)
+    return check

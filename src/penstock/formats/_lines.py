@@ -1,0 +1,115 @@
+"""`TextLines` and `JsonLines`: the lines of text files, by key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+from penstock.formats._extents import Extents, compact, refuse_compressed
+from penstock.formats._files import File
+from penstock.formats._index import Arrays, Index
+from penstock.formats._paths import Paths
+
+_KIND = "lines-1"
+_PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
+_NEWLINE, _RETURN = 10, 13
+_BOM = b"\xef\xbb\xbf"
+
+
+class TextLines(Extents):
+    """The lines of UTF-8 files, each a str without its line end, `\\n` or `\\r\\n`.
+
+    Empty lines are samples. The last line may end without a newline. A byte order mark at the beginning of a file is
+    not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md).
+    Compressed files are refused.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "some.txt")
+    >>> _ = path.write_text("one\\n\\nthree")
+    >>> list(TextLines(path))
+    ['one', '', 'three']
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__(paths, _KIND, find_lines)
+
+    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
+        text = self._text(raw, number, row)
+        return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
+
+    def _text(self, raw: bytes, number: int, row: int) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            what = f"the line is not UTF-8: {error.reason}. Convert the file to UTF-8, for example with iconv"
+            self._refuse(number, row, error.start, what)
+
+    def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
+        """Raises FormatError for a byte of a row of a file."""
+        line, byte = self._place(number, row) + 1, self._extent(number, row)[0] + byte
+        raise FormatError(f"{self._files[number].path}, line {line:,}, byte {byte:,}: {what}.")
+
+
+class JsonLines(TextLines):
+    """The values of files with one JSON value on each line, such as `.jsonl`.
+
+    A sample is what `json.loads` returns, mostly a dict. Empty lines are skipped. A line that is not JSON is an error
+    of its sample, which names the file, the line and the byte. Everything else is as in `TextLines`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "some.jsonl")
+    >>> _ = path.write_text('{"id": 1, "text": "one"}\\n\\n{"id": 2, "text": "two"}\\n')
+    >>> JsonLines(path)[-1]
+    {'id': 2, 'text': 'two'}
+    """
+
+    suffixes = (".jsonl", ".ndjson")
+
+    def _count(self, index: Index) -> int:
+        return super()._count(index) - len(index["before_empty"])
+
+    def _place(self, number: int, row: int) -> int:
+        """The number of the line of a row: rows count only the lines that are not empty."""
+        before = self._indexes[number]["before_empty"]
+        return row + int(before.searchsorted(row, "right")) if len(before) else row
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        lines, before = super()._firsts(number), self._indexes[number]["before_empty"]
+        return lines - (before + np.arange(len(before))).searchsorted(lines)
+
+    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
+        text = super()._decoded(raw, number, row)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            byte = len(text[: getattr(error, "pos", 0)].encode())
+            why = getattr(error, "msg", error)  # without json's own numbers of line and byte
+            what = f"the line is not JSON: {why}. Each line must be one value; this one begins with {text[:40]!r}"
+            self._refuse(number, row, byte, what)
+
+
+def find_lines(file: File) -> Arrays:
+    """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
+    refuse_compressed(file)
+    mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
+    starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
+    for at in range(0, file.size, _PIECE):
+        before = 1 if at else 0  # with the byte before the piece: a newline at its beginning may follow a return
+        piece = np.frombuffer(file.read(at - before, min(_PIECE, file.size - at) + before), np.uint8)
+        newlines = np.flatnonzero(piece[before:] == _NEWLINE) + before
+        starts.append(newlines + (at - before + 1))
+        returns.append(piece[newlines - 1] == _RETURN)
+    found = np.concatenate(starts)
+    lengths = np.diff(found)
+    empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
+    if found[-1] != file.size:  # the last line has no newline
+        found = np.append(found, file.size)
+    return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}

@@ -1,0 +1,105 @@
+"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` of ids and an `.idx` that says where sequences begin.
+
+    the .idx:  MMIDIDX and two zeros | version (8 bytes) | code of the dtype (1) | number of sequences (8) | n (8)
+               length of each sequence (4) | its first byte in the .bin (8) | n numbers of sequences (8): the first
+               of each document, and the end | for some datasets one more byte for each sequence
+
+Numbers are little-endian. The sequences fill the .bin without a gap.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+from penstock.formats._extents import Extents, compact
+from penstock.formats._files import File
+from penstock.formats._index import Arrays, cached_each
+from penstock.formats._paths import FilePath, Paths, expand
+
+MAGIC = b"MMIDIDX\0\0"
+_HEAD = struct.Struct("<9sQBQQ")
+_OLD = b"TNTIDX"
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+
+
+class Megatron(Extents):
+    """The sequences of Megatron-LM's indexed datasets: sample i is the array of the ids of sequence i.
+
+    `prefix` is the path without `.bin` and `.idx`, as in Megatron's `--data-path`, or a list of these, a pattern of
+    `.idx` files, or a folder with such files. `dtype` is that of the ids. A sequence is a document, unless the
+    dataset was written with `--split-sentences`: `documents` has the first sequence of each document, and the end.
+
+    Sequences differ in length, so batches need a `collate_fn`, or `batch_size=1`.
+    """
+
+    suffixes = (".idx",)
+
+    def __init__(self, prefix: Paths) -> None:
+        given = [prefix] if isinstance(prefix, (str, os.PathLike)) else list(prefix)
+        indexes = [File(path) for path in expand(map(idx_path, given), self.suffixes, type(self).__name__)]
+        self._files = [File(os.path.splitext(file.path)[0] + ".bin") for file in indexes]
+        self._set_indexes(cached_each(indexes, "megatron-1", find_sequences))
+        dtypes = [_DTYPES[int(index["code"][0])] for index in self._indexes]
+        if len(set(dtypes)) > 1:
+            raise FormatError(f"the files have ids of several dtypes, {sorted(set(dtypes))}. Read them one by one.")
+        self.dtype = np.dtype(dtypes[0])
+        for file, index in zip(self._files, self._indexes, strict=True):
+            if file.size != index["starts"][-1]:
+                raise FormatError(
+                    f"{file.path} has {file.size:,} bytes, but its .idx describes {index['starts'][-1]:,}. One of "
+                    "the two is cut off, or they do not belong together: copy both again."
+                )
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """The first sequence of each document, and the end."""
+        inside = [first + index["documents"][:-1] for first, index in zip(self._edges, self._indexes, strict=False)]
+        return np.concatenate([*inside, self._edges[-1:]])
+
+    def _decoded(self, raw: bytes, number: int, row: int) -> NDArray[Any]:
+        return np.frombuffer(raw, self.dtype).copy()  # writable
+
+
+def idx_path(path: FilePath) -> FilePath:
+    """The `.idx` that a prefix means; the path itself if it is that of a folder, or a pattern."""
+    text = os.fspath(path)
+    if text.endswith(".bin"):
+        return text.removesuffix(".bin") + ".idx"
+    return f"{text}.idx" if os.path.isfile(f"{text}.idx") else path
+
+
+def find_sequences(file: File) -> Arrays:
+    """The first byte of each sequence, and the end; documents; the dtype's code. Checks all of it."""
+    head = file.read(0, min(file.size, _HEAD.size))
+    if head.startswith(_OLD):
+        file.damaged(0, "this is Megatron's older format, TNTIDX: write the dataset again with a newer Megatron")
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        file.damaged(0, "an index of Megatron begins with MMIDIDX, but this file does not")
+    _, version, code, n, documents = _HEAD.unpack(head)
+    if version != 1 or code not in _DTYPES:
+        file.damaged(9, f"version {version} with the dtype of code {code} is not known")
+    size = _HEAD.size + 12 * n + 8 * documents
+    if file.size not in (size, size + n):
+        file.damaged(
+            18, f"{n:,} sequences and {documents:,} numbers of documents need {size:,} bytes, not {file.size:,}"
+        )
+    lengths = np.frombuffer(file.read(_HEAD.size, 4 * n), "<i4").astype(np.int64)
+    pointers = np.frombuffer(file.read(_HEAD.size + 4 * n, 8 * n), "<i8")
+    firsts = np.frombuffer(file.read(_HEAD.size + 12 * n, 8 * documents), "<i8")
+    starts = np.concatenate([[0], (lengths * np.dtype(_DTYPES[code]).itemsize).cumsum()])
+    wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1]))
+    if len(wrong):
+        at = int(wrong[0])
+        file.damaged(
+            _HEAD.size + 4 * n + 8 * at,
+            f"sequence {at:,}, of {lengths[at]:,} ids, should begin at byte {starts[at]:,}, not {pointers[at]:,}",
+        )
+    if not documents or firsts[0] != 0 or firsts[-1] != n or (np.diff(firsts) < 0).any():
+        file.damaged(_HEAD.size + 12 * n, f"the numbers of documents do not go from 0 to {n:,}")
+    return {"starts": compact(starts, int(starts[-1])), "documents": firsts, "code": np.array([code])}

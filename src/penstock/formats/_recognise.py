@@ -1,0 +1,135 @@
+"""`penstock.open`: finds the format of files by their content and their names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import penstock.formats as formats
+from penstock.errors import FormatError
+from penstock.formats._archive import HEADER, is_archive
+from penstock.formats._extents import refuse_compressed
+from penstock.formats._files import File
+from penstock.formats._megatron import MAGIC as MEGATRON
+from penstock.formats._megatron import idx_path
+from penstock.formats._paths import Paths, expand
+
+# The format of a file by its first bytes, and by the end of its name.
+_BEGINNINGS = (
+    (b"PAR1", "Parquet"),
+    (b"ARROW1", "Arrow"),
+    (MEGATRON, "Megatron"),
+    (b"\x0a\x23\xd7\xce", "RecordFile"),
+)
+_LMDB = b"\xde\xc0\xef\xbe"  # at byte 16
+_ENDS = {
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+    ".tar": "Tar",
+    ".jsonl": "JsonLines",
+    ".ndjson": "JsonLines",
+    ".txt": "TextLines",
+    ".bin": "Tokens",
+    ".rec": "RecordFile",
+    ".mdb": "CaffeLMDB",
+}
+
+
+def open_files(path: Paths, settings: dict[str, Any]) -> Any:
+    """The dataset of these files; `settings` are the arguments of its class."""
+    given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):
+        return _class(name)(given[0], **settings)
+    # Of a .bin that has an .idx both are named once, by the .idx.
+    given = [one if os.path.exists(one) else idx_path(one) for one in given]
+    files = _paired(expand(given, (*_ENDS, ".idx"), "penstock.open"))
+    name = _name(files)
+    if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
+        raise FormatError(
+            f"{files[0]} looks like a file of token ids, which do not say their dtype: pass it, and the length of a "
+            "sample, for example penstock.open(path, dtype='uint16', length=1024)."
+        )
+    if name in ("RecordFile", "CaffeLMDB"):
+        if len(files) > 1:
+            raise ValueError(f"{name} reads one file, but there are {len(files)}. Join them with ConcatDataset.")
+        return _class(name)(files[0], **settings)
+    return _class(name)(files, **settings)
+
+
+def _folder(folder: str) -> str | None:
+    """The format of a folder that is one dataset as a whole; None if its files are to be looked at."""
+    if os.path.isfile(os.path.join(folder, "data.mdb")):
+        return "CaffeLMDB"
+    for _, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        ends = {os.path.splitext(name)[1].lower() for name in names if not name.startswith(".")}
+        if ends & _ENDS.keys():
+            return None
+        if ends & _pictures():
+            return "ImageFolder"
+    return None
+
+
+def _pictures() -> frozenset[str]:
+    return frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+
+def _paired(files: list[str]) -> list[str]:
+    """The files without those that are read with another: the `.bin` of Megatron's `.idx`, the `.idx` of a `.rec`."""
+    indexed = {file for file in map(_own_index, files) if file is not None}
+    return sorted({_own_index(file) or file for file in files if not file.endswith(".idx")} | indexed) or files
+
+
+def _own_index(file: str) -> str | None:
+    """Megatron's `.idx` of a file, which may be that `.idx` itself."""
+    stem, end = os.path.splitext(file)
+    if end not in (".bin", ".idx") or not os.path.isfile(f"{stem}.idx"):
+        return None
+    index = File(f"{stem}.idx")
+    return index.path if index.read(0, min(index.size, len(MEGATRON))) == MEGATRON else None
+
+
+def _name(files: list[str]) -> str:
+    """The name of the class that reads the files, which all must be of one format."""
+    by_end: dict[str, str] = {}
+    for file in files:
+        by_end.setdefault(os.path.splitext(file)[1].lower(), file)
+    names = {end: _name_of(File(file)) for end, file in by_end.items()}
+    if len(set(names.values())) > 1:
+        kinds = ", ".join(f"{end} ({name})" for end, name in sorted(names.items()))
+        raise FormatError(
+            f"the files are of several formats: {kinds}. Name those that are meant, such as 'folder/*.tar'."
+        )
+    return next(iter(names.values()))
+
+
+def _name_of(file: File) -> str:
+    begin = file.read(0, min(file.size, HEADER))
+    for magic, name in _BEGINNINGS:
+        if begin.startswith(magic):
+            return name
+    if begin[16:20] == _LMDB:
+        return "CaffeLMDB"
+    if is_archive(begin):
+        return "Tar"
+    refuse_compressed(file)
+    end = os.path.splitext(file.path)[1].lower()
+    if end not in _ENDS:
+        raise FormatError(
+            f"{file.path}: the format is not known. Its name ends in {end!r}, and it begins with {begin[:16]!r}. Use "
+            "the class that reads it: penstock.formats has one for each format."
+        )
+    return _ENDS[end]
+
+
+def _class(name: str) -> Any:
+    if name in ("RecordFile", "CaffeLMDB"):
+        from penstock import records
+
+        return getattr(records, name)
+    if name == "ImageFolder":
+        from penstock.image import ImageFolder
+
+        return ImageFolder
+    return getattr(formats, name)

@@ -1,0 +1,80 @@
+"""`penstock inspect`: prints what files hold."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from penstock.formats._format import Format
+from penstock.formats._inspection import Inspection, fields_of
+from penstock.formats._recognise import open_files
+from penstock.stats._units import size
+
+_WIDTH = 100  # characters of a value
+
+
+def run(path: str, samples: int, settings: dict[str, Any]) -> int:
+    """Print what the files hold, and return the exit code."""
+    try:
+        found = inspected(open_files(path, settings), samples)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        print(f"penstock inspect: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines(found)))
+    return 0
+
+
+def inspected(dataset: Any, samples: int) -> Inspection:
+    """What a dataset of files holds, also of `penstock.records` and `penstock.image`."""
+    if isinstance(dataset, Format):
+        return dataset.inspect(samples)
+    first = tuple(dataset[key] for key in range(min(max(samples, 1), len(dataset))))
+    paths = _paths(dataset)
+    nbytes = sum(map(os.path.getsize, paths))
+    fields = tuple(fields_of(first[0])) if first else ()
+    return Inspection(type(dataset).__name__, len(paths), len(dataset), nbytes, fields, 1, first[:samples])
+
+
+def _paths(dataset: Any) -> list[str]:
+    if hasattr(dataset, "root"):  # an ImageFolder
+        return [os.path.join(dataset.root, path) for path in dataset.paths]
+    path: str = dataset.path
+    return [os.path.join(path, "data.mdb") if os.path.isdir(path) else path]
+
+
+def lines(found: Inspection) -> list[str]:
+    amounts = [(found.samples, "sample"), (found.files, "file"), (found.blocks, "block")]
+    counts = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in amounts)
+    shown = [f"{found.format}: {counts}, {size(found.bytes)}"]
+    rows = [(field.name or "(the sample)", field.dtype, _shape(field.shape)) for field in found.fields]
+    if rows:
+        rows.insert(0, ("field", "dtype", "shape or length"))
+        first, second = (max(len(row[at]) for row in rows) for at in (0, 1))
+        shown += ["", *(f"{name:{first}}  {dtype:{second}}  {shape}".rstrip() for name, dtype, shape in rows)]
+    for number, sample in enumerate(found.first):
+        shown += ["", f"sample {number}", *(f"  {line}" for line in _values(sample))]
+    return shown
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "" if not shape else str(shape[0]) if len(shape) == 1 else str(shape)
+
+
+def _values(sample: Any) -> list[str]:
+    if isinstance(sample, dict):
+        return [f"{name}: {_value(value)}" for name, value in sample.items()]
+    if isinstance(sample, tuple):
+        names = getattr(sample, "_fields", range(len(sample)))
+        return [f"{name}: {_value(value)}" for name, value in zip(names, sample, strict=True)]
+    return [_value(sample)]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        some = ", ".join(map(str, value.reshape(-1)[:12].tolist()))
+        return f"[{some}{', ...' if value.size > 12 else ''}]"
+    text = repr(value)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

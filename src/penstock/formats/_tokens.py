@@ -1,0 +1,182 @@
+"""`Tokens`: flat files of token ids, memory-mapped, copied straight into the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from penstock._fill.cast import BLOCK, Empty, Into
+from penstock.errors import FormatError
+from penstock.formats._files import File
+from penstock.formats._format import Format
+from penstock.formats._inspection import FieldInfo
+from penstock.formats._mapping import mapped
+from penstock.formats._paths import Paths
+from penstock.source._array import checked_keys
+
+_BLOCK = 8 << 20  # bytes of a block of samples
+# The dtype of ids by the first number of llm.c's header.
+_LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
+_LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
+_LEAST = 512  # bytes for which `take` is faster than a copy of windows
+
+
+class Tokens(Format):
+    """Flat files of token ids, such as nanoGPT's `train.bin`: sample i is `length` ids from id `i * stride` on.
+
+    `dtype` is that of the file, such as "uint16" for GPT-2's tokens. `stride` is `length` by default. With
+    `length=1025, stride=1024` each sample has the inputs and, shifted by one, the targets. A sample never crosses
+    from one file to the next; ids at the end of a file that do not fill a sample are left out. Files with llm.c's
+    header are recognised, and the header is skipped.
+
+    Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
+    when the first sample is read. They must not be cut off while they are in use: the system kills a process that
+    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
+    loader.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/train.bin"
+    >>> np.arange(10, dtype=np.uint16).tofile(path)
+    >>> data = Tokens(path, "uint16", length=4, stride=3)
+    >>> len(data), data[1], data[-1]
+    (3, array([3, 4, 5, 6], dtype=uint16), array([6, 7, 8, 9], dtype=uint16))
+    """
+
+    suffixes = (".bin",)
+    _windows: _Windows | None = None
+
+    def __init__(self, paths: Paths, dtype: DTypeLike, length: int, stride: int | None = None) -> None:
+        super().__init__(paths)
+        self.dtype = _checked_dtype(dtype)
+        self.length, self.stride = length, length if stride is None else stride
+        for name, value in (("length", self.length), ("stride", self.stride)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
+        self._headers = np.array([_header(file, self.dtype) for file in self._files], np.int64)
+        sizes = np.array([file.size for file in self._files], np.int64)
+        ids = (sizes - self._headers) // self.dtype.itemsize
+        rows = np.maximum(0, (ids - self.length) // self.stride + 1)
+        self._edges = np.concatenate([[0], rows.cumsum()])
+        if not len(self):
+            raise ValueError(
+                f"no file has a sample of {self.length:,} ids: the longest of {len(ids)} has {ids.max():,}. Choose a "
+                "smaller length."
+            )
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each block, and the end. A block is some MB of one file."""
+        rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
+        edges = self._edges.tolist()
+        inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
+        return np.concatenate([*inside, self._edges[-1:]])
+
+    def _sample(self, row: int) -> NDArray[Any]:
+        sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
+        return sample
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        return list(self._gathered(rows, np.empty))
+
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        return self._gathered(checked_keys(keys, len(self)), empty)
+
+    def _gathered(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
+        view, shape = self._mapped(), (len(rows), self.length)
+        if type(empty) is not Into or empty.field.target(self.dtype) is None:
+            out = empty(shape, self.dtype)
+            view.copy(rows, out)
+            return out
+        out = empty.room(shape, self.dtype)
+        size = max(1, BLOCK // view.width)
+        ids = np.empty((min(size, len(rows)), self.length), self.dtype)
+        for at in range(0, len(rows), size):
+            some = rows[at : at + size]
+            view.copy(some, ids[: len(some)])
+            empty.field.write(out[at : at + size], ids[: len(some)], at)
+        return out
+
+    def _mapped(self) -> _Windows:
+        if self._windows is None:
+            self._windows = _Windows(self)
+        return self._windows
+
+    def _fields(self) -> tuple[FieldInfo, ...]:
+        return (FieldInfo("", str(self.dtype), (self.length,)),)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_windows"}
+
+
+class _Windows:
+    """The memory of all files, and the samples in it. All positions are in units: whole samples, or parts of them."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        memory, begins = mapped(tokens._files)
+        size = tokens.dtype.itemsize
+        self.width, step = tokens.length * size, tokens.stride * size
+        begins = begins + tokens._headers
+        unit = math.gcd(self.width, step, *begins.tolist())
+        self._whole = unit >= _LEAST
+        if not self._whole:
+            unit = size
+        self._step, self._edges = step // unit, tokens._edges
+        # Of each file, where its first sample would begin if all samples before it were in the same file.
+        self._firsts = begins // unit - self._edges[:-1] * self._step
+        self._first = int(self._firsts[0]) if len(begins) == 1 else None
+        self._units = memory[: len(memory) // unit * unit].reshape(-1, unit)
+        self._parts = np.arange(self.width // unit)
+        self._kind = np.dtype((np.void, self.width))
+        count = (len(memory) - self.width) // size + 1
+        self._at_ids = np.ndarray((count,), self._kind, memory.data, strides=(size,))
+
+    def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the samples of these rows into `out`."""
+        starts = rows if self._step == 1 else rows * self._step
+        if self._first is None:
+            starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
+        elif self._first:
+            starts = starts + self._first
+        if self._whole:
+            if len(self._parts) > 1:
+                starts = (starts[:, np.newaxis] + self._parts).reshape(-1)
+            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+            self._units.take(starts, 0, out.view(np.uint8).reshape(len(starts), -1), "clip")
+            return
+        # Samples that overlap, or are no whole number of large units: `take` cannot read them.
+        batch, size = out.view(self._kind)[:, 0], max(1, BLOCK // self.width)
+        for at in range(0, len(starts), size):
+            batch[at : at + size] = self._at_ids[starts[at : at + size]]
+
+
+def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    if found.kind not in "iu" or not found.isnative:
+        raise ValueError(f"dtype must be an integer type of this machine, such as 'uint16', but it is {dtype!r}.")
+    return found
+
+
+def _header(file: File, dtype: np.dtype[Any]) -> int:
+    """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
+    if file.size >= _LLMC_HEADER:
+        magic, _, ids = np.frombuffer(file.read(0, 12), "<i4").tolist()
+        own = _LLMC.get(magic)
+        if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
+            if own != dtype:
+                raise FormatError(
+                    f"{file.path}, byte 0: the header says that the ids are {own}, but dtype is {dtype}. Pass "
+                    f"dtype={str(own)!r}."
+                )
+            return _LLMC_HEADER
+    if file.size % dtype.itemsize:
+        raise FormatError(
+            f"{file.path} has {file.size:,} bytes, not a multiple of the {dtype.itemsize} bytes of a {dtype}. "
+            "The file is cut off, or its ids have another dtype."
+        )
+    return 0

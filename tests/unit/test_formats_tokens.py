@@ -1,0 +1,176 @@
+"""Files of token ids: which samples they have, and that a batch has the bytes of its files."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import DataLoader
+from penstock.errors import CastError, FormatError
+from penstock.formats import FieldInfo, Tokens
+
+Array = np.ndarray[Any, Any]
+LLMC_MAGIC = {"uint16": 20240520, "uint32": 20240801}
+
+
+def write(folder: Path, *files: Array) -> list[Path]:
+    paths = [folder / f"{number}.bin" for number in range(len(files))]
+    for path, ids in zip(paths, files, strict=True):
+        ids.tofile(path)
+    return paths
+
+
+def write_llmc(path: Path, ids: Array) -> Path:
+    header = np.zeros(256, np.int32)
+    header[:3] = LLMC_MAGIC[ids.dtype.name], 1, len(ids)
+    path.write_bytes(header.tobytes() + ids.tobytes())
+    return path
+
+
+def expected(files: list[Array], length: int, stride: int) -> list[Any]:
+    """By the words of the documentation: a plain loop over each file."""
+    return [
+        ids[at : at + length].tolist() for ids in files for at in range(0, len(ids) - length + 1, stride)
+    ]
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=4),
+    length=st.sampled_from([1, 3, 256, 512, 1024, 1025]),
+    stride=st.sampled_from([None, 1, 7, 256, 512, 1024]),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32", "int64"]),
+    header=st.booleans(),
+    data=st.data(),
+)
+def test_samples_are_those_of_a_plain_loop(
+    tmp_path: Path, sizes: list[int], length: int, stride: int | None, dtype: str, header: bool, data: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    files = [rng.integers(0, 100, size).astype(dtype) for size in sizes]
+    if header and dtype in LLMC_MAGIC:
+        paths = [write_llmc(tmp_path / f"{number}.bin", ids) for number, ids in enumerate(files)]
+    else:
+        paths = write(tmp_path, *files)
+    samples = expected(files, length, stride or length)
+    if not samples:
+        with pytest.raises(ValueError, match="no file has a sample of"):
+            Tokens(paths, dtype, length, stride)
+        return
+    tokens = Tokens(paths, dtype, length, stride)
+    n = len(samples)
+    assert len(tokens) == n
+    keys = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=9))
+    assert tokens.__gather__(keys, np.empty).tolist() == [samples[key] for key in keys]
+    assert [row.tolist() for row in tokens.__getitems__(keys)] == [samples[key] for key in keys]
+    assert tokens[keys[0]].tolist() == samples[keys[0]]
+    assert tokens[keys[0]].dtype == tokens.__gather__(keys, np.empty).dtype == np.dtype(dtype)
+    blocks = tokens.blocks
+    assert (blocks[0], blocks[-1]) == (0, n)
+    assert (np.diff(blocks) > 0).all()
+
+
+def test_a_file_is_cut_into_blocks_of_some_megabytes(tmp_path: Path) -> None:
+    paths = write(tmp_path, np.zeros(10 << 20, np.uint16), np.zeros(1 << 20, np.uint16))
+    tokens = Tokens(paths, "uint16", 1024)
+    assert tokens.blocks.tolist() == [0, 4096, 8192, 10240, 11264]
+
+
+def test_a_loader_converts_ids_while_it_copies_them(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 65536, 200_000).astype(np.uint16)
+    tokens = Tokens(write(tmp_path, ids), "uint16", 1025, 1024)
+    batches = list(DataLoader(tokens, batch_size=90, dtype="int64"))
+    assert batches[0].dtype == np.int64
+    assert np.concatenate(batches).tolist() == expected([ids], 1025, 1024)
+    with pytest.raises(CastError, match="int8"):
+        next(iter(DataLoader(tokens, batch_size=90, dtype="int8")))
+
+
+def test_a_pickle_has_paths_and_settings_only(tmp_path: Path) -> None:
+    tokens = Tokens(write(tmp_path, np.arange(5000, dtype=np.uint16)), "uint16", 100)
+    first = tokens[0]
+    sent = pickle.dumps(tokens)
+    assert len(sent) < 1500
+    assert np.array_equal(pickle.loads(sent)[0], first)
+
+
+def test_a_sample_may_be_written_to(tmp_path: Path) -> None:
+    tokens = Tokens(write(tmp_path, np.arange(10, dtype=np.uint16)), "uint16", 5)
+    tokens[0][:] = 7
+    assert tokens[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_folder_means_its_bin_files(tmp_path: Path) -> None:
+    write(tmp_path, np.arange(10, dtype=np.uint16), np.arange(20, dtype=np.uint16))
+    (tmp_path / "meta.pkl").write_bytes(b"vocabulary")
+    assert len(Tokens(tmp_path, "uint16", 5)) == 6
+
+
+def test_inspection_says_what_the_files_hold(tmp_path: Path) -> None:
+    found = Tokens(write(tmp_path, np.arange(12, dtype=np.uint16)), "uint16", 5).inspect(samples=1)
+    assert (found.format, found.files, found.samples, found.bytes, found.blocks) == ("Tokens", 1, 2, 24, 1)
+    assert found.fields == (FieldInfo("", "uint16", (5,)),)
+    assert [sample.tolist() for sample in found.first] == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("key", "error"), [(2, IndexError), (-3, IndexError), ("a", TypeError)])
+def test_keys_are_those_of_a_list(tmp_path: Path, key: Any, error: type[Exception]) -> None:
+    tokens = Tokens(write(tmp_path, np.arange(12, dtype=np.uint16)), "uint16", 5)
+    assert tokens[-1].tolist() == tokens[1].tolist()
+    with pytest.raises(error):
+        tokens[key]
+    with pytest.raises(error):
+        tokens.__getitems__([0, key])
+
+
+def test_a_file_of_odd_size_is_cut_off_or_of_another_dtype(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(33))
+    with pytest.raises(FormatError, match=r"a.bin has 33 bytes, .* the 4 bytes of a uint32. The file is cut"):
+        Tokens(tmp_path / "a.bin", "uint32", 2)
+
+
+def test_the_header_of_llmc_says_the_dtype(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "a.bin", np.arange(10, dtype=np.uint16))
+    with pytest.raises(FormatError, match=r"a.bin, byte 0: .* uint16, but dtype is uint32. Pass dtype='uint16'"):
+        Tokens(path, "uint32", 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float32", "length": 4}, "integer type"),
+        ({"dtype": ">u2", "length": 4}, "integer type"),
+        ({"dtype": "uint16", "length": 0}, "length must be 1 or more"),
+        ({"dtype": "uint16", "length": 4, "stride": 0}, "stride must be 1 or more"),
+        ({"dtype": "uint16", "length": 4, "stride": 1.5}, "stride must be 1 or more"),
+        ({"dtype": "uint16", "length": 100}, "no file has a sample of 100 ids: the longest of 1 has 12"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tokens(write(tmp_path, np.arange(12, dtype=np.uint16)), **settings)
+
+
+def test_a_file_that_changed_before_it_was_mapped_is_an_error(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, np.arange(12, dtype=np.uint16))
+    tokens = Tokens(path, "uint16", 5)
+    np.arange(6, dtype=np.uint16).tofile(path)
+    with pytest.raises(FormatError, match="has changed since"):
+        tokens[0]
+
+
+class Doubled(Tokens):
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) * 2
+
+
+def test_a_subclass_with_its_own_getitem_is_not_bypassed(tmp_path: Path) -> None:
+    tokens = Doubled(write(tmp_path, np.arange(12, dtype=np.uint16)), "uint16", 5)
+    (batch,) = DataLoader(tokens, batch_size=2)
+    assert batch.tolist() == [sample.tolist() for sample in tokens] == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]]
