@@ -86,12 +86,12 @@ def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
     workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
     if workers < 2:
-        yield from _shown((_made(file, kind, make) for file in files), len(files))
+        yield from shown((_made(file, kind, make) for file in files), len(files))
         return
     # In processes: half of the work is Python code that holds the lock of the interpreter.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
-        for file, arrays in zip(files, _shown(loader, len(files)), strict=True):
+        for file, arrays in zip(files, shown(loader, len(files)), strict=True):
             index = None if arrays else _loaded(file, kind, make)
             # Copied, since the arrays of a batch are views of the loader's memory.
             own = {name: np.array(array) for name, array in arrays.items()}
@@ -112,7 +112,7 @@ class _Making(Dataset[dict[str, NDArray[Any]]]):
         return {} if index.kept else dict(index)
 
 
-def _shown(made: Iterable[Any], total: int) -> Iterator[Any]:
+def shown(made: Iterable[Any], total: int) -> Iterator[Any]:
     """The same items, with a progress bar if they take longer than a second."""
     begun, items = time.monotonic(), iter(made)
     for done, item in enumerate(items, 1):
