@@ -24,8 +24,11 @@ _BEGINNINGS = (
 _LMDB = b"\xde\xc0\xef\xbe"  # at byte 16
 _ENDS = {
     ".parquet": "Parquet",
+    ".pq": "Parquet",
     ".arrow": "Arrow",
     ".feather": "Arrow",
+    ".ipc": "Arrow",
+    ".arrows": "Arrow",
     ".tar": "Tar",
     ".jsonl": "JsonLines",
     ".ndjson": "JsonLines",

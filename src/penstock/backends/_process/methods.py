@@ -22,9 +22,19 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 def _threads() -> int:
     try:
-        return len(os.listdir("/proc/self/task"))
+        threads = os.listdir("/proc/self/task")
     except OSError:
         return threading.active_count()
+    return len(threads) - (sum(map(_is_jemallocs, threads)) if "pyarrow" in sys.modules else 0)
+
+
+def _is_jemallocs(thread: str) -> bool:
+    """True for a thread of jemalloc, which pyarrow starts when it is imported. jemalloc stops it before a fork."""
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as name:
+            return name.read() == "jemalloc_bg_thd\n"
+    except OSError:  # it has ended
+        return False
 
 
 # Threads that Python does not know, right after the import of numpy: those of OpenBLAS, which stops them before a

@@ -1,0 +1,170 @@
+"""Arrow tables: files of the IPC format, mapped into memory, and tables in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.formats._format import Format
+from penstock.formats._index import shown
+from penstock.formats._mapping import mapped
+from penstock.formats._messages import Messages, find_messages
+from penstock.formats._paths import Paths
+from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+
+
+class Arrow(Table):
+    """The rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`; a sample is a dict.
+
+    `columns` names the columns to read, by default all. Files are mapped into memory, so that workers share their
+    pages, and rows of numbers are copied from there straight into the batch. Compressed record batches are
+    decompressed as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent to
+    workers once, and they share one copy. Needs `pip install ".[parquet]"`.
+
+    If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
+
+    >>> import pyarrow as pa
+    >>> data = Arrow(pa.table({"ids": [[1, 2], [3, 4]], "text": ["a", "b"]}))
+    >>> data[1]
+    {'ids': array([3, 4]), 'text': 'b'}
+    """
+
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+    _part = "record batch"
+    _batches: Any = None  # of a table in memory
+
+    def __init__(self, table_or_paths: Any, columns: Iterable[str] | None = None, *, keep: int = KEEP) -> None:
+        need_pyarrow("Arrow")
+        super().__init__(keep)
+        import pyarrow as pa
+
+        if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
+            self._from_table(table_or_paths, columns)
+        else:
+            self._from_files(table_or_paths, columns)
+
+    def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
+        import pyarrow as pa
+
+        from penstock.formats._schema import chosen_columns
+
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        self._files = []
+        self._set_schema(chosen_columns(table.schema, columns, "the table"))
+        self._hold(table.select(self.columns))
+        self._edges = np.array([0, len(self)], np.int64)
+
+    def _hold(self, table: Any) -> None:
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
+
+    def _from_files(self, paths: Paths, columns: Iterable[str] | None) -> None:
+        from penstock.formats._schema import common_schema
+
+        Format.__init__(self, paths)
+        self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+        self._messages: list[Messages] = []
+        schemas = []
+        for messages, schema in shown(map(self._opened_file, range(len(self._files))), len(self._files)):
+            self._messages.append(messages)
+            schemas.append(schema)
+        self._set_schema(common_schema(self.paths, schemas, columns))
+        self._set_blocks([messages.rows for messages in self._messages])
+
+    def _opened_file(self, number: int) -> tuple[Messages, bytes]:
+        """Where the record batches of a file are, and its schema, serialized."""
+        import pyarrow as pa
+
+        file, content = self._files[number], self._content(number)
+        messages = find_messages(file, content.data)
+        try:
+            if messages.is_file and (count := pa.ipc.open_file(pa.py_buffer(content)).num_record_batches) != len(
+                messages.rows
+            ):
+                raise ValueError(f"its footer names {count:,} record batches, but there are {len(messages.rows):,}")
+            with pa.ipc.open_stream(self._stream(number, messages, [])) as stream:
+                return messages, stream.schema.serialize().to_pybytes()
+        except Exception as error:
+            unreadable(file.path, error)
+
+    def _content(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of a file, mapped into memory."""
+        if self._map is None:
+            self._map = mapped(self._files)
+        whole, starts = self._map
+        start = int(starts[number])
+        return whole[start : start + self._files[number].size]
+
+    def _stream(self, number: int, messages: Messages, extents: list[tuple[int, int]]) -> Any:
+        """A stream with the schema, and these messages."""
+        import pyarrow as pa
+
+        content = self._content(number)
+        return pa.py_buffer(b"".join(content[a:b].tobytes() for a, b in [messages.schema, *extents]))
+
+    def _read(self, block: int) -> Any:
+        import pyarrow as pa
+
+        if self._batches is not None:
+            return self._batches[block]
+        number, at = self._file_of.item(block), self._part_of.item(block)
+        messages = self._messages[number]
+        start, end = messages.extents[at].tolist()
+        if self._is_mapped(block):
+            message = pa.ipc.read_message(pa.py_buffer(self._content(number)[start:end]))
+            return pa.ipc.read_record_batch(message, self._whole_schema(number))
+        # A stream may replace dictionaries as it goes on; a file has one of each.
+        before = [each for each in messages.dictionaries if messages.is_file or each[0] < start]
+        # Without threads of pyarrow's: a process that has some cannot be forked safely.
+        names = self._whole_schema(number).names
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
+        with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
+            return stream.read_next_batch()
+
+    def _whole_schema(self, number: int) -> Any:
+        import pyarrow as pa
+
+        start, end = self._messages[number].schema
+        return pa.ipc.read_schema(pa.py_buffer(self._content(number)[start:end]))
+
+    def _is_mapped(self, block: int) -> bool:
+        if self._batches is not None:
+            return True
+        messages = self._messages[self._file_of.item(block)]
+        return not messages.dictionaries and not messages.compressed[self._part_of[block]]
+
+    def _place(self, block: int) -> str:
+        return super()._place(block) if self._batches is None else f"record batch {block:,} of the table"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_map"] = None
+        if self._batches is not None:
+            state["_batches"] = _serialized(self.schema, self._batches)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import pyarrow as pa
+
+        super().__setstate__(state)
+        if self._batches is not None:
+            with pa.ipc.open_stream(pa.py_buffer(self._batches)) as stream:
+                self._batches = list(stream)
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self._files else f"{type(self).__name__}({len(self):,} samples in memory)"
+
+
+def _serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
+    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), np.uint8)

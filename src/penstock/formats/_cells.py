@@ -1,0 +1,349 @@
+"""The values of one column in one record batch of Arrow, read by row.
+
+What a value becomes is decided by the type of the column alone, and by nulls row by row, never by the other rows:
+
+    Arrow type                                            value of a row
+    integers, floats, bool                                numpy scalar of the same dtype
+    date, timestamp, time of day, duration                datetime64, or timedelta64 (time: since midnight)
+    list or fixed-size list of one of these               numpy array; lists of fixed-size lists have more axes
+    fixed-shape tensor                                    numpy array of its shape
+    string, binary (also large, views, fixed size)        str, bytes
+    dictionary (categories)                               the value, by the type of the values
+    struct                                                dict, by the types of its fields
+    other extension types                                 their storage
+    everything else: decimals, maps, lists of strings     the Python object that pyarrow makes
+    a null of any type, and a list with a null inside     None, and a Python list with None inside
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+Values = NDArray[Any]
+
+# Rows of at least so many bytes are copied one by one. Smaller ones are first collected, then spread over the batch.
+_LONG = 512
+
+
+class Cells:
+    """The values of one column in one record batch.
+
+    `is_direct`: the rows can be written into an array of the batch, or into a list of text, without an object for
+    each. `plain`, if not None, is False for rows that have a null.
+    """
+
+    is_direct = False
+    is_text = False
+
+    def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
+        self.array = array
+        self.plain = plain
+
+    def item(self, row: int) -> Any:
+        """The value of a row, with memory of its own."""
+        if self.plain is not None and not self.plain[row]:
+            return self._object(row)
+        return self._item(row)
+
+    def _item(self, row: int) -> Any:
+        return self._object(row)
+
+    def _object(self, row: int) -> Any:
+        return self.array[row].as_py()
+
+    def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the array in a row."""
+        raise NotImplementedError
+
+    def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        """Writes rows to these places of the batch; returns False if one of them is null or has another shape.
+
+        `places` is a range if they follow each other.
+        """
+        if self.plain is not None and not self.plain[rows].all():
+            return False
+        return self._put(out, places, rows)
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        return False
+
+
+class NumberCells(Cells):
+    """Numbers, or arrays of one shape: `values` has a row for each."""
+
+    is_direct = True
+
+    def __init__(self, array: Any, values: Values, plain: NDArray[np.bool_] | None) -> None:
+        super().__init__(array, plain)
+        self.values = values
+        self._long = values.ndim > 1 and values.itemsize * values[:1].size >= _LONG
+
+    def _item(self, row: int) -> Any:
+        return self.values[row].copy() if self.values.ndim > 1 else self.values[row]
+
+    def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        return self.values.shape[1:], self.values.dtype
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        values = self.values
+        if values.shape[1:] != out.shape[1:]:
+            return False
+        if type(places) is range:
+            values.take(rows, 0, out[places.start : places.stop], "clip")  # "raise" would copy by way of a buffer
+        elif self._long:
+            for place, row in zip(places, rows, strict=True):
+                out[place] = values[row]
+        else:
+            out[places] = values[rows]
+        return True
+
+
+class ListCells(Cells):
+    """Lists of any length: row i has `values[edges[i] : edges[i + 1]]`."""
+
+    is_direct = True
+
+    def __init__(self, array: Any, values: Values, edges: Values, plain: NDArray[np.bool_] | None) -> None:
+        super().__init__(array, plain)
+        self.values = values
+        self._edges = edges.data  # a memoryview gives Python ints in half of numpy's time
+
+    def _item(self, row: int) -> Any:
+        return self.values[self._edges[row] : self._edges[row + 1]].copy()
+
+    def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        length = self._edges[row + 1] - self._edges[row]
+        return (length, *self.values.shape[1:]), self.values.dtype
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        values, edges, length = self.values, self._edges, out.shape[1]
+        if values.shape[1:] != out.shape[2:]:
+            return False
+        for place, row in zip(places, rows, strict=True):
+            start, stop = edges[row], edges[row + 1]
+            if stop - start != length:
+                return False
+            out[place] = values[start:stop]
+        return True
+
+
+class TextCells(Cells):
+    """Strings or binary data: row i has `data[edges[i] : edges[i + 1]]`."""
+
+    is_direct = is_text = True
+
+    def __init__(
+        self, array: Any, data: memoryview, edges: Values, plain: NDArray[np.bool_] | None, is_string: bool
+    ) -> None:
+        super().__init__(array, plain)
+        self._data, self._edges = data, edges.data
+        self._made: Callable[[memoryview], Any] = _string if is_string else bytes
+
+    def _item(self, row: int) -> Any:
+        return self._made(self._data[self._edges[row] : self._edges[row + 1]])
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        for place, row in zip(places, rows, strict=True):
+            out[place] = self._item(row)
+        return True
+
+
+class StructCells(Cells):
+    """Structs: a dict of the values of their fields."""
+
+    def __init__(self, array: Any, fields: dict[str, Cells], plain: NDArray[np.bool_] | None) -> None:
+        super().__init__(array, plain)
+        self._fields = fields
+
+    def _item(self, row: int) -> Any:
+        return {name: cells.item(row) for name, cells in self._fields.items()}
+
+
+def _string(data: memoryview) -> str:
+    return str(data, "utf-8")
+
+
+def cells(array: Any) -> Cells:
+    """The values of an Arrow array that may come from a damaged file: raises if they cannot be read safely."""
+    kind = array.type
+    if kinds.is_dictionary(kind):
+        array.validate(full=True)  # the indices are within the dictionary
+        return cells(array.dictionary_decode())
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        return cells(array.storage)
+    if is_text(kind):
+        return _text(array)
+    if kinds.is_struct(kind) and len({field.name for field in kind}) == kind.num_fields:
+        fields = {kind.field(at).name: cells(array.field(at)) for at in range(kind.num_fields)}
+        return StructCells(array, fields, _valid(array))
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        if is_numeric(kind.value_type):
+            return _lists(array)
+    elif is_numeric(kind):
+        return NumberCells(array, *_numbers(array))
+    array.validate(full=True)  # because pyarrow reads the values
+    return Cells(array)
+
+
+def is_text(kind: Any) -> bool:
+    tests = kinds.is_string, kinds.is_large_string, kinds.is_string_view
+    return any(test(kind) for test in tests) or is_binary(kind)
+
+
+def is_binary(kind: Any) -> bool:
+    tests = kinds.is_binary, kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary
+    return any(test(kind) for test in tests)
+
+
+@lru_cache(maxsize=1024)
+def is_numeric(kind: Any) -> bool:
+    """True if a row is a number, or an array of numbers whose shape the type says."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return kind.permutation in (None, list(range(len(kind.shape)))) and is_numeric(kind.value_type)
+    if kinds.is_fixed_size_list(kind):
+        return is_numeric(kind.value_type)
+    return kinds.is_boolean(kind) or number_dtype(kind) is not None
+
+
+@lru_cache(maxsize=1024)
+def number_dtype(kind: Any) -> np.dtype[Any] | None:
+    """The dtype of one number of this type; None if it is not a number."""
+    dtype: Any = None
+    if kinds.is_boolean(kind):
+        dtype = bool
+    elif kinds.is_integer(kind) or kinds.is_floating(kind):
+        dtype = kind.to_pandas_dtype()
+    elif kinds.is_date(kind):
+        dtype = "M8[D]" if kinds.is_date32(kind) else "M8[ms]"
+    elif kinds.is_timestamp(kind):
+        dtype = f"M8[{kind.unit}]"
+    elif kinds.is_duration(kind) or kinds.is_time(kind):
+        dtype = f"m8[{kind.unit}]"
+    return None if dtype is None else np.dtype(dtype)
+
+
+def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
+    """The rows of a numeric array, as a view of its memory where possible; and which rows have no null."""
+    kind, count = array.type, len(array)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        values, plain = _numbers(array.storage)
+        return values.reshape(count, *kind.shape), plain
+    if kinds.is_fixed_size_list(kind):
+        size = kind.list_size
+        inner, whole = _numbers(array.values.slice(array.offset * size, count * size))
+        values, plain = inner.reshape(count, size, *inner.shape[1:]), _valid(array)
+        if whole is not None:
+            sound: NDArray[np.bool_] = np.all(whole.reshape(count, size), 1)
+            plain = sound if plain is None else plain & sound
+        return values, plain
+    return _flat(array), _valid(array)
+
+
+def _flat(array: Any) -> Values:
+    """One number for each row, whatever it is in a row that is null."""
+    kind, count, offset = array.type, len(array), array.offset
+    dtype = number_dtype(kind)
+    assert dtype is not None
+    buffer = array.buffers()[1]
+    if count == 0:
+        return np.empty(0, dtype)
+    if kinds.is_boolean(kind):
+        return _bits(buffer, offset, count)
+    width = kind.bit_width // 8
+    if width == dtype.itemsize:
+        return np.frombuffer(buffer, dtype, count, offset * width)
+    stored = np.frombuffer(buffer, f"i{width}", count, offset * width)  # numpy's dates and times have 64 bits
+    return stored.astype(np.int64).view(dtype)
+
+
+def _bits(buffer: Any, offset: int, count: int) -> NDArray[np.bool_]:
+    first = offset // 8
+    packed = np.frombuffer(buffer, np.uint8, (offset + count + 7) // 8 - first, first)
+    bits = np.unpackbits(packed, bitorder="little")
+    return bits[offset % 8 : offset % 8 + count].view(np.bool_)
+
+
+def _valid(array: Any) -> NDArray[np.bool_] | None:
+    """Which rows are not null; None if all are."""
+    if array.null_count == 0:
+        return None
+    buffer = array.buffers()[0]
+    return np.zeros(len(array), np.bool_) if buffer is None else _bits(buffer, array.offset, len(array))
+
+
+def _lists(array: Any) -> Cells:
+    inner = array.values
+    values, whole = _numbers(inner)
+    wide = kinds.is_large_list(array.type)
+    edges = _edges(array, "i8" if wide else "i4", len(values))
+    plain = _valid(array)
+    if whole is not None:
+        # The number of nulls before each edge: a row without nulls has as many before its end as before its start.
+        nulls = np.concatenate([[0], np.cumsum(~whole)])[edges]
+        sound = nulls[1:] == nulls[:-1]
+        plain = sound if plain is None else plain & sound
+    lengths = np.diff(edges)
+    if plain is None and len(lengths) and (lengths == lengths[0]).all():
+        rows = values[edges[0] : edges[-1]].reshape(len(lengths), int(lengths[0]), *values.shape[1:])
+        return NumberCells(array, rows, None)
+    return ListCells(array, values, edges, plain)
+
+
+def _text(array: Any) -> Cells:
+    kind = array.type
+    is_string = not is_binary(kind)
+    if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+        array.validate(full=True)
+        array = array.cast(pa.large_string() if is_string else pa.large_binary())
+        kind = array.type
+    valid = _valid(array)
+    if kinds.is_fixed_size_binary(kind):
+        width, data = kind.byte_width, _memory(array.buffers()[1])
+        edges = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
+        if len(array) and edges[-1] > len(data):
+            raise ValueError(f"{len(array):,} values of {width} bytes do not fit into {len(data):,} bytes")
+        return TextCells(array, data, edges, valid, is_string)
+    wide = kinds.is_large_string(kind) or kinds.is_large_binary(kind)
+    data = _memory(array.buffers()[2])
+    return TextCells(array, data, _edges(array, "i8" if wide else "i4", len(data)), valid, is_string)
+
+
+def _memory(buffer: Any) -> memoryview:
+    return memoryview(b"" if buffer is None else buffer)
+
+
+def _edges(array: Any, dtype: str, end: int) -> Values:
+    """Where rows begin and end in their values, checked: a damaged file may say anything."""
+    buffer, width = array.buffers()[1], int(dtype[1])
+    if buffer is None or len(array) == 0:
+        return np.zeros(len(array) + 1, dtype)
+    edges: Values = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * width)
+    if edges[0] < 0 or edges[-1] > end or (edges[1:] < edges[:-1]).any():
+        raise ValueError(f"the offsets of a column of type {array.type} are not within its {end:,} values")
+    return edges
+
+
+def form_of(kind: Any) -> str:
+    """What the values of a column of this type are, in words: "int32[any]" is an array of any length."""
+    if kinds.is_dictionary(kind):
+        return form_of(kind.value_type)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return f"{number_dtype(kind.value_type)}{list(kind.shape)}" if is_numeric(kind) else str(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return form_of(kind.storage_type)
+    if is_text(kind):
+        return "bytes" if is_binary(kind) else "str"
+    if kinds.is_fixed_size_list(kind) and is_numeric(kind):
+        return f"{form_of(kind.value_type)}[{kind.list_size}]"
+    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and is_numeric(kind.value_type):
+        return f"{form_of(kind.value_type)}[any]"
+    if kinds.is_struct(kind):
+        return f"{{{', '.join(f'{field.name}: {form_of(field.type)}' for field in kind)}}}"
+    return str(number_dtype(kind) or kind)

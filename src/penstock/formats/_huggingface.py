@@ -1,0 +1,125 @@
+"""Hugging Face datasets, read without a Python object for each value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.formats._inspection import FieldInfo, fields_of
+from penstock.formats._table import KEEP, Table, need_pyarrow
+
+
+class HuggingFace(Table):
+    """A map-style `datasets.Dataset`: the same rows, read from its Arrow table.
+
+    `select`, `shuffle`, `filter` and the like are respected, as are the columns of `set_format`. Without a format,
+    numbers are numpy scalars, and lists of numbers are numpy arrays, where the dataset itself gives Python ints and
+    lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
+    decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Workers share a table that is
+    memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
+    """
+
+    _part = "record batch"
+
+    def __init__(self, dataset: Any) -> None:
+        need_pyarrow("HuggingFace")
+        _check(dataset)
+        super().__init__(KEEP)
+        self.dataset = dataset
+        self._look()
+
+    def _look(self) -> None:
+        import pyarrow as pa
+
+        dataset, self._files = self.dataset, []
+        names = _direct_columns(dataset)
+        self.is_direct = names is not None
+        table = dataset._data.table
+        self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
+        self._batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
+        self._edges = np.array([0, len(self)], np.int64)
+        self._chosen: NDArray[Any] | None = None
+        if dataset._indices is not None:
+            self._chosen = dataset._indices.column(0).to_numpy()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def paths(self) -> list[str]:
+        """The files of the dataset; empty if it is in memory."""
+        return [each["filename"] for each in self.dataset.cache_files]
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each record batch, and the end; one block if `select` or `shuffle` has chosen the rows."""
+        return self._starts if self._chosen is None and self.is_direct else self._edges
+
+    def _sample(self, row: int) -> Any:
+        if not self.is_direct:
+            return self.dataset[row]
+        return super()._sample(row if self._chosen is None else self._chosen.item(row))
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        if not self.is_direct:
+            samples: list[Any] = self.dataset.__getitems__(rows.tolist())
+            return samples
+        return super()._samples(keys, rows)
+
+    def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
+        return super()._groups(rows if self._chosen is None else self._chosen[rows].astype(np.int64))
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        return super().__gather__(keys, empty) if self.is_direct else NotImplemented
+
+    def _read(self, block: int) -> Any:
+        return self._batches[block]
+
+    def _is_mapped(self, block: int) -> bool:
+        return True
+
+    def _place(self, block: int) -> str:
+        return f"record batch {block:,} of {self!r}"
+
+    def _fields(self) -> tuple[FieldInfo, ...]:
+        return super()._fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "keep": self.keep}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._look()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} samples: {', '.join(self.columns)})"
+
+
+def _check(dataset: Any) -> None:
+    from penstock.source._dataset import is_stream
+
+    if is_stream(dataset):
+        raise TypeError(
+            "HuggingFace reads map-style datasets by key, and this one is a stream (streaming=True). Pass it to the "
+            "DataLoader itself, or load it without streaming=True."
+        )
+    if isinstance(dataset, dict):
+        raise TypeError(f"HuggingFace reads one dataset, and this is a dict of them. Choose one: {sorted(dataset)}.")
+    if not all(hasattr(dataset, name) for name in ("_data", "_indices", "features", "cache_files")):
+        raise TypeError(f"HuggingFace reads a datasets.Dataset, but got a {type(dataset).__name__}.")
+
+
+def _direct_columns(dataset: Any) -> list[str] | None:
+    """The columns of the samples; None if only the dataset itself can make the samples."""
+    given = dataset.format
+    if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
+        return None
+    names = [name for name in dataset.column_names if name in given["columns"]]
+    decodes = getattr(dataset.features, "_column_requires_decoding", None)  # private: Image, Audio and others
+    if not names or decodes is None or any(decodes.get(name, True) for name in names):
+        return None
+    return names

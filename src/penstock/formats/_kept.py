@@ -1,0 +1,60 @@
+"""Blocks that are kept in memory after they were read, the last ones used, up to a number of bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """Values by number; each is read when it is asked for, and dropped when others were used more recently.
+
+    At least one value is kept, however large. Several threads may ask at once: a value is then read by one of them,
+    while the others wait for it. A forked child has the values of its parent, and locks of its own.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self._renew()
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._reading: dict[int, threading.Lock] = {}
+        self._nbytes = sum(nbytes for _, nbytes in self._values.values())
+        self._process = os.getpid()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._values
+
+    def get(self, number: int, read: Callable[[int], tuple[T, int]]) -> T:
+        """The value; if it is not kept, `read(number)` returns it with its number of bytes."""
+        found = self._values.get(number)
+        if found is not None:
+            try:
+                self._values.move_to_end(number)
+            except KeyError:  # another thread has dropped it
+                pass
+            return found[0]
+        if self._process != os.getpid():  # a thread of the parent may have held a lock when this process was forked
+            self._renew()
+        with self._reading.setdefault(number, threading.Lock()):
+            found = self._values.get(number)
+            if found is None:
+                found = read(number)
+                self._add(number, found)
+        self._reading.pop(number, None)
+        return found[0]
+
+    def _add(self, number: int, value: tuple[T, int]) -> None:
+        with self._lock:
+            self._values[number] = value
+            self._nbytes += value[1]
+            while self._nbytes > self._most and len(self._values) > 1:
+                _, (_, nbytes) = self._values.popitem(last=False)
+                self._nbytes -= nbytes

@@ -1,0 +1,76 @@
+"""The columns of several files: which are read, and that all files have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import FormatError
+from penstock.formats._cells import form_of
+from penstock.formats._table import unreadable
+
+
+def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
+    """The chosen columns, which all files must have with the same types. Schemas are serialized."""
+    chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
+    wanted = {field.name: form_of(field.type) for field in chosen}
+    seen = {schemas[0]}
+    for path, serialized in zip(paths, schemas, strict=True):
+        if serialized not in seen:
+            seen.add(serialized)
+            _check(_restored(serialized, path), path, wanted, paths[0], columns is None)
+    return chosen
+
+
+def _restored(serialized: bytes, path: str) -> Any:
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+        str([(field.name, form_of(field.type)) for field in schema])  # the names may not be text
+    except Exception as error:
+        unreadable(f"the schema of {path}", error)
+    return schema
+
+
+def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
+    """The part of a schema with the named columns."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
+    names = list(schema.names if columns is None else columns)
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise FormatError(f"{path} has no column {names_of(missing)}. It has {names_of(schema.names)}.")
+    if not names:
+        raise ValueError(f"columns must name at least one column of {path}, which has {names_of(schema.names)}.")
+    double = sorted({name for name in names if names.count(name) > 1 or schema.names.count(name) > 1})
+    if double:
+        raise FormatError(f"{path}: the column {names_of(double)} is there twice. A sample can have it only once.")
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
+    """Raises unless the file has the columns of the first one, of the same types."""
+    for name, form in wanted.items():
+        if name not in schema.names:
+            raise FormatError(
+                f"{path} has no column {name!r}, which {first} has. It has {names_of(schema.names)}. Name the "
+                "columns that all files have with columns=, or read the two kinds of files as two datasets."
+            )
+        # A column without a single value has the type null in some files, and a null is the same in all types.
+        if (other := form_of(schema.field(name).type)) != form and "null" not in (form, other):
+            raise FormatError(
+                f"the column {name!r} is {form} in {first}, but {other} in {path}. Write the files with one schema, "
+                "leave the column out with columns=, or read the two kinds of files as two datasets."
+            )
+    if all_columns and (more := [name for name in schema.names if name not in wanted]):
+        raise FormatError(
+            f"{path} has the column {names_of(more)}, which {first} has not. Name the columns that all files have "
+            "with columns=, or read the two kinds of files as two datasets."
+        )
+
+
+def names_of(names: Sequence[str], most: int = 12) -> str:
+    """Names for an error: the first few."""
+    shown = ", ".join(map(repr, names[:most]))
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown

@@ -1,0 +1,241 @@
+"""The base of formats with columns: rows of Arrow record batches, in blocks that are read whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._fill.cast import Empty, Into
+from penstock.errors import FormatError
+from penstock.formats._format import Format
+from penstock.formats._inspection import FieldInfo
+from penstock.formats._kept import Kept
+from penstock.source._array import checked_keys
+
+if TYPE_CHECKING:
+    from penstock.formats._cells import Cells
+
+KEEP = 256 << 20
+"""Bytes of decoded blocks that each process keeps."""
+
+_VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The columns of one block."""
+
+    cells: list[Cells]
+
+
+class Table(Format):
+    """Rows of record batches; a sample is a dict with a value for each column.
+
+    A subclass calls `_set_schema` with the chosen columns, and `_set_blocks`. It defines `_read(block)`, which
+    returns a record batch.
+    """
+
+    schema: Any
+    columns: list[str]
+    """The names of the columns, in the order of the samples' fields."""
+    _starts: NDArray[np.int64]
+    _part: ClassVar[str] = "part"
+    """What a block is called in errors."""
+
+    def __init__(self, keep: int) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+            raise ValueError(f"keep must be a number of bytes of 0 or more, got {keep!r}.")
+        self.keep = keep
+        self._set_kept()
+
+    def _set_kept(self) -> None:
+        self._kept: Kept[Block] = Kept(self.keep)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_kept()
+
+    def _set_schema(self, schema: Any) -> None:
+        self.schema = schema
+        self.columns = list(schema.names)
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each block, and the end. A block is decoded as a whole."""
+        return self._starts
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    # What a subclass defines.
+
+    def _read(self, block: int) -> Any:
+        """The record batch of a block. It may raise anything if the file is damaged."""
+        raise NotImplementedError
+
+    def _set_blocks(self, rows: Sequence[NDArray[np.int64]]) -> None:
+        """Takes the rows of each part of each file. Parts without rows are no blocks."""
+        counts = np.concatenate(rows)
+        filled = counts > 0
+        numbers = [len(each) for each in rows]
+        self._starts = np.concatenate([[0], counts[filled].cumsum()])
+        self._edges = np.concatenate([[0], np.cumsum([each.sum() for each in rows])]).astype(np.int64)
+        # The file of each block, and its number in that file.
+        self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
+        self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
+
+    def _place(self, block: int) -> str:
+        """Names the block in errors."""
+        return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
+
+    def _is_mapped(self, block: int) -> bool:
+        """True if the columns of the block are views of a file or of other memory that is there anyway."""
+        return False
+
+    # Blocks.
+
+    def _block(self, number: int) -> Block:
+        return self._kept.get(number, self._opened)
+
+    def _opened(self, number: int) -> tuple[Block, int]:
+        from penstock.formats._cells import cells
+
+        expected = int(self._starts[number + 1] - self._starts[number])
+        try:
+            batch = self._read(number)
+            batch.validate()
+            if batch.num_rows != expected:
+                raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
+            block = Block([cells(batch.column(name)) for name in self.columns])
+        except FormatError:
+            raise
+        except Exception as error:  # pyarrow raises errors of many types for a damaged file
+            self._damaged(number, error)
+        return block, _VIEW if self._is_mapped(number) else batch.nbytes
+
+    def _damaged(self, number: int, error: Exception) -> NoReturn:
+        unreadable(self._place(number), error, ', or leave such rows out with on_error="skip"')
+
+    # Samples.
+
+    def _sample(self, row: int) -> Any:
+        number = bisect_right(self._starts.data, row) - 1
+        return self._rows(number, [row - self._starts.item(number)])[0]
+
+    def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of some rows of a block."""
+        block, names = self._block(number), self.columns
+        try:
+            columns = [list(map(each.item, rows)) for each in block.cells]
+        except Exception as error:
+            self._damaged(number, error)
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        samples: list[Any] = [None] * len(rows)
+        for number, places, local in self._groups(rows):
+            for place, sample in zip(places, self._rows(number, local), strict=True):
+                samples[place] = sample
+        return samples
+
+    def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
+        """The rows of a step, by block: each with its places in the step, and its row in the block."""
+        numbers = self._starts.searchsorted(rows, "right") - 1
+        order = numbers.argsort(kind="stable")
+        numbers = numbers[order]
+        local: list[int] = (rows[order] - self._starts[numbers]).tolist()
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        groups = zip(numbers[firsts].tolist(), pairwise([*firsts.tolist(), len(rows)]), strict=True)
+        all_places = order.tolist()
+        # Blocks that are kept come first: the next one that is read may take the place of one of them.
+        for number, (start, stop) in sorted(groups, key=lambda group: group[0] not in self._kept):
+            places = all_places[start:stop]
+            first, end = places[0], places[-1] + 1  # they ascend, because argsort is stable
+            yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
+
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
+
+        NotImplemented if a column cannot be written like that, or if rows differ in shape or are null: then the
+        samples are collated, and an error names the rows.
+        """
+        rows = checked_keys(keys, len(self))
+        outs: list[_Out] = []
+        for number, places, local in self._groups(rows):
+            block = self._block(number)
+            outs = outs or self._outs(block, local[0], len(rows), empty)
+            if not outs:
+                return NotImplemented
+            try:
+                for each, out in zip(block.cells, outs, strict=True):
+                    if not each.put(out.array, places, local):
+                        return NotImplemented
+            except Exception as error:
+                self._damaged(number, error)
+        if not outs:
+            return NotImplemented  # collate says that the step is empty
+        return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
+
+    def _outs(self, block: Block, row: int, size: int, empty: Empty) -> list[_Out]:
+        """Memory for the columns of a batch; nothing if one of them can only be made from objects."""
+        if not all(each.is_direct for each in block.cells):
+            return []
+        fields: Iterable[Empty] = repeat(empty, len(self.columns))
+        if type(empty) is Into:
+            fields = empty.below(self.columns)
+        return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
+
+    def _fields(self) -> tuple[FieldInfo, ...]:
+        from penstock.formats._cells import form_of
+
+        first = self[0] if len(self) else {}
+        shapes = {name: getattr(value, "shape", None) for name, value in first.items()}
+        return tuple(FieldInfo(each.name, form_of(each.type), shapes.get(each.name)) for each in self.schema)
+
+
+def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
+    """Raises FormatError for what pyarrow has raised, which is of many types and may be long."""
+    said = " ".join(str(error).split()).rstrip(".")[:300]
+    raise FormatError(
+        f"{where} cannot be read ({type(error).__name__}: {said}). The file is damaged or cut off, or has another "
+        f"format than its name says: copy it or write it again{remedy}."
+    ) from error
+
+
+def need_pyarrow(reader: str) -> None:
+    """Raises ImportError, with the remedy, if pyarrow is not installed. It is imported late: that takes 60 ms."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'{reader} needs pyarrow: pip install ".[parquet]" in a clone of penstock') from error
+
+
+class _Out:
+    """A column of a batch that is being filled: an array in the memory of the batch, or a list of text."""
+
+    __slots__ = ("_into", "array")
+
+    def __init__(self, first: Cells, row: int, size: int, empty: Empty) -> None:
+        self._into: Into | None = None
+        self.array: Any
+        if first.is_text:
+            if type(empty) is Into:
+                empty.field.wanted("U", "text")
+            self.array = [None] * size
+            return
+        shape, dtype = first.form(row)
+        if type(empty) is Into and empty.field.target(dtype) is not None:
+            self._into, empty = empty, np.empty
+        self.array = empty((size, *shape), dtype)
+
+    def finish(self) -> Any:
+        return self.array if self._into is None else self._into.put(self.array)

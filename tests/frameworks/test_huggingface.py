@@ -1,0 +1,175 @@
+"""Hugging Face datasets: the same rows as the dataset's own, and batches on every backend."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from same import same
+
+from penstock import DataLoader
+from penstock.formats import HuggingFace
+
+# Of datasets itself, with this version of pyarrow.
+pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+
+N = 2500  # several record batches
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "inline": {"num_workers": 0},
+    "thread": {"num_workers": 2, "backend": "thread"},
+    "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> None:
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenised set in three files, memory-mapped."""
+    folder = str(tmp_path_factory.mktemp("dataset"))
+    in_memory().save_to_disk(folder, num_shards=3)
+    return datasets.load_from_disk(folder)
+
+
+def in_memory() -> Any:
+    features = datasets.Features(
+        {
+            "ids": datasets.Sequence(datasets.Value("int32")),
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["odd", "even"]),
+        }
+    )
+    columns = {
+        "ids": [list(range(key, key + 8)) for key in range(N)],
+        "text": [f"row {key}" for key in range(N)],
+        "label": [key % 2 for key in range(N)],
+    }
+    return datasets.Dataset.from_dict(columns, features)
+
+
+def plain(sample: Any) -> Any:
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items()}
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda data: data,
+    "selected range": lambda data: data.select(range(700, 2100)),
+    "selected rows": lambda data: data.select([5, 2400, 5, 0]),
+    "shuffled": lambda data: data.shuffle(seed=1),
+    "shuffled and selected": lambda data: data.shuffle(seed=1).select(range(10, 300)),
+    "filtered": lambda data: data.filter(lambda row: row["label"] == 1, load_from_cache_file=False),
+    "sorted": lambda data: data.sort("text", reverse=True),
+    "shards": lambda data: data.shard(4, 1),
+    "joined": lambda data: datasets.concatenate_datasets([data, data.select([7, 3])]),
+    "some columns": lambda data: data.select_columns(["label", "ids"]),
+    "columns of a format": lambda data: data.with_format(None, columns=["label", "text"]),
+    "renamed": lambda data: data.rename_column("ids", "tokens"),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("where", ["stored", "in memory"])
+def test_rows_are_those_of_the_dataset(stored: Any, name: str, where: str) -> None:
+    data = VIEWS[name](stored if where == "stored" else in_memory())
+    found = HuggingFace(data)
+    assert found.is_direct
+    assert len(found) == len(data)
+    keys = [0, len(data) - 1, len(data) // 2, 3, -1]
+    assert [plain(found[key]) for key in keys] == [data[key] for key in keys]
+    assert [plain(sample) for sample in found.__getitems__(keys)] == [data[key] for key in keys]
+    assert list(found[0]) == list(data[0])
+
+
+def test_lists_of_numbers_are_arrays_of_the_type_of_the_column(stored: Any) -> None:
+    expected = {"ids": np.arange(8, dtype=np.int32), "text": "row 0", "label": np.int64(0)}
+    assert same(HuggingFace(stored)[0], expected)
+
+
+def doubled(batch: Any) -> Any:
+    return {"twice": [2 * label for label in batch["label"]], "text": batch["text"]}
+
+
+FORMATTED: dict[str, Callable[[Any], Any]] = {
+    "numpy": lambda data: data.with_format("numpy"),
+    "torch": lambda data: data.with_format("torch", columns=["ids"]),
+    "all columns": lambda data: data.with_format("numpy", columns=["ids"], output_all_columns=True),
+    "transform": lambda data: data.with_transform(doubled),
+    "arguments": lambda data: data.with_format("numpy", dtype=np.float32, columns=["ids"]),
+}
+
+
+@pytest.mark.parametrize("name", FORMATTED)
+def test_a_format_or_transform_is_left_to_the_dataset(stored: Any, name: str) -> None:
+    data = FORMATTED[name](stored.shuffle(seed=2))
+    found = HuggingFace(data)
+    assert not found.is_direct
+    assert same(found[7], data[7])
+    assert same(found.__getitems__([4, 2, -1]), data.__getitems__([4, 2, N - 1]))
+    assert found.__gather__(np.array([1]), np.empty) is NotImplemented
+
+
+def test_images_are_as_the_dataset_gives_them(tmp_path: Path) -> None:
+    from PIL import Image
+
+    pictures = [Image.new("RGB", (4, 3), (value, 0, 0)) for value in (10, 20)]
+    features = datasets.Features({"image": datasets.Image(), "n": datasets.Value("int64")})
+    data = datasets.Dataset.from_dict({"image": pictures, "n": [1, 2]}, features)
+    found = HuggingFace(data)
+    assert not found.is_direct
+    assert np.asarray(found[1]["image"]).tolist() == np.asarray(pictures[1]).tolist()
+    encoded = HuggingFace(data.cast_column("image", datasets.Image(decode=False)))
+    assert encoded[1]["image"]["bytes"][:4] == b"\x89PNG"
+    assert HuggingFace(data.select_columns(["n"])).is_direct
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("where", ["stored", "in memory"])
+def test_every_backend_gives_the_same_batches(stored: Any, where: str, setting: str) -> None:
+    data = HuggingFace((stored if where == "stored" else in_memory()).shuffle(seed=3))
+    rows = [data[key] for key in range(N)]
+    expected = DataLoader(rows, batch_size=100, shuffle=True, seed=4)
+    with DataLoader(data, batch_size=100, shuffle=True, seed=4, **SETTINGS[setting]) as loader:
+        assert same(list(loader), list(expected))
+
+
+def test_a_transform_goes_to_the_workers(stored: Any) -> None:
+    factor = 3
+    data = stored.with_transform(lambda batch: {"x": [factor * label for label in batch["label"]]})
+    with DataLoader(HuggingFace(data), batch_size=50, num_workers=2, multiprocessing_context="spawn") as loader:
+        assert [batch["x"].tolist() for batch in loader] == [[0, 3] * 25] * (N // 50)
+
+
+def test_blocks_are_record_batches_unless_rows_are_chosen(stored: Any) -> None:
+    assert HuggingFace(stored).blocks.tolist()[:2] == [0, 834]
+    assert HuggingFace(stored.shuffle(seed=1)).blocks.tolist() == [0, N]
+
+
+def test_inspect_and_repr(stored: Any) -> None:
+    found = HuggingFace(stored)
+    assert repr(found) == "HuggingFace(2,500 samples: ids, text, label)"
+    assert [field.dtype for field in found.inspect().fields] == ["int32[any]", "str", "int64"]
+    assert len(found.paths) == 3
+    assert [field.name for field in HuggingFace(stored.with_transform(doubled)).inspect().fields] == ["twice", "text"]
+
+
+def test_a_stored_dataset_travels_as_paths(stored: Any) -> None:
+    assert len(pickle.dumps(HuggingFace(stored))) < 20_000
+
+
+def test_other_kinds_of_datasets_are_refused_with_the_remedy(stored: Any) -> None:
+    with pytest.raises(TypeError, match="this one is a stream"):
+        HuggingFace(stored.to_iterable_dataset())
+    with pytest.raises(TypeError, match=r"Choose one: \['train'\]"):
+        HuggingFace(datasets.DatasetDict({"train": stored}))
+    with pytest.raises(TypeError, match="but got a list"):
+        HuggingFace([1, 2])
