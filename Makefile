@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures wild soak planted interop bench clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray wild soak planted interop bench bench-ray clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -11,6 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
+RAY    := .venv-ray
 OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -70,6 +71,11 @@ browser: $(VENV)/.browser
 pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.pictures
 
+# Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn: six minutes. `make test`
+# runs the same laws and most faults on a stand-in, which needs no Ray. 300 MB to install, in an environment of its own.
+ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/on_ray
+
 # Programs of 25 other libraries, on torch's engine and on penstock's, compared and timed: 22 minutes of CPU, which took
 # an hour on two busy cores. Before the first run, 7 minutes to install 3 GB in an environment of its own.
 # `WILD_ONLY=timm` runs those of one library.
@@ -99,10 +105,18 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.prefetch
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
+	$(BIN)/python -m bench.formats
 	$(BIN)/python -m bench.tables
 
+# Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
+# simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.
+bench-ray: $(RAY)/.peers
+	$(RAY)/bin/python -m bench.fleet
+	$(RAY)/bin/python -m bench.crowd
+	$(RAY)/bin/python -m bench.ray $(BENCH)
+
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -143,6 +157,17 @@ $(WILD)/.installed: requirements-wild.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
+	@touch $@
+
+$(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
+	  --requirement requirements-ray.txt
+	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@touch $@
+
+$(RAY)/.peers: $(RAY)/.installed requirements-bench-ray.txt
+	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-bench-ray.txt
 	@touch $@
 
 # Without the packages that they name: these parts of them need only torch and numpy.

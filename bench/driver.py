@@ -35,14 +35,34 @@ def consume(stream: Iterator[Any], seconds: float, batches: int = 1) -> float:
 
 
 def serve(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
-    """Answer each line {"lead": s, "seconds": s} with a rate; prefetched batches are consumed in the lead."""
+    """Answer each line {"lead": s, "seconds": s} with a rate; prefetched batches are consumed in the lead.
+
+    `cpu` is the processor time of this process, all its threads, for each batch. {"busy": s, "batches": n} is
+    answered with the seconds that each next() waits, beside a consumer that computes in Python.
+    """
     with open_stream(engine, workload, folder) as stream:
         workload.check(next(stream))
         reply({"ready": True})
         for line in sys.stdin:
             request = json.loads(line)
+            if "busy" in request:
+                reply({"waits": [wait_beside(stream, request["busy"]) for _ in range(request["batches"])]})
+                continue
             consume(stream, request["lead"], batches=PREFETCHED * workload.workers)
-            reply({"rate": consume(stream, request["seconds"])})
+            start, used = time.perf_counter(), time.process_time()
+            rate = consume(stream, request["seconds"])
+            batches = rate * (time.perf_counter() - start)
+            reply({"rate": rate, "cpu": (time.process_time() - used) / batches})
+
+
+def wait_beside(stream: Iterator[Any], busy: float) -> float:
+    """Seconds that next() waits after so many seconds of pure Python."""
+    end = time.thread_time() + busy
+    while time.thread_time() < end:
+        pass
+    start = time.perf_counter()
+    next(stream)
+    return time.perf_counter() - start
 
 
 def first_batch(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:

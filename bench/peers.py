@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import images, mxnet_peer
+from bench import images, mxnet_peer, ray_peer
 from bench.workloads import Workload
 
 Stream = AbstractContextManager[Iterator[Any]]
@@ -42,7 +42,7 @@ PREFETCH_FACTOR = 4
 
 
 @contextmanager
-def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+def penstock_stream(workload: Workload, dataset: Any, **given: Any) -> Iterator[Iterator[Any]]:
     import penstock
 
     source = penstock.ArrayDataset(dataset.map) if workload.arrays else dataset
@@ -56,9 +56,20 @@ def penstock_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]
         drop_last=True,
         num_workers=workload.workers,
         prefetch_factor=PREFETCH_FACTOR,
-        backend="thread" if workload.threads else "process",
+        **{"backend": "thread" if workload.threads else "process", **given},
     )
     with loader, closing(endless(loader)) as stream:
+        yield stream
+
+
+@contextmanager
+def penstock_ray_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """penstock's workers on the cluster of `bench.ray`, one on each node."""
+    options = {"resources": {ray_peer.OURS: 1}, "patience": 60}
+    with (
+        ray_peer.connected(),
+        penstock_stream(workload, dataset, backend="ray", ray_options=options) as stream,
+    ):
         yield stream
 
 
@@ -223,6 +234,12 @@ ENGINES: dict[str, tuple[str, Open]] = {
     "penstock_torch_seed": ("penstock.torch", penstock_torch_seed_stream),
 }
 
+# `bench.ray` runs them, on a cluster that it starts.
+RAY_ENGINES: dict[str, tuple[str, Open]] = {
+    "penstock_ray": ("ray", penstock_ray_stream),
+    "ray_data": ("ray.data", ray_peer.ray_data_stream),
+}
+
 # Our engines in the rows of tensors, with the suffix of their rows in the tables.
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
@@ -267,4 +284,4 @@ def import_engine(engine: str) -> None:
 
 
 def open_stream(engine: str, workload: Workload, folder: Path) -> Stream:
-    return ENGINES[engine][1](workload, workload.dataset(folder))
+    return {**ENGINES, **RAY_ENGINES}[engine][1](workload, workload.dataset(folder))

@@ -44,8 +44,9 @@ QUICK = Effort(rounds=2, seconds=0.4, lead=0.1, warm=0.3, epochs=3)
 QUICK_ENGINES = ["penstock", "torch", "grain", "spdl", *TENSOR_ENGINES]  # the others start too slowly
 
 
-# Installed peers have .pyc files; penstock in its source tree may write them too, whatever the shell has set.
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+def _environment() -> dict[str, str]:
+    # Installed peers have .pyc files; penstock in its source tree may write them too, whatever the shell has set.
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Driver:
@@ -57,7 +58,7 @@ class Driver:
         self._process = subprocess.Popen(
             [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(folder)],
             cwd=tree,
-            env={**_ENVIRONMENT, "PYTHONPATH": str(tree / "src")},
+            env={**_environment(), "PYTHONPATH": str(tree / "src")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

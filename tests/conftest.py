@@ -104,7 +104,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # `sources` travel by reference, as a user's do.
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     for module in modules:
-        if Path(module.__file__).parent.name in ("conformance", "faults"):
+        if Path(module.__file__).parent.name in ("conformance", "faults", "on_ray"):
             cloudpickle.register_pickle_by_value(module)
     # What is there now stays: a collection of garbage, here or in a forked worker, need not look at it.
     gc.collect()

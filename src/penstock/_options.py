@@ -53,6 +53,7 @@ class Options:
     pin_memory_device: str
     in_order: bool
     backend: str
+    ray_options: Mapping[str, Any] | None
     seed: int | None
     retries: int
     hang: float | None
@@ -97,6 +98,11 @@ class Options:
         if given["pin_memory_device"]:
             warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=3)
         return cls(**given)
+
+    @property
+    def context(self) -> Any:
+        """What the backend is made with."""
+        return self.ray_options if backends.is_ray(self.backend) else self.multiprocessing_context
 
     @property
     def cast(self) -> Cast | None:
@@ -179,6 +185,7 @@ _NEED_WORKERS: dict[str, tuple[Any, ...]] = {
     "hang": (None,),
     "persistent_workers": (None, False),
     "multiprocessing_context": (None,),
+    "ray_options": (None,),
 }
 
 
@@ -190,9 +197,16 @@ def _check_workers(given: dict[str, Any]) -> None:
                 raise ValueError(
                     f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave this argument out."
                 )
-    processes = backends.has_processes(backend or backends.DEFAULT)
-    if given["hang"] is not None and not processes:
+    name = backend or backends.DEFAULT
+    processes = backends.has_processes(name)
+    if given["hang"] is not None and not backends.can_kill(name):
         raise ValueError(f'hang={given["hang"]!r} needs processes: with backend="{backend}" no worker can be killed.')
+    if given["ray_options"] is not None:
+        if not backends.is_ray(name):
+            raise ValueError(f'ray_options has no meaning with backend="{name}": leave one out.')
+        from penstock.backends._ray.settings import check
+
+        check(given["ray_options"])
     if context is None:
         return
     if not processes:

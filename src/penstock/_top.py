@@ -203,8 +203,7 @@ def workers(figures: Iterable[WorkerFigures]) -> Table:
         whole = one.busy + one.waited_task + one.waited_room
         parts = (one.busy, one.fetch, one.collate, one.write, one.waited_task, one.waited_room, one.cpu)
         shares = [share(part / whole) if whole else "-" for part in parts]
-        name = one.name + (f" on {one.node}" if one.node else "")
-        table.add_row(Text(name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
+        table.add_row(Text(one.name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
     return table
 
 

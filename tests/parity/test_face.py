@@ -40,6 +40,8 @@ def test_it_takes_torchs_arguments_and_ours() -> None:
         "last_batch",
         "hang",
         "max_workers",
+        "backend",
+        "ray_options",
         "dtype",
         "casting",
         "snapshot_every_n_steps",

@@ -25,7 +25,7 @@ _FILES = {
     "_memory/pool.py": "_memory/slabs.py",
     "_readers.py": "_epoch/readers.py",
     "_run.py": "_feed/base.py",
-    "_work/loop.py": "backends/_process/worker.py",
+    "_work/loop.py": "backends/_desk.py",
     "_work/runner.py": "_feed/stream.py",
     "backends/board.py": "backends/_process/board.py",
     "backends/launch.py": "backends/_process/launcher.py",
@@ -181,8 +181,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "np.frombuffer(data, np.uint8), len(data)",
     },
     "raw keys are overwritten by the batch while they are used": {
-        "old": "used, gauge = max(0, notice.keys), self.gauge",
-        "new": "used, gauge = 0, self.gauge",
+        "old": "used, gauge = max(0, notice.keys), self._gauge",
+        "new": "used, gauge = 0, self._gauge",
     },
     "a token of a task that was taken back claims the task now in its slot": {
         "old": "            if notice.seq != seq:\n                return None\n",
@@ -207,6 +207,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "step, size, count, 0, *region)",
     },
     "a forked replacement makes changes again that its copy has already": {
+        "file": "backends/_process/worker.py",
         "old": '    board = Board(fds["board"])\n',
         "new": '    board = Board(fds["board"])\n    job.log.end = 0\n',
     },
@@ -290,6 +291,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "                engine.close()\n        self._idle = None",
         "new": "        self._idle = None\n        with interrupts_deferred():\n"
         "            for engine in self.all():\n                engine.close()",
+    },
+    "a start that fails leaves descriptors open": {
+        "old": "        for backend in made:\n            backend.close()\n        raise\n",
+        "new": "        raise\n",
     },
     "worker threads are not told to end": {"old": "self._permits.put(False)", "new": "pass"},
     "strays that nobody claimed stay open after close": {"old": "self._strays.close()", "new": "pass"},

@@ -22,6 +22,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def examples() -> list[object]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages.remove(ROOT / "docs" / "ray.md")  # needs a cluster: tests/on_ray/test_example.py
     return [
         pytest.param(code, id=f"{page.relative_to(ROOT)}:{number}")
         for page in pages
@@ -89,6 +90,14 @@ def test_every_verdict_is_in_the_table_of_its_page() -> None:
     page = (ROOT / "docs" / "bottleneck.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| .*\|$", page, re.MULTILINE)
     assert rows[1:] == [rule.name for rule in RULES]
+
+
+def test_every_message_in_the_table_of_ray_is_one_of_the_code() -> None:
+    page = (ROOT / "docs" / "ray.md").read_text().partition("## Troubleshooting")[2]
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "backends" / "_ray").glob("*.py"))
+    assert len(messages) > 5
+    assert [message for message in messages if message not in code] == []
 
 
 @pytest.mark.parametrize("thing", [penstock.DataLoader, penstock.prefetch, penstock.on_stats])

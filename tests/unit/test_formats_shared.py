@@ -263,6 +263,23 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(_index, "_write", refusing)
 
 
+def test_a_progress_bar_is_shown_if_it_takes_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+
+    def progress(items: Any, description: str, *, total: int) -> Any:
+        shown.append((description, total))
+        return items
+
+    monkeypatch.setattr(_index, "progress", progress)
+    files = [File(str(folder / name)) for name in ("a.bin", "b.bin", "notes.txt")]
+    cached_each(files, "quick-1", make)
+    assert shown == []
+    monkeypatch.setattr(_index, "_QUIET", -1.0)
+    for index, file in zip(cached_each(files, "slow-1", make), files, strict=True):
+        check(index, Path(file.path).read_bytes())
+    assert shown == [("indexing files", 2)]
+
+
 def test_a_full_disk_leaves_no_half_index(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -18,6 +18,9 @@ class Stream(IterableDataset[Any]):
         return iter(range(3))
 
 
+ON_RAY = {"backend": "ray", "num_workers": 1}
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
@@ -39,7 +42,7 @@ class Stream(IterableDataset[Any]):
             ValueError,
             "no meaning",
         ),
-        ({"backend": "gpu", "num_workers": 1}, ValueError, '"process" or "thread"'),
+        ({"backend": "gpu", "num_workers": 1}, ValueError, '"process", "thread" or "ray"'),
         ({"batch_size": 0}, ValueError, "at least 1, or None"),
         ({"batch_size": 2.0}, ValueError, "at least 1, or None"),
         ({"batch_size": True}, ValueError, "at least 1, or None"),
@@ -65,6 +68,16 @@ class Stream(IterableDataset[Any]):
         ({"max_errors": 3}, ValueError, 'max_errors=3 needs on_error="skip" or "replace"'),
         ({"on_error": "replace", "sampler": [0]}, ValueError, "there is no other sample in it"),
         ({"retries": -1}, ValueError, "retries"),
+        ({"ray_options": {}}, ValueError, "ray_options={} needs workers"),
+        ({"ray_options": {}, "num_workers": 1}, ValueError, 'ray_options has no meaning with backend="process"'),
+        (ON_RAY | {"ray_options": {"cpus": 2}}, ValueError, "has no 'cpus': its names are num_cpus"),
+        (ON_RAY | {"ray_options": 3}, TypeError, "ray_options must be a mapping"),
+        (ON_RAY | {"ray_options": {"patience": 0}}, ValueError, "must be a positive number"),
+        (
+            ON_RAY | {"multiprocessing_context": "fork"},
+            ValueError,
+            'multiprocessing_context has no meaning with backend="ray"',
+        ),
     ],
     ids=str,
 )
@@ -263,11 +276,11 @@ def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
             assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         with pytest.raises(ValueError, match='multiprocessing_context has no meaning with backend="mine"'):
             DataLoader(range(4), num_workers=1, backend="mine", multiprocessing_context="fork")
-        with pytest.raises(ValueError, match='None, "process", "thread" or "mine", got \'yours\''):
+        with pytest.raises(ValueError, match='None, "process", "thread", "ray" or "mine", got \'yours\''):
             DataLoader(range(4), num_workers=1, backend="yours")
     finally:
         backends.unregister("mine")
     with pytest.raises(ValueError, match="must be an identifier"):
         backends.register("no name", lambda job, context: backends.make("thread", job))
-    with pytest.raises(ValueError, match='None, "process" or "thread", got \'inline\''):
+    with pytest.raises(ValueError, match='None, "process", "thread" or "ray", got \'inline\''):
         DataLoader(range(4), num_workers=1, backend="inline")

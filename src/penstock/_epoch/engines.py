@@ -148,7 +148,7 @@ def new_engine(job: Job, options: Options, feed: Feed, meter: Meter) -> Engine:
         scheduler = Scheduler(window=ahead, workers=size, retries=retries, in_order=in_order, room=MOST_STEPS)
     # A step must not be late because others are done with it, nor wait for others once it is done.
     bundles = options.timeout == 0 and in_order and not feed.one_reader
-    backend = make(options.backend, job, options.multiprocessing_context)
+    backend = make(options.backend, job, options.context)
     try:
         return Engine(
             backend,

@@ -227,7 +227,8 @@ class Measures:
             for seat, counts in sorted(now.workers.items())
         }
         here = _IN_THE_CALLER.get(str(self._settings().get("backend")), "")
-        figures = [_worker(seat, counts, seat in seats, here) for seat, counts in workers.items()]
+        nodes = self.meter.nodes(self._live())
+        figures = [_worker(seat, row, seat in seats, here, nodes.get(seat, "")) for seat, row in workers.items()]
         counted = now.histogram() - before.histogram()
         found = [Bucket(*bounds(at), int(count)) for at, count in enumerate(counted) if count > 0]
         slowest = self.meter.slowest(self._live(), epoch)
@@ -268,7 +269,8 @@ class Measures:
 
     def _machine(self) -> Machine:
         inline = self._settings().get("backend") == "inline"
-        rows = [crew.gauges.counts(seat) for crew in self._crews() for seat in crew.seats]
+        gauges = [(crew.gauges, seat) for crew in self._crews() for seat in crew.seats]
+        rows = [each.counts(seat) for each, seat in gauges if seat not in each.nodes]  # the others have no pid here
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         return found if self._throttled is not None else replace(found, throttled=0.0)
 
@@ -294,10 +296,10 @@ def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -
     return Spans(count, total * 1e-9, middle, most, longest * 1e-9)
 
 
-def _worker(seat: int, counts: Counts, alive: bool, here: str) -> WorkerFigures:
-    name = here.format(seat) or f"worker {seat} (pid {counts.pid})"
+def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> WorkerFigures:
+    name = here.format(seat) or f"worker {seat} (pid {counts.pid}{f' on {node}' if node else ''})"
     times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
-    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times)
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node)
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:

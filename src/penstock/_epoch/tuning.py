@@ -15,6 +15,7 @@ from penstock._epoch.measures import Measures
 from penstock._feed import Feed
 from penstock._measure.meter import TICK
 from penstock._options import Options, is_int
+from penstock.backends import _base as backends
 
 if TYPE_CHECKING:
     from penstock._schedule.tuner import Bounds, Resize
@@ -159,7 +160,7 @@ class Tuning:
         done, cpu = sum(row.steps for row in rows), sum(row.cpu for row in rows)
         caller = get_ident(), sums.wait, sums.work, thread_time_ns() + _delay("thread-self")
         gauges, here = engine.backend.gauges, os.getpid()
-        pids = [gauges.counts(seat).pid for seat in sorted(engine.seats)[:_SOME]]
+        pids = [gauges.counts(seat).pid for seat in sorted(engine.seats)[:_SOME] if seat not in gauges.nodes]
         delays = {pid: _delay(str(pid)) for pid in pids if pid not in (0, here)}
         return _Counted(engine.reference, *caller, sums.steps, done, busy, cpu, delays)
 
@@ -183,9 +184,11 @@ def _bounds(options: Options, feed: Feed) -> Bounds:
     from penstock.stats._machine import machine
 
     found = machine()
+    room = backends.room(options.backend, options.context)  # on other machines
+    cpus = found.cpus if room is None else float(max(1, room))
     workers = prefetch = None
     if "num_workers" in options.auto:
-        most = options.max_workers or max(_MOST_WORKERS, math.ceil(found.cpus))
+        most = options.max_workers or (room or max(_MOST_WORKERS, math.ceil(found.cpus)))
         workers = Range(1, 1 if feed.one_reader else most)
     if "prefetch_factor" in options.auto:
         prefetch = Range(1, _MOST_PREFETCH)
@@ -193,6 +196,6 @@ def _bounds(options: Options, feed: Feed) -> Bounds:
     return Bounds(
         workers or Range(fixed[0], fixed[0]),
         prefetch or Range(fixed[1], fixed[1]),
-        found.cpus,
+        cpus,
         found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )

@@ -13,7 +13,8 @@ from __future__ import annotations
 import heapq
 import struct
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock._measure.histogram import BUCKETS, bucket
@@ -101,6 +102,8 @@ _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
 _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK = map(
     Counts._fields.index, ("ready", "first", "since", "timed", "waited_task")
 )
+_MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "since")]
+_TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
 _IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
@@ -137,6 +140,7 @@ class Gauges:
         self.words = self.memory.cast("q")
         self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, because others may be reading it
         self._read: dict[int, int] = {}  # by seat: how many records were read
+        self.nodes: Mapping[int, str] = {}  # by seat: the machine of its worker, if it may be another one; replaced
 
     # What the caller does.
 
@@ -186,6 +190,57 @@ class Gauges:
         places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
         self._read[seat] = recorded
         return [Record(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
+
+    # For workers that share no memory with the caller: rows travel as bytes, and moments differ by `shift`.
+
+    def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
+        """The row of a worker: its counters, and if `whole` also the times of samples and the slowest of them.
+
+        With `since`, the records from that number on follow.
+        """
+        words, start = self.row(seat)
+        recorded = words[_RECORDED]
+        told = words[: _RING if whole else _TIMES].tobytes()
+        numbers = range(recorded if since is None else max(since, recorded - _RECORDS), recorded)
+        places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
+        records = b"".join([self.memory[at : at + _RECORD.size] for at in places])
+        return _TOLD.pack(len(told) // 8, len(places)) + told + records
+
+    def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
+        """Takes over what `tell` returned elsewhere."""
+        count, records = _TOLD.unpack_from(told)
+        row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
+        for at in _MOMENTS:
+            if row[at]:
+                row[at] += shift
+        words, start = self.row(seat)
+        for number in range(row[_RECORDED] - records, row[_RECORDED]):
+            at = len(told) - (row[_RECORDED] - number) * _RECORD.size
+            began, fetched, made, ended, *rest = _RECORD.unpack_from(told, at)
+            moments = (moment + shift for moment in (began, fetched, made, ended))
+            _RECORD.pack_into(self.memory, start + (_RING + number % _RECORDS * 8) * 8, *moments, *rest)
+        words[:count] = memoryview(row)
+
+    def waited(self) -> int:
+        """How long the caller has waited until now, in nanoseconds."""
+        since = self.words[_WAITING]
+        return self.words[_WAITED] + (_clock() - since if since else 0)
+
+    def hear_caller(self, waited: int, tracing: int) -> None:
+        """Takes over what the caller, elsewhere, has noted in its head."""
+        self.words[_WAITED], self.words[_TRACING] = waited, tracing
+
+    @property
+    def tracing(self) -> int:
+        return self.words[_TRACING]
+
+    def recorded(self, seat: int) -> int:
+        """How many records this worker has made."""
+        return self.row(seat)[0][_RECORDED]
+
+    def begun(self, seat: int, at: int) -> None:
+        """The worker in this seat began its present task at this moment; 0 if it has none."""
+        self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
         """The words of a row, and where it begins in the memory, in bytes."""

@@ -111,6 +111,7 @@ class Meter:
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:
         self._counts: dict[int, Counts] = {}
+        self._nodes: dict[int, str] = {}
         self._times = bytes(8 * BUCKETS)
         self._slowest: list[tuple[int, Slow]] = []
 
@@ -149,6 +150,7 @@ class Meter:
         words = [memoryview(one).cast("q") for one in mark.times]
         self._counts, self._times = mark.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
         self._slowest = self.slowest([gauges])
+        self._nodes = self.nodes([gauges])
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
@@ -157,6 +159,13 @@ class Meter:
         for gauges in live:
             for seat, counts in gauges.all().items():
                 found[seat] = counts.plus(found[seat]) if seat in found else counts
+        return found
+
+    def nodes(self, live: list[Gauges]) -> dict[int, str]:
+        """The machine of each worker that is, or was, on another one: by seat."""
+        found = dict(self._nodes)
+        for gauges in live:
+            found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:

@@ -1,9 +1,13 @@
-"""The reply: what a worker process sends when a task is done, and how the parent reads it.
+"""The reply: what a worker sends when a task is done, and how the parent reads it.
 
-A reply has a fixed size and goes through one pipe that all workers share: writing so few bytes is atomic, even if the
-writer is killed. The batch itself is in the slab, or in a stray where the slab is too small: a memfd that the worker
-sends through a socket, before the reply that refers to it. The parent maps the memfd and closes the descriptor; the
-memory is unmapped with the last array of the batch.
+A reply has a fixed size, and tells of a batch that is in the slab, or in a stray where the slab is too small. How
+both travel is the backend's choice:
+
+- Processes on one machine share the slabs. Replies go through one pipe that all workers share: writing so few bytes
+  is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply
+  that refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last array
+  of the batch.
+- A worker on another machine sends the reply, the used part of its slab, and its strays, over one connection.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,13 +79,16 @@ class Trailer(NamedTuple):
     mark: bytes | None
 
 
+MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
+"""`make_stray(seq, nbytes)` is a writer on new memory, which is sent when the block ends, unless it was too small."""
+
+
 class Replier:
     """The worker's half: puts batches into slabs, and makes replies about them."""
 
-    def __init__(self, worker: int, pipe: int, strays: socket.socket) -> None:
+    def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
-        self._pipe = pipe
-        self._strays = strays
+        self._stray = make_stray
         self._numbers: dict[tuple[Spec, tuple[Spot | None, ...]], int] = {}
 
     def filled(
@@ -90,7 +97,7 @@ class Replier:
         written = self._write_batch(tree, writer, mended, mark)
         # Repeated where the trailer for the slab had no layout, and the trailer for the stray needs one.
         while writer.overflow:
-            # `used` went on counting what did not fit; where it counted twice, the memfd is sparse.
+            # `used` went on counting what did not fit; where it counted twice, the memory is sparse.
             with self._stray(head[0], writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
         return self._reply(head, _FILLED, rows, writer, *written)
@@ -114,9 +121,6 @@ class Replier:
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
 
-    def send(self, reply: bytes) -> None:
-        os.write(self._pipe, reply)
-
     def _reply(
         self, head: Head, verdict: int, rows: int, writer: Writer, layout: int, trailer: int, length: int
     ) -> bytes:
@@ -126,17 +130,6 @@ class Replier:
         return REPLY.pack(
             seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
         )
-
-    @contextmanager
-    def _stray(self, seq: int, nbytes: int) -> Iterator[Writer]:
-        """A writer on a memfd, which is sent when the block ends, unless it was too small as well."""
-        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
-        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
-        yield writer
-        if not writer.overflow:
-            socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
-        os.close(fd)
 
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
@@ -168,6 +161,43 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
         return -1, len(data)
     writer.root[start : start + len(data)] = np.frombuffer(data, np.uint8)
     return start, len(data)
+
+
+def used_bytes(reply: bytes) -> int:
+    """How much of the slab, from its beginning, a reply tells of. It may be more than the slab has."""
+    _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
+    return 0 if stray else base + nbytes
+
+
+def may_teach(reply: bytes) -> bool:
+    """Whether a reply may have layouts that later replies of its worker refer to by number."""
+    _, _, verdict, *_, length = REPLY.unpack(reply)
+    return length > 0 and verdict in (_FILLED, _BUNDLE)
+
+
+class StrayFiles:
+    """In a worker process: makes strays as memfds, and sends them through a socket."""
+
+    def __init__(self, worker: int, strays: socket.socket) -> None:
+        self._worker = worker
+        self._strays = strays
+
+    @contextmanager
+    def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
+        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
+        os.close(fd)
+
+
+class Taken(Protocol):
+    """Where the parent finds the strays that replies tell of."""
+
+    def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
+        """The memory of the stray that belongs to a reply, which was sent after it."""
 
 
 class Strays:
@@ -209,7 +239,6 @@ class Strays:
                 self._received[_STRAY.unpack(data)] = fd
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """The memory of the stray that belongs to a reply, which was sent after it."""
         if (seq, worker) not in self._received:
             self.receive()
         memory = mapped(self._received[seq, worker], size)
@@ -230,7 +259,7 @@ class Strays:
 class Receiver:
     """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
 
-    def __init__(self, strays: Strays, names: Mapping[int, str]) -> None:
+    def __init__(self, strays: Taken, names: Mapping[int, str]) -> None:
         self._strays = strays
         self._names = names
         # By worker and number. An exception stands for a layout that could not be unpickled.

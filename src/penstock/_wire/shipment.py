@@ -18,7 +18,7 @@ import pickle
 import struct
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,17 @@ _ALIGN = 64  # a cache line, and what BLAS and torch like best
 _IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
 
 
-def pack(payload: object, descriptors: list[int]) -> int:
+def pack(payload: object, descriptors: list[int] | None) -> int:
     """Pickles `payload` into a new shipment, and returns its descriptor. Workers keep what they have mapped.
 
     Locks, queues, pipes and shared memory of multiprocessing stay shared. Workers must inherit the descriptors that
-    are added to `descriptors`, under the same numbers. UnshippableDataset names the part that cannot be pickled.
+    are added to `descriptors`, under the same numbers; None stands for workers on other machines, to which nothing of
+    the kind can be sent. UnshippableDataset names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
-        with open(fd, "wb", closefd=False) as file, _passing_on(descriptors):
+        shared = nullcontext() if descriptors is None else _passing_on(descriptors)
+        with open(fd, "wb", closefd=False) as file, shared:
             _write(file, payload)
     except BaseException:
         close(fd)
@@ -52,7 +54,11 @@ def pack(payload: object, descriptors: list[int]) -> int:
 
 def unpack(fd: int) -> Any:
     """The payload. Its arrays are views of a private mapping of the shipment."""
-    view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
+    return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
+
+
+def unpack_from(view: memoryview) -> Any:
+    """The payload of a shipment that was copied to this memory. Its arrays are views of it."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -121,7 +127,18 @@ def _reduce_shared(part: Any) -> Any:
     # Those in `reduction` are for methods and the like. An attribute tells whether an object of ctypes is shared.
     if not where.startswith("multiprocessing.") or where == "multiprocessing.reduction":
         return None
-    return reduce(part) if where != "multiprocessing.sharedctypes" or hasattr(part, "_wrapper") else None
+    if where == "multiprocessing.sharedctypes" and not hasattr(part, "_wrapper"):
+        return None
+    if not _stays_here():
+        raise TypeError("it is shared by the processes of one machine, and cannot be sent to another")
+    return reduce(part)
+
+
+def _stays_here() -> bool:
+    """True while what is pickled is for processes of this machine."""
+    from multiprocessing import context
+
+    return context.get_spawning_popen() is not None
 
 
 @contextmanager
@@ -246,8 +263,16 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
 # What cannot be sent: looked for only after the failure, by trying the parts one by one
 
 
+_ON_THIS_MACHINE = (
+    "Workers started by spawn or forkserver",
+    ';\n  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".',
+)
+_ELSEWHERE = "Workers on other machines", "."
+
+
 def _unshippable(payload: object) -> UnshippableDataset | None:
     """Names the innermost part that cannot be pickled. None if it is pickled now, or fails only as a whole."""
+    why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
     while (refused := _first_refused(parts)) is not None:
@@ -260,9 +285,8 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
     return UnshippableDataset(
         f"{path.lstrip('.') or 'the payload'} is a {type_name(culprit)}, which cannot be sent to a worker process "
         f"({type(reason).__name__}: {reason}).\n"
-        "  Workers started by spawn or forkserver get the dataset pickled, once, before any of them starts.\n"
-        "  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__;\n"
-        '  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".'
+        f"  {why[0]} get the dataset pickled, once, before any of them starts.\n"
+        f"  Open it in the worker, on first use or in worker_init_fn, and leave it out of __getstate__{why[1]}"
     )
 
 

@@ -130,7 +130,7 @@ class Backend(Protocol):
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have had one task for longer than this: `poll` tells of each as `Lost`.
 
-        Returns what they did. Only called with processes.
+        Returns what they did. Not called with threads, which cannot be killed.
         """
 
     def wake(self) -> None:
@@ -141,7 +141,7 @@ class Backend(Protocol):
 
 
 Make = Callable[[Job, Any], Backend]
-"""Makes a backend for a job; the second argument is `multiprocessing_context=` as the user gave it."""
+"""Makes a backend for a job; the second argument is `multiprocessing_context=` or `ray_options=` as it was given."""
 
 
 # Each imports what it needs when it is first used: processes take some 10 ms.
@@ -166,9 +166,22 @@ def _process(job: Job, context: Any) -> Backend:
     return start(job, choose_method(context), explicit=is_chosen(context))
 
 
+def _ray(job: Job, options: Any) -> Backend:
+    from penstock.backends._ray.backend import start
+    from penstock.backends._ray.settings import check
+
+    options = check(options or {})
+    try:
+        from penstock.backends._ray.cluster import RayCluster
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f'backend="ray" needs Ray ({error}): pip install "penstock[ray]".') from error
+    patience = options.pop("patience")
+    return start(job, RayCluster(options), patience)
+
+
 DEFAULT = "process"
 
-_TABLE: dict[str, Make] = {"inline": _inline, DEFAULT: _process, "thread": _thread}
+_TABLE: dict[str, Make] = {"inline": _inline, DEFAULT: _process, "thread": _thread, "ray": _ray}
 
 
 def register(name: str, make: Make) -> None:
@@ -194,6 +207,29 @@ def known() -> list[str]:
 def has_processes(name: str) -> bool:
     """True if the workers are processes, started by a method of multiprocessing."""
     return _TABLE[name] is _process
+
+
+def is_ray(name: str) -> bool:
+    """True if the workers are actors of a Ray cluster."""
+    return _TABLE[name] is _ray
+
+
+def can_kill(name: str) -> bool:
+    """True if a worker that hangs can be killed."""
+    return _TABLE[name] not in (_inline, _thread)
+
+
+def room(name: str, context: Any) -> int | None:
+    """How many workers have room on the cluster; None if they run on this machine, or there is no cluster yet."""
+    if not is_ray(name):
+        return None
+    from penstock.backends._ray.settings import check
+
+    try:
+        from penstock.backends._ray.cluster import room
+    except ModuleNotFoundError:
+        return None
+    return room(check(context or {}))
 
 
 def make(name: str, job: Job, context: Any = None) -> Backend:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError
 from penstock.formats._files import File
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
@@ -61,36 +61,37 @@ class Extents(Format):
         """The number of samples in a file."""
         return len(index["starts"]) - 1
 
-    def _places(self, index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of the extent of each row."""
-        return rows
+    def _place(self, number: int, row: int) -> int:
+        """The number of the extent of a row of a file."""
+        return row
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         raise NotImplementedError
 
     def _sample(self, row: int) -> Any:
-        numbers, inside = self._located(np.array([row]))
-        number = int(numbers[0])
-        starts, stops = self._extents(number, inside)
-        raw = self._files[number].read(int(starts[0]), int(stops[0] - starts[0]))
-        return self._decoded(raw, number, int(inside[0]))
+        number = bisect_right(self._edges, row) - 1
+        row -= int(self._edges[number])
+        start, length = self._extent(number, row)
+        return self._decoded(self._files[number].read(start, length), number, row)
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        numbers, inside = self._located(rows)
-        raws = [b""] * len(rows)
-        for number in set(numbers.tolist()):
-            at = np.flatnonzero(numbers == number)
-            starts, stops = self._extents(number, inside[at])
-            read = self._files[number].read_each(starts.tolist(), (stops - starts).tolist())
-            for place, raw in zip(at.tolist(), read, strict=True):
-                raws[place] = raw
-        found = zip(each(keys), raws, numbers.tolist(), inside.tolist(), strict=True)
+        numbers, inside = (found.tolist() for found in self._located(rows))
+        wanted: dict[int, list[int]] = {}  # positions in the batch, by file
+        for at, number in enumerate(numbers):
+            wanted.setdefault(number, []).append(at)
+        raws = [b""] * len(numbers)
+        for number, some in wanted.items():
+            starts, lengths = zip(*(self._extent(number, inside[at]) for at in some), strict=True)
+            for at, raw in zip(some, self._files[number].read_each(starts, lengths), strict=True):
+                raws[at] = raw
+        found = zip(each(keys), raws, numbers, inside, strict=True)
         return [self._decoded(raw, number, row) for _, raw, number, row in found]
 
-    def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        index = self._indexes[number]
-        places, starts = self._places(index, rows), index["starts"]
-        return starts[places].astype(np.int64), starts[places + 1].astype(np.int64)
+    def _extent(self, number: int, row: int) -> tuple[int, int]:
+        """The first byte of a sample, and the number of its bytes."""
+        place, starts = self._place(number, row), self._indexes[number]["starts"]
+        start = int(starts[place])
+        return start, int(starts[place + 1]) - start
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
@@ -102,11 +103,8 @@ def refuse_compressed(file: File) -> None:
     begin = file.read(0, min(file.size, 8))
     for magic, name, command in _COMPRESSED:
         if begin.startswith(magic):
-            _refuse(file, name, command)
-
-
-def _refuse(file: File, name: str, command: str) -> NoReturn:
-    raise FormatError(
-        f"{file.path}, byte 0: the file is compressed by {name}, so a sample cannot be read without decompressing "
-        f"all that is before it. Decompress the file first: {command} {file.path!r}"
-    )
+            file.refused(
+                0,
+                f"the file is compressed by {name}, so a sample cannot be read without decompressing all that is "
+                f"before it. Decompress the file first: {command} {file.path!r}",
+            )

@@ -55,7 +55,7 @@ class Format(Dataset[Any]):
         return self._samples(keys, checked_keys(keys, len(self)))
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._sample(row) for row in range(len(self)))
+        return (self[row] for row in range(len(self)))
 
     def _sample(self, row: int) -> Any:
         raise NotImplementedError

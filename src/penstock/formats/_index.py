@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
 from penstock._progress import progress
-from penstock.errors import FormatError
 from penstock.formats._files import File
 from penstock.loader import DataLoader
 from penstock.source._dataset import Dataset
@@ -93,10 +92,7 @@ def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, shown(loader, len(files)), strict=True):
-            index = None if arrays else _loaded(file, kind, make)
-            # Copied, since the arrays of a batch are views of the loader's memory.
-            own = {name: np.array(array) for name, array in arrays.items()}
-            yield index or (Index(file, kind, make, own, False) if arrays else _made(file, kind, make))
+            yield Index(file, kind, make, arrays, False) if arrays else cached(file, kind, make)
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
@@ -133,7 +129,7 @@ def _made(file: File, kind: str, make: Make) -> Index:
 
 def _loaded(file: File, kind: str, make: Make) -> Index | None:
     for path in _places(file, kind):
-        with suppress(OSError, FormatError, _Unsound):
+        with suppress(OSError, ValueError, TypeError):
             return Index(file, kind, make, _read(path, file, kind), True)
     return None
 
@@ -146,10 +142,6 @@ def _places(file: File, kind: str) -> Iterator[Path]:
         folder = Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
         number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
         yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
-
-
-class _Unsound(Exception):
-    """The index is damaged, or belongs to another file or to another version of the file."""
 
 
 def _write(path: Path, file: File, kind: str, arrays: Arrays) -> None:
@@ -172,17 +164,17 @@ def _write(path: Path, file: File, kind: str, arrays: Arrays) -> None:
 
 
 def _read(path: Path, file: File, kind: str) -> Arrays:
-    """The arrays of a sound index of this file; raises _Unsound if it is not that."""
+    """The arrays of a sound index of this file; raises ValueError, OSError or TypeError if it is not that."""
     index = File(os.fspath(path))
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
     if (magic, version) != (_MAGIC, _VERSION):
-        raise _Unsound
+        raise ValueError("no index, or of another version")
     description = index.read(_HEAD.size, length)
     if zlib.crc32(description) != check:
-        raise _Unsound
+        raise ValueError("the description is damaged")
     about = json.loads(description)
     if (about["kind"], about["size"], about["modified"]) != (kind, file.size, file.modified):
-        raise _Unsound
+        raise ValueError("the index of another file")
     content = np.frombuffer(index.read(0, index.size), np.uint8) if index.size <= _SMALL else index.map()
     arrays: dict[str, NDArray[Any]] = {}
     at = _HEAD.size + length
@@ -190,7 +182,7 @@ def _read(path: Path, file: File, kind: str) -> Arrays:
         at += -at % _ALIGNED
         stop = at + math.prod(shape) * np.dtype(dtype).itemsize
         if stop > index.size or _check(index, at, stop) != check:
-            raise _Unsound
+            raise ValueError("an array is damaged")
         arrays[name] = content[at:stop].view(dtype).reshape(shape)
         at = stop
     return arrays

@@ -53,10 +53,8 @@ class TextLines(Extents):
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
         """Raises FormatError for a byte of a row of a file."""
-        index = self._indexes[number]
-        (line,) = self._places(index, np.array([row])).tolist()
-        byte += int(index["starts"][line])
-        raise FormatError(f"{self._files[number].path}, line {line + 1:,}, byte {byte:,}: {what}.")
+        line, byte = self._place(number, row) + 1, self._extent(number, row)[0] + byte
+        raise FormatError(f"{self._files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
 
 class JsonLines(TextLines):
@@ -78,9 +76,10 @@ class JsonLines(TextLines):
     def _count(self, index: Index) -> int:
         return super()._count(index) - len(index["before_empty"])
 
-    def _places(self, index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of the line of each row: rows count only the lines that are not empty."""
-        return rows + index["before_empty"].searchsorted(rows, "right")
+    def _place(self, number: int, row: int) -> int:
+        """The number of the line of a row: rows count only the lines that are not empty."""
+        before = self._indexes[number]["before_empty"]
+        return row + int(before.searchsorted(row, "right")) if len(before) else row
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
         lines, before = super()._firsts(number), self._indexes[number]["before_empty"]

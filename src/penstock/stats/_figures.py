@@ -47,7 +47,7 @@ class WorkerFigures:
 
     `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
     directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
-    idle because enough batches were ready. `cpu`: processor time. `node`: the machine, if it is another one.
+    idle because enough batches were ready. `cpu`: processor time. `node`: the machine, if it may be another one.
     """
 
     seat: int

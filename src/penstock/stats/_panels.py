@@ -186,8 +186,7 @@ def workers(workers: Sequence[WorkerFigures]) -> str:
 
 
 def _who(worker: WorkerFigures) -> str:
-    where = f" on {worker.node}" if worker.node else ""
-    return text(f"{worker.name}{where}{'' if worker.alive else ' (ended)'}", 60)
+    return text(f"{worker.name}{'' if worker.alive else ' (ended)'}", 60)
 
 
 def _parts(worker: WorkerFigures) -> Iterator[tuple[str, float, str]]:

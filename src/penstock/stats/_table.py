@@ -104,14 +104,23 @@ def _workers(period: Period) -> Iterator[str]:
         return
     shown = period.workers[:_MOST_WORKERS]
     rows: list[tuple[str, ...]] = [_COLUMNS]
-    names = [worker.name if worker.alive else f"worker {worker.seat} (ended)" for worker in shown]
-    rows += [_worker(_cut(name, 24), [worker]) for name, worker in zip(names, shown, strict=True)]
+    rows += [_worker(_cut(_name(worker), 24), [worker]) for worker in shown]
     if len(period.workers) > len(shown):
         others = period.workers[len(shown) :]
         rows.append(_worker(f"{len(others)} more", others))
+    nodes = sorted({worker.node for worker in period.workers})
+    for node in nodes if len(nodes) > 1 else ():
+        there = [worker for worker in period.workers if worker.node == node]
+        rows.append(_worker(_cut(f"{len(there)} on {node or 'no node yet'}", 24), there))
     if len(period.workers) > 1:
         rows.append(_worker("all", period.workers))
     yield from _aligned(rows)
+
+
+def _name(worker: WorkerFigures) -> str:
+    """The node has a row of its own."""
+    name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
+    return name if worker.alive else f"worker {worker.seat} (ended)"
 
 
 def _worker(name: str, workers: Sequence[WorkerFigures]) -> tuple[str, ...]:

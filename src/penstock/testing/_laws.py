@@ -133,7 +133,8 @@ class Laws:
         number = max(1, self.workers)
         # Kept here, as the engine keeps it: a backend may hold it weakly.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
-        backend = make(self.backend or "inline", self._job, self.settings.get("multiprocessing_context"))
+        context = self.settings.get("ray_options", self.settings.get("multiprocessing_context"))
+        backend = make(self.backend or "inline", self._job, context)
         self._made.callback(backend.close)
         for worker in range(number if hired is None else hired):
             backend.hire(worker, worker)

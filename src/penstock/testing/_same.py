@@ -38,8 +38,8 @@ def assert_same_everywhere(
     `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The settings are by default
     `EVERYWHERE`: a second time without workers, with threads, and with one, two and three processes. Threads share
     the generators of `random` and `numpy.random`, so a dataset that draws from these fails with threads; one that
-    draws from `penstock.rng()` does not. Threads are left out if `make_loader` takes no `backend`, as with loaders of
-    penstock.torch.
+    draws from `penstock.rng()` does not. Threads are left out if `make_loader` refuses them, as loaders of
+    penstock.torch do.
 
     The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
 
@@ -143,12 +143,13 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The default settings; those with a `backend` only if the loader takes one."""
+    """The default settings; those with threads only if the loader takes them."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)
-    except TypeError as error:
-        if "unexpected keyword argument 'backend'" not in str(error):
+    except (TypeError, ValueError) as error:
+        refused = ("unexpected keyword argument 'backend'", 'backend="thread" is not possible')
+        if not any(words in str(error) for words in refused):
             raise
     return [setting for setting in EVERYWHERE if "backend" not in setting]
 

@@ -19,6 +19,7 @@ from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, seed_step
+from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
@@ -150,7 +151,8 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
-    if loader.num_workers and loader.multiprocessing_context is None:
+    processes = backends.has_processes(loader._ours["backend"] or backends.DEFAULT)
+    if loader.num_workers and processes and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
         settings["multiprocessing_context"] = configured_method()
     return settings

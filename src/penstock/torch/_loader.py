@@ -40,6 +40,9 @@ _NEED_SEED = {
     "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
     "last_batch": "an incomplete last batch is handled as in torch, by drop_last=True or False.",
     "hang": "a worker that is killed cannot be replaced, as in torch.",
+    "backend": "workers are processes of this machine, as in torch: a worker that is lost with its node cannot be "
+    "replaced.",
+    "ray_options": "workers are processes of this machine, as in torch.",
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
@@ -71,7 +74,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
     penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `batches()` and `update()` are those of penstock's loader.
+    `backend="ray"`, `ray_options=`, `batches()` and `update()` are those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -84,6 +87,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     last_batch: str | None
     max_workers: int | None
     hang: float | None
+    backend: str | None
+    ray_options: Mapping[str, Any] | None
     dtype: Any
     casting: str
 
@@ -98,6 +103,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         last_batch: str | None = None,
         max_workers: int | None = None,
         hang: float | None = None,
+        backend: str | None = None,
+        ray_options: Mapping[str, Any] | None = None,
         dtype: Any = None,
         casting: str = "checked",
         **kwargs: Any,
@@ -108,6 +115,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
         ours: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "hang": hang}
         ours |= {"last_batch": last_batch, "max_workers": max_workers}
+        ours |= {"backend": backend, "ray_options": ray_options}
+        if backend == "thread":
+            raise ValueError(
+                'backend="thread" is not possible here: workers seed torch\'s global generator, which all threads of '
+                "a process share. Use processes, or penstock.DataLoader."
+            )
         auto, args, kwargs = _automatic(args, kwargs)
         for name, value in {**ours, **auto}.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
@@ -128,7 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        checked = (shard, last_batch, hang, auto or None)
+        checked = (shard, last_batch, hang, backend, ray_options, auto or None)
         if on_error != "raise" or any(value is not None for value in checked):
             core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 

@@ -53,7 +53,7 @@ class ProcessBackend:
     clock = staticmethod(time.monotonic)
 
     def __init__(
-        self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend] | None = None
+        self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend]
     ) -> None:
         self._pid = os.getpid()
         self.most_steps = 1 if job.assigned else MOST_STEPS
@@ -64,15 +64,7 @@ class ProcessBackend:
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = Strays(-1)
         self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
-        if among is not None:
-            among.append(self)
-        try:
-            self._start(job, method, explicit)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, job: Job, method: str, explicit: bool) -> None:
+        among.append(self)  # whatever happens from here on, `start` closes it
         with interrupts_deferred(), no_fork():
             take_standard_streams()
             self._theirs = theirs = {

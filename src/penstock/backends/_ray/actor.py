@@ -1,0 +1,208 @@
+"""What runs on a node: a worker in the main thread of an actor's process, which serves one driver over one link.
+
+A second thread receives. So an answer to "what are you doing?" is given while the main thread is in the user's code,
+and the end of the connection ends this process even then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from time import perf_counter_ns, process_time_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._measure.gauges import Gauge, Gauges
+from penstock._memory.layout import Writer
+from penstock._memory.slabs import mapped
+from penstock._wire.failure import Failure
+from penstock._wire.pickling import loads
+from penstock._wire.reply import REPLY, Replier, used_bytes
+from penstock._wire.shipment import unpack_from
+from penstock._wire.task import NOTICE, Notice
+from penstock._work.runner import Job
+from penstock.backends import _stack as stack
+from penstock.backends._desk import Desk
+from penstock.backends._ray.handshake import connect, this_process
+from penstock.backends._ray.link import (
+    BROKEN,
+    CHANGE,
+    LEAVE,
+    READY,
+    REPLIED,
+    STACK,
+    STRAY,
+    TASK,
+    TOLD,
+    VOID,
+    WELCOME,
+    Link,
+    head,
+)
+from penstock.backends._ray.remote import Call
+
+# Seconds that the main thread has to finish when the driver is gone.
+_GRACE = 1.0
+
+# Nanoseconds between two replies that have the whole row of figures: 8 KB.
+_WHOLE = 100_000_000
+
+_MOST_VOID = 64
+
+_NOTHING = bytes(REPLY.size)
+
+
+def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
+    """Serves the driver until it says so, or is gone. `fetch` returns the shipment with the job."""
+    address, encrypted, token, worker, seat = Call._make(call)
+    link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
+    ended = threading.Event()
+    try:
+        with suppress(OSError, EOFError):  # the driver is gone, or has no use for this worker
+            _serve(link, worker, seat, node, fetch, ended)
+    finally:
+        ended.set()
+        link.cut()
+
+
+def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], Any], ended: threading.Event) -> None:
+    kind, waited, tracing, length, shift, _ = link.receive_head()
+    if kind != WELCOME:
+        return
+    gauges = Gauges(None)
+    gauges.hear(seat, link.receive(length), shift)
+    gauges.hear_caller(waited, tracing)
+    inbox = Inbox(link, gauges, ended)
+    who = f"worker {seat} (pid {os.getpid()} on {node})"
+    made = Strays()
+    try:
+        shipped = memoryview(fetch()).cast("B")
+        memory = mapped(None, max(1, len(shipped)))
+        memory[: len(shipped)] = shipped  # a copy of its own: the dataset may write to its arrays
+        job: Job = unpack_from(memory[: len(shipped)])
+        gauge = Gauge(gauges, seat, os.getpid(), process_time_ns)
+        desk = Desk(job, seat, who, gauge, Replier(worker, made.make))
+    except Exception as error:
+        said = Failure.capture(error, where=f"While worker {seat} was started on node {node} (pid {os.getpid()}).")
+        link.send(head(BROKEN, len(said)), said)
+        return
+    figures = gauges.tell(seat)
+    link.send(head(READY, len(figures)), figures)
+    Loop(link, inbox, desk, gauges, made, seat).run()
+    gauge.flush()
+
+
+class Strays:
+    """The strays of one reply: they follow it on the link."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, NDArray[np.uint8]]] = []
+
+    @contextmanager
+    def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
+        writer = Writer(np.frombuffer(mapped(None, nbytes), np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            self.made.append((seq, writer.root[: writer.used]))
+
+
+class Inbox:
+    """Receives in a thread of its own. `orders` has tasks, changes, and None at the end."""
+
+    def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
+        self._link, self._gauges, self._ended = link, gauges, ended
+        self._main = threading.get_ident()
+        self.orders: SimpleQueue[tuple[Notice, bytearray] | bytearray | None] = SimpleQueue()
+        self.void: set[int] = set()  # tasks that are not wanted any more
+        self.doing = -1, 0  # the task, and which of its steps
+        threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            while self._receive_one():
+                pass
+            self.orders.put(None)
+        except (OSError, EOFError):
+            self.orders.put(None)
+            if not self._ended.wait(_GRACE):
+                os._exit(1)  # nobody waits for what the main thread does
+
+    def _receive_one(self) -> bool:
+        link = self._link
+        kind, one, two, three, *_ = link.receive_head()
+        if kind == TASK:
+            data = link.receive(NOTICE.size + one)
+            self._gauges.hear_caller(two, three)
+            self.orders.put((Notice._make(NOTICE.unpack_from(data)), data[NOTICE.size :]))
+        elif kind == CHANGE:
+            self.orders.put(link.receive(one))
+        elif kind == VOID:
+            if len(self.void) > _MOST_VOID:  # of tasks that were done by then
+                self.void.clear()
+            self.void.add(one)
+        elif kind == STACK:
+            told = stack.of_thread(self._main).encode()
+            link.send(head(TOLD, one, len(told), *self.doing), told)
+        return kind != LEAVE
+
+
+class Loop:
+    """Does one order after the other."""
+
+    def __init__(self, link: Link, inbox: Inbox, desk: Desk, gauges: Gauges, strays: Strays, seat: int) -> None:
+        self._link, self._inbox, self._desk, self._gauges, self._strays = link, inbox, desk, gauges, strays
+        self._seat = seat
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._next_whole = self._told = 0
+
+    def run(self) -> None:
+        while (order := self._inbox.orders.get()) is not None:
+            if isinstance(order, bytearray):
+                self._desk.runner.change(map(loads, [order]))
+            else:
+                self._do(*order)
+            del order
+
+    def _do(self, notice: Notice, keys: bytearray) -> None:
+        inbox, seq = self._inbox, notice.seq
+        inbox.doing = seq, 0
+        reply, used = _NOTHING, 0
+        if seq not in inbox.void:
+            root = self._slab(notice.capacity)
+            root[: len(keys)] = np.frombuffer(keys, np.uint8)
+            reply = self._desk.do(notice, root, self._begin)
+            used = min(used_bytes(reply), len(root))
+        inbox.void.discard(seq)
+        # Keys that are an array stand before the batch, and the driver has them.
+        start = min(used, max(0, notice.keys))
+        strays, self._strays.made = self._strays.made, []
+        figures = self._figures()
+        table = b"".join([STRAY.pack(at, len(root)) for at, root in strays])
+        first = head(REPLIED, seq, start, used - start, len(strays), len(figures))
+        self._link.send(first + reply + figures + table, self._memory[start:used], *(root for _, root in strays))
+        inbox.doing = -1, 0
+
+    def _begin(self, at: int) -> bool:
+        seq, _ = self._inbox.doing
+        self._inbox.doing = seq, at
+        return seq not in self._inbox.void
+
+    def _slab(self, capacity: int) -> NDArray[np.uint8]:
+        """Memory for a batch. One is enough: a batch is sent before the next is begun."""
+        if len(self._memory) < capacity:
+            self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
+        return self._memory[:capacity]
+
+    def _figures(self) -> bytes:
+        now, gauges, seat = perf_counter_ns(), self._gauges, self._seat
+        whole = now > self._next_whole
+        if whole:
+            self._next_whole = now + _WHOLE
+        figures = gauges.tell(seat, whole=whole, since=self._told if gauges.tracing else None)
+        self._told = gauges.recorded(seat)
+        return figures

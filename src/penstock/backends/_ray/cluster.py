@@ -1,0 +1,157 @@
+"""Ray: the only module that imports it. It starts and kills actors, ships the job, and tells who has died.
+
+Found out about Ray 2.60, and relied upon:
+
+- After `ray.shutdown()` almost any call of Ray starts a new cluster. So `is_there` comes before every call.
+- Nothing of Ray may be called in the callback of a future: `ray.kill` would wait for the thread that it runs in. And
+  a reference whose callback is pending must not be dropped: that aborts the process.
+- Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
+  not.
+- The class of an actor is pickled by value if it is local to a function. Then a node without penstock can say so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import ray
+from ray import exceptions
+from ray.util import get_node_ip_address
+
+from penstock.backends._ray.handshake import Tls
+from penstock.backends._ray.remote import Actor, Call, End
+
+_INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
+_CLIENT = (
+    'backend="ray" does not work over Ray Client (ray://): workers connect to the process that trains, which must '
+    "run on a node of the cluster. Start it there, for example by ray job submit."
+)
+
+_pending: set[Any] = set()
+"""References whose callbacks are to come."""
+
+
+class RayCluster:
+    """The cluster that this process is connected to. `options`: those for actors."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        if not ray.is_initialized():
+            raise RuntimeError(_INIT)
+        if ray.util.client.ray.is_connected():
+            raise RuntimeError(_CLIENT)
+        self._options = dict(options)
+        self._job = _job()
+        self.address: str = get_node_ip_address()
+        self.tls = Tls.of(os.environ)
+
+    def is_there(self) -> bool:
+        return bool(ray.is_initialized()) and _job() == self._job
+
+    def ship(self, data: memoryview) -> object:
+        return ray.put(np.frombuffer(data, np.uint8))
+
+    def start(self, call: Call, shipped: object, told: Callable[[End], None]) -> Actor:
+        if not self.is_there():
+            raise RuntimeError("Ray was shut down, or another cluster is in use now.")
+        actor = _worker_class().options(**self._options).remote()
+        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call:
+        # the worker says hello first, and then fetches the job.
+        reference = actor.serve.remote(tuple(call), [shipped])
+        _pending.add(reference)
+        reference.future().add_done_callback(partial(_ended, reference, told))
+        return _Actor(actor, self)
+
+    def shortage(self, workers: int) -> str:
+        free, whole = ray.available_resources(), ray.cluster_resources()
+        wanted = _wanted(self._options)
+        named = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items()) or "nothing"
+        there = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}" for name in wanted or ("CPU",))
+        return (
+            f"{workers} worker{'s' * (workers != 1)} wait{'s' * (workers == 1)} for a place: each wants {named}, and "
+            f"free are {there}. Use fewer workers, give ray_options= that want less, or add nodes."
+        )
+
+
+class _Actor:
+    def __init__(self, handle: Any, cluster: RayCluster) -> None:
+        self._handle, self._cluster = handle, cluster
+
+    def kill(self) -> None:
+        if self._cluster.is_there():
+            ray.kill(self._handle, no_restart=True)
+
+
+@cache
+def _worker_class() -> Any:
+    class PenstockWorker:
+        def serve(self, call: Any, shipped: list[Any]) -> None:
+            import os
+            import threading
+
+            import ray
+
+            node = ray.util.get_node_ip_address()
+            try:
+                from penstock.backends._ray.actor import serve
+
+                serve(call, node, lambda: ray.get(shipped[0]))
+            except Exception as error:
+                error.add_note(f"While a worker was started on node {node} (pid {os.getpid()}).")
+                raise
+            finally:  # the driver may be gone, and Ray's kill may have come too early to be heeded
+                last = threading.Timer(1.0, os._exit, (0,))
+                last.daemon = True
+                last.start()
+
+    return ray.remote(max_restarts=0, max_task_retries=0)(PenstockWorker)
+
+
+def room(options: Mapping[str, Any]) -> int | None:
+    """How many actors with these options the cluster can hold, if it holds nothing else; None if there is none."""
+    if not ray.is_initialized():
+        return None
+    whole = ray.cluster_resources()
+    wanted = _wanted(options) or {"CPU": 1.0}
+    return int(min(whole.get(name, 0) // amount for name, amount in wanted.items()))
+
+
+def _job() -> str:
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
+    """What one actor takes of the cluster, by the names that Ray counts it under."""
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    wanted = {**named, **(options.get("resources") or {})}
+    return {name: float(amount) for name, amount in wanted.items() if amount}
+
+
+def _ended(reference: Any, told: Callable[[End], None], future: Any) -> None:
+    _pending.discard(reference)
+    told(_end(future.exception()))
+
+
+def _end(error: BaseException | None) -> End:
+    if error is None:
+        return End("ended")
+    if isinstance(error, exceptions.RayTaskError):
+        cause = error.cause if isinstance(error.cause, BaseException) else RuntimeError(str(error))
+        return End("raised an exception", error, cause.with_traceback(None))
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        return End("could not be given its runtime_env", error, error)
+    return End(f"was lost; Ray says: {_reason(error)}", error)
+
+
+# In Ray's texts: from here on they list what may have caused it.
+_CAUSES = re.compile(r"\s*(Some common causes include|There are some potential root causes).*", re.DOTALL)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of Ray's text, which says how the actor died."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -1,0 +1,339 @@
+"""The exchange: tasks out, batches in. What the threads that receive from workers, and the caller's thread, share.
+
+A thread for each connection receives batches straight into the slabs, and sends the next task, so that workers are
+busy while the caller is in its training step. `ledger.py` decides who gets which task.
+
+That thread is the only one that tells of the end of its worker, as its last act. So when the engine hears of a lost
+worker, nothing of that worker can be written to a slab any more, be it alive or not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._measure.gauges import Gauges
+from penstock._memory.slabs import Slabs, mapped
+from penstock._warning import warn_caller
+from penstock._wire.failure import annotate, restore
+from penstock._wire.reply import REPLY, Receiver, may_teach
+from penstock._wire.task import Bundle, Filled
+from penstock.backends._base import HUNG, Left, Lost, Outcome
+from penstock.backends._ray import handshake
+from penstock.backends._ray.handshake import Hello
+from penstock.backends._ray.ledger import Ledger
+from penstock.backends._ray.link import (
+    BROKEN,
+    CHANGE,
+    LEAVE,
+    READY,
+    REPLIED,
+    STRAY,
+    TASK,
+    TOLD,
+    WELCOME,
+    Link,
+    head,
+)
+from penstock.backends._ray.remote import Cluster, End, RemoteWorker, State
+
+# A worker whose tasks take less has a second one, and does not wait while its reply travels. With longer ones, that
+# would be too little to gain, and the second task might have been begun by another worker.
+_QUICK = 50_000_000  # ns
+
+# Seconds that Ray has to say why a worker is gone, once its connection has ended.
+_REASON = 0.5
+
+# Seconds that Ray has to kill workers. A cluster that is gone may take for ever.
+_GRACE = 1.0
+
+_TOOK = 8  # the field of a reply: nanoseconds
+
+
+class Posted(NamedTuple):
+    """A task that is not answered: its frame after the head, its first step, and the memory of its slab."""
+
+    notice: bytes
+    keys: bytes
+    epoch: int
+    step: int
+    steps: int
+    root: NDArray[np.uint8]
+
+
+class Strays:
+    """Strays that have arrived and were not taken yet, and the memory of those that are still used."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        self._used: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
+        self._numbers = count()
+
+    def add(self, seq: int, worker: int, root: NDArray[np.uint8]) -> None:
+        self._arrived[seq, worker] = self._used[next(self._numbers)] = root
+
+    def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
+        return self._arrived.pop((seq, worker))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(root.nbytes for root in tuple(self._used.values()))
+
+
+class Exchange:
+    """The state that is shared, guarded by one lock, and what happens when something arrives."""
+
+    def __init__(self, cluster: Cluster, assigned: bool) -> None:
+        self._cluster = cluster
+        self._slabs, self.gauges = Slabs(None), Gauges(None)
+        # The thread that has the lock may take it again: the garbage collector may end an engine in any thread.
+        self._lock = threading.RLock()
+        self._ledger = Ledger(assigned)
+        self._posted: dict[int, Posted] = {}
+        self._remotes: dict[int, RemoteWorker] = {}
+        self._changes: list[bytes] = []
+        self._closed = False
+        self._alone_since = time.monotonic()  # when the last worker was lost
+        self._versions = handshake.versions()
+        self._warned: set[str] = set()
+        self._names: dict[int, str] = {}
+        self._strays = Strays()
+        self._receiver = Receiver(self._strays, self._names)
+        # What `poll` does, in the thread of the caller; None only wakes it.
+        self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
+
+    def flush(self) -> None:
+        """Sends tasks, and says goodbye to the workers that leave."""
+        with self._lock:
+            links = self._dealt()
+        for link in links:
+            link.push()
+
+    # What the thread of each connection does.
+
+    def _serve(self, link: Link, hello: Hello) -> None:
+        """The life of one connection."""
+        remote = self._welcomed(link, hello)
+        if remote is None:
+            return
+        try:
+            with suppress(OSError, EOFError, ValueError, KeyError):
+                while True:
+                    self._receive(remote, link)
+        finally:
+            link.cut()
+            with self._lock:
+                self._ledger.halt(remote.id)
+            remote.told.wait(0.0 if self._closed or remote.state is State.LEAVING else _REASON)
+            self._news.put(partial(self._bury, remote))
+            remote.ended.set()
+
+    def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
+        """The worker at the other end; None if it is not waited for, or cannot be used."""
+        with self._lock:
+            remote = self._remotes.get(hello.worker)
+            if remote is None or remote.state is not State.COMING or self._closed:
+                return None
+            remote.greet(hello, link)
+            self._names[remote.id] = remote.who
+            self.gauges.nodes = {**self.gauges.nodes, remote.worker: remote.node}
+        wrong = handshake.refusal(self._versions, hello.versions, hello.node)
+        if wrong:
+            self._news.put(partial(_raise, RuntimeError(wrong)))
+            return None
+        differs = handshake.difference(self._versions, hello.versions, hello.node)
+        if differs:
+            self._news.put(partial(self._warn, "versions", differs))
+        row = self.gauges.tell(remote.worker)
+        link.post(head(WELCOME, self.gauges.waited(), self.gauges.tracing, len(row), -remote.shift), row)
+        link.push()
+        return remote
+
+    def _receive(self, remote: RemoteWorker, link: Link) -> None:
+        """Receives one frame."""
+        kind, one, two, three, four, five = link.receive_head()
+        if kind == REPLIED:
+            self._receive_reply(remote, link, one, (two, three), four, five)
+        elif kind == TOLD:
+            remote.stacks.put((one, link.receive(two).decode(errors="replace"), three, four))
+        elif kind == READY:
+            self.gauges.hear(remote.worker, link.receive(one), remote.shift)
+            self._join(remote, link)
+        elif kind == BROKEN:
+            self._news.put(partial(_raise_restored, bytes(link.receive(one))))
+        else:
+            raise ValueError(f"a frame of kind {kind}")
+
+    def _join(self, remote: RemoteWorker, link: Link) -> None:
+        with self._lock:
+            if remote.state is not State.STARTING:
+                return
+            for change in self._changes:
+                link.post(head(CHANGE, len(change)), change)
+            remote.state = State.UP
+            self._ledger.join(remote.id)
+        self.flush()
+
+    def _receive_reply(
+        self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
+    ) -> None:
+        """Receives a reply, then the piece of the slab that it tells of (start and size), then its strays."""
+        start, size = piece
+        data = link.receive(REPLY.size + figures + strays * STRAY.size)
+        reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
+        table = STRAY.iter_unpack(data[REPLY.size + figures :])
+        with self._lock:
+            wanted = self._ledger.answering(remote.id, seq)
+            # What is not wanted may still have a layout that later replies refer to.
+            root = self._posted[seq].root if wanted else _memory(start + size)
+        if start < 0 or size < 0 or start + size > len(root):
+            raise ValueError(f"{start + size} bytes for a slab of {len(root)}")
+        link.receive_into(root[start : start + size].data)
+        for at, length in table:
+            stray = _memory(length)
+            link.receive_into(stray.data)
+            if wanted or may_teach(reply):
+                self._strays.add(at, remote.id, stray)
+        self.gauges.hear(remote.worker, told, remote.shift)
+        with self._lock:
+            self._ledger.answered(remote.id, REPLY.unpack(reply)[_TOOK] < _QUICK)
+            if wanted:
+                del self._posted[seq]
+            if wanted or may_teach(reply):
+                self._news.put(partial(self._read, reply, root, wanted))
+            self._begin(remote)
+            links = self._dealt()
+        for each in links:
+            each.push()
+
+    def _begin(self, remote: RemoteWorker) -> None:
+        """Notes since when the worker has had its present task."""
+        is_busy = self._ledger.has(remote.id) is not None
+        remote.began = time.monotonic()
+        self.gauges.begun(remote.worker, time.perf_counter_ns() if is_busy else 0)
+
+    def _dealt(self) -> list[Link]:
+        """Under the lock: lines up what is to be sent now. Returns the links that have something to send."""
+        links: dict[Link, None] = {}
+        for worker in self._ledger.leave():
+            remote = self._remotes[worker]
+            if remote.state is State.UP and remote.link is not None:
+                remote.link.post(head(LEAVE))
+                links[remote.link] = None
+                remote.state = State.LEAVING
+            else:
+                remote.state = State.LEAVING
+                self._news.put(partial(self._bury, remote))
+        dealt = self._ledger.deal()
+        if dealt:
+            waited, tracing = self.gauges.waited(), self.gauges.tracing
+            for worker, seq in dealt:
+                remote, posted = self._remotes[worker], self._posted[seq]
+                assert remote.link is not None
+                remote.link.post(head(TASK, len(posted.keys), waited, tracing), posted.notice, posted.keys)
+                links[remote.link] = None
+                if self._ledger.has(worker) == seq:
+                    self._begin(remote)
+        return [*links]
+
+    def _told(self, remote: RemoteWorker, end: End) -> None:
+        """The cluster tells that the process of a worker has ended. Called in a thread of the cluster's."""
+        remote.end = end
+        remote.told.set()
+        with self._lock:
+            link = remote.link
+        if end.broken is not None:
+            self._news.put(partial(_raise, end.broken))
+        if link is not None:
+            link.cut()  # the thread that receives tells of it
+        else:
+            self._news.put(partial(self._bury, remote))
+            remote.ended.set()
+
+    # What `poll` makes of the news, in the thread of the caller.
+
+    def _read(self, reply: bytes, root: NDArray[np.uint8], wanted: bool) -> Outcome | None:
+        (outcome,) = self._receiver.read(reply, lambda seq: root)
+        if not wanted:
+            return None
+        if type(outcome) is Filled:
+            self._slabs.learn(outcome.nbytes + 1)
+        elif type(outcome) is Bundle:
+            self._slabs.learn(outcome.nbytes // len(outcome.steps) + 1)
+        return outcome
+
+    def _bury(self, remote: RemoteWorker) -> Lost | Left | None:
+        if remote.state is State.GONE or self._closed:
+            return None
+        left = remote.state is State.LEAVING
+        seq, steps = self._forget(remote)
+        self._kill([remote])
+        if left:
+            return Left(remote.id)
+        end = remote.end or End("closed its connection, and Ray has not told why")
+        how, signal = end.how, "unknown"
+        if remote.hung:
+            how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
+        at = 0 if steps == 1 else None  # which step of a bundle it was at is not known
+        return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
+
+    def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
+        """The worker is gone. Returns the task that it may have been doing, and the number of its steps."""
+        with self._lock:
+            remote.state = State.GONE
+            seq = self._ledger.lose(remote.id)
+            steps = 1 if seq is None else self._posted.pop(seq).steps
+            self._remotes.pop(remote.id, None)
+            self._names.pop(remote.id, None)
+            if not any(one.state is not State.COMING for one in self._remotes.values()):
+                self._alone_since = time.monotonic()
+            self.gauges.begun(remote.worker, 0)
+        self._receiver.forget(remote.id)
+        return seq, steps
+
+    def _kill(self, remotes: list[RemoteWorker]) -> None:
+        """Cuts the connections of workers, and has Ray kill them, without waiting for a cluster that is gone."""
+        for remote in remotes:
+            if remote.link is not None:
+                remote.link.cut()
+        if not remotes or not self._cluster.is_there():
+            return
+
+        def kill() -> None:
+            for remote in remotes:
+                with suppress(Exception):  # dead already, or the cluster is being shut down
+                    remote.actor.kill()
+
+        killer = threading.Thread(target=kill, name="penstock-killer", daemon=True)
+        with suppress(RuntimeError):  # the interpreter exits: Ray ends the actors of a driver that is gone
+            killer.start()
+            killer.join(_GRACE)
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn_caller(text)
+
+
+def _memory(size: int) -> NDArray[np.uint8]:
+    """Memory of its own, aligned to pages."""
+    return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _raise_restored(failure: bytes) -> None:
+    error = restore(failure)
+    raise annotate(error, "The worker cannot be started, so it is not tried again: look at what that node has.")

@@ -1,0 +1,213 @@
+"""A link: frames over one TCP connection between the driver and one worker.
+
+A frame is a head of six numbers, the first of which says what it is, and what that kind has behind it. Any thread
+may send, and one thread receives, blocking, straight into the memory where the bytes belong.
+
+A frame that is posted never makes its sender wait for a worker that does not read: what is large is sent by a thread
+of its own, and while that thread is at it, later frames line up behind.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from penstock._interrupts import Living
+
+HEAD = struct.Struct("<6q")
+STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length
+
+# Kinds of frames, to the worker and from it.
+WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
+READY, BROKEN, REPLIED, TOLD = range(10, 14)
+
+# A machine that is off, or cut off, answers nothing: that is noticed after 10 s, whatever Python does. While bytes
+# wait to be acknowledged, keepalive does not work, and the other option does. It also counts the time in which the
+# other side does not read: so a worker has more patience with a driver that is stopped (Ctrl-Z, a debugger).
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
+
+_LARGE = 1 << 16  # bytes
+_MOST_PARTS = 512  # that one system call takes (IOV_MAX is 1024)
+_ZEROS = (0,) * 5
+
+
+def head(kind: int, *numbers: int) -> bytes:
+    """The head of a frame. Numbers that this kind does not have are 0."""
+    return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
+
+
+class Link:
+    """One end of a connection. `tls`: its context, if the connection is encrypted.
+
+    `server`: the name of the other end; "" if this end has accepted the connection.
+    """
+
+    def __init__(
+        self, sock: socket.socket, patience: int, tls: ssl.SSLContext | None = None, server: str = ""
+    ) -> None:
+        self._sock = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tls = None if tls is None else _Tls(sock, tls, server)
+        self._outbox: deque[memoryview] = deque()
+        self._sending = threading.Lock()
+        _living.add(self)
+
+    def limit(self, seconds: float | None) -> None:
+        """How long one system call may take from now on: for the time before the other side is known."""
+        self._sock.settimeout(seconds)
+
+    def shake_hands(self) -> None:
+        """Makes the connection secure, if it shall be."""
+        if self._tls is not None:
+            self._tls.shake_hands()
+
+    # Receiving: one thread.
+
+    def receive_head(self) -> tuple[int, ...]:
+        return HEAD.unpack(self.receive(HEAD.size))
+
+    def receive(self, size: int) -> bytearray:
+        data = bytearray(size)
+        self.receive_into(data)
+        return data
+
+    def receive_into(self, buffer: Any) -> None:
+        """Fills the buffer. EOFError if the connection ends before."""
+        view = memoryview(buffer).cast("B")
+        while view:
+            if self._tls is not None:
+                got = self._tls.receive_into(view)
+            else:
+                got = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+            if not got:
+                raise EOFError("the connection has ended")
+            view = view[got:]
+
+    # Sending: any thread.
+
+    def send(self, *parts: Any) -> None:
+        """Sends one frame, and returns when the system has it all."""
+        with self._sending:
+            self._outbox.extend(_views(parts))
+            self._send_all()
+
+    def post(self, *parts: Any) -> None:
+        """Lines up one frame. `push` sends what is lined up."""
+        self._outbox.extend(_views(parts))  # at once, as far as other threads can see: guaranteed by the GIL
+
+    def push(self) -> None:
+        """Sends what is lined up, unless another thread is at it. An error is left to the thread that receives."""
+        if self._outbox and self._sending.acquire(blocking=False):
+            if sum(map(len, tuple(self._outbox))) > _LARGE:
+                # It holds the lock until it is done.
+                threading.Thread(target=self._send_and_release, name="penstock-sender", daemon=True).start()
+            else:
+                self._send_and_release()
+
+    def _send_and_release(self) -> None:
+        try:
+            self._send_all()
+        except (OSError, ValueError):
+            self._outbox.clear()
+            self.cut()
+        finally:
+            self._sending.release()
+        self.push()  # what was lined up meanwhile
+
+    def _send_all(self) -> None:
+        outbox = self._outbox
+        while outbox:
+            parts = [outbox[at] for at in range(min(len(outbox), _MOST_PARTS))]
+            sent = self._sock.sendmsg(parts) if self._tls is None else self._tls.send(parts)
+            while sent:
+                if sent < len(outbox[0]):
+                    outbox[0] = outbox[0][sent:]
+                    break
+                sent -= len(outbox.popleft())
+
+    # The end.
+
+    def cut(self) -> None:
+        """Ends the connection in both directions: threads that receive or send get an error at once."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        with suppress(OSError):
+            os.close(self._sock.detach())
+
+
+def _views(parts: Sequence[Any]) -> list[memoryview]:
+    return [view for part in parts if len(view := memoryview(part).cast("B"))]
+
+
+class _Tls:
+    """TLS on a blocking socket, of which one thread reads while others write, as `ssl.SSLSocket` does not allow."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server: str) -> None:
+        self._sock = sock
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        side: dict[str, Any] = {"server_hostname": server} if server else {"server_side": True}
+        self._tls = context.wrap_bio(self._in, self._out, **side)
+        self._lock = threading.Lock()  # of the object, which several threads use
+        self._wire = threading.Lock()  # what it has to send is sent in order; taken before the other lock
+
+    def shake_hands(self) -> None:
+        done = False
+        while not done:
+            with self._wire:
+                with self._lock, suppress(ssl.SSLWantReadError):
+                    self._tls.do_handshake()
+                    done = True
+                self._sock.sendall(self._out.read())
+            if not done and not self._receive():
+                raise EOFError("the connection has ended")
+
+    def receive_into(self, view: memoryview) -> int:
+        while True:
+            with self._lock, suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                return self._tls.read(len(view), view)  # type: ignore[return-value]
+            if not self._receive():
+                return 0
+
+    def send(self, parts: list[memoryview]) -> int:
+        with self._wire:
+            with self._lock:
+                sent = self._tls.write(parts[0][: 1 << 20])
+                data = self._out.read()
+            self._sock.sendall(data)  # without the lock: both ends may send much at the same time
+        return sent
+
+    def _receive(self) -> bool:
+        data = self._sock.recv(1 << 18)
+        if data:
+            with self._lock:
+                self._in.write(data)
+        return bool(data)
+
+
+_living = Living[Link]()
+
+
+def _leave_all_to_parent() -> None:
+    for link in _living:
+        link.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

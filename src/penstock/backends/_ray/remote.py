@@ -1,0 +1,126 @@
+"""One worker on another node, as the driver knows it."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from penstock.backends._ray.handshake import Hello, Tls
+from penstock.backends._ray.link import STACK, Link, head
+
+
+class End(NamedTuple):
+    """How the process of a worker ended, in words that follow its name.
+
+    `broken` is the error if the worker could not be started, and another one would fail in the same way.
+    """
+
+    how: str
+    cause: BaseException | None = None
+    broken: BaseException | None = None
+
+
+class Call(NamedTuple):
+    """What the process of a worker calls: `actor.serve` with these, the name of its node, and the shipment."""
+
+    address: tuple[str, int]
+    encrypted: bool
+    token: bytes
+    worker: int
+    seat: int
+
+
+class Actor(Protocol):
+    """The process of a worker, on some node."""
+
+    def kill(self) -> None:
+        """Ends the process, whatever it does. Never from a thread of the cluster's own."""
+
+
+class Cluster(Protocol):
+    """Where workers run: what the backend needs of Ray."""
+
+    address: str
+    """The address of this node."""
+    tls: Tls | None
+
+    def ship(self, data: memoryview) -> object:
+        """Makes these bytes available on all nodes."""
+
+    def start(self, call: Call, shipped: object, told: Any) -> Actor:
+        """Starts a worker on some node, as soon as one has room. `told(end)` is called once, from any thread."""
+
+    def is_there(self) -> bool:
+        """False if the cluster was shut down: it must not be asked for anything any more."""
+
+    def shortage(self, workers: int) -> str:
+        """What so many workers want and what is free, in words."""
+
+
+class State(enum.Enum):
+    COMING = "waits for a place, or starts"
+    STARTING = "connected, and unpacks the dataset"
+    UP = "takes tasks"
+    LEAVING = "was asked to leave"
+    GONE = "gone"
+
+
+class RemoteWorker:
+    """What `loader.workers` shows: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
+
+    actor: Actor
+
+    def __init__(self, number: int, seat: int) -> None:
+        self.id, self.worker = number, seat
+        self.who, self.node, self.pid = f"worker {seat} (not started yet)", "", 0
+        self.state = State.COMING
+        self.link: Link | None = None
+        self.hired = time.monotonic()
+        self.shift = 0  # nanoseconds from the worker's clock to ours
+        self.began = 0.0  # when it began its present task, by `time.monotonic`
+        self.hung = 0.0  # it was killed because it hung for so many seconds
+        self.end: End | None = None
+        self.told = threading.Event()  # the cluster has told of its end
+        self.ended = threading.Event()  # nothing more is received from it
+        self.stacks: SimpleQueue[tuple[int, str, int, int]] = SimpleQueue()
+
+    def __repr__(self) -> str:
+        return f"<RemoteWorker {self.worker} pid={self.pid} node={self.node!r} {self.state.value}>"
+
+    def greet(self, hello: Hello, link: Link) -> None:
+        """It has connected."""
+        self.link, self.pid, self.node = link, hello.pid, hello.node
+        self.shift = time.perf_counter_ns() - hello.clock
+        self.who = f"worker {self.worker} (pid {hello.pid} on {hello.node})"
+        self.state = State.STARTING
+
+    def is_alive(self) -> bool:
+        """True until its end is known."""
+        return self.state is not State.GONE and not self.ended.is_set()
+
+    def kill(self) -> None:
+        """Ends its process, whatever it does."""
+        self.actor.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until its end is known, at most `timeout` seconds."""
+        self.ended.wait(timeout)
+
+    def ask(self, ticket: int) -> None:
+        """Asks for its stack."""
+        if self.link is not None:
+            self.link.post(head(STACK, ticket))
+            self.link.push()
+
+    def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
+        """Its stack, its task (-1: it has not begun any) and which step of it; None if it does not answer in time."""
+        try:
+            while True:
+                found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
+                if found == ticket:
+                    return told, seq, at
+        except Empty:
+            return None

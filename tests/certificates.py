@@ -1,0 +1,29 @@
+"""Certificates for tests, made by openssl."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.backends._ray.handshake import Tls
+
+
+def new_certificate(folder: Path, *addresses: str) -> Tls:
+    """A certificate that is its own authority, for these addresses and 127.0.0.1."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    names = ",".join(["DNS:localhost", *(f"IP:{address}" for address in ("127.0.0.1", *addresses))])
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=penstock", "-addext", f"subjectAltName={names}"]
+    try:
+        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("this machine has no openssl")
+    return Tls(str(certificate), str(key), str(certificate))
+
+
+def environment(tls: Tls) -> dict[str, str]:
+    """As it is on the nodes of a cluster that uses these files."""
+    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    return {"RAY_USE_TLS": "1", **dict(zip(names, tls, strict=True))}

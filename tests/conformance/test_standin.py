@@ -1,0 +1,30 @@
+"""The backend for Ray keeps the laws too. Here its nodes are processes of this machine: `make ray` has real ones."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import standin
+
+from penstock.testing import conformance
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warmed_up() -> None:
+    """The forkserver stays until the tests end, and is nothing that a test has left behind."""
+    standin.warm_up()
+
+
+class TestStandIn(conformance.Suite):
+    backend = "standin"
+
+    def setup_method(self) -> None:
+        super().setup_method()
+        self._block = ExitStack()
+        self.cluster = standin.LocalCluster()
+        self._block.enter_context(standin.standing_in(self.cluster))
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        self._block.close()
