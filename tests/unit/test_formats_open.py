@@ -68,6 +68,24 @@ def test_the_format_is_found(folder: Path, path: str) -> None:
     assert len(found) == 2
 
 
+def test_tables_are_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    feather, parquet = pytest.importorskip("pyarrow.feather"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"id": [1, 2], "text": ["one", "two"]})
+    (folder / "tables").mkdir()
+    parquet.write_table(table, folder / "tables" / "a.parquet")
+    feather.write_feather(table, folder / "a.feather")
+    with pyarrow.ipc.new_file(folder / "a.unnamed", table.schema) as file:
+        file.write_table(table)
+    with pyarrow.ipc.new_stream(folder / "stream.arrow", table.schema) as stream:  # as Hugging Face's files
+        stream.write_table(table)
+    found = {"tables": "Parquet", "a.feather": "Arrow", "a.unnamed": "Arrow", "stream.arrow": "Arrow"}
+    for path, name in found.items():
+        data = penstock.open(folder / path)
+        assert (type(data).__name__, data[1]) == (name, {"id": 2, "text": "two"})
+        assert inspect(capsys, folder / path).startswith(f"{name}: 2 samples, 1 file, 1 block, ")
+
+
 def test_content_counts_before_the_name(folder: Path) -> None:
     for name in ("a.tar", "a.rec"):
         (folder / "unnamed").write_bytes((folder / name).read_bytes())

@@ -123,9 +123,10 @@ def test_a_folder_entry_is_left_out(tmp_path: Path) -> None:
     assert list(Tar(tmp_path / "x.tar")) == [{"__key__": "./f/a", "txt": "one"}]
 
 
-def test_a_key_that_comes_again_later_is_another_sample(tmp_path: Path) -> None:
-    found = Tar(write(tmp_path, [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")]))
-    assert [sample["__key__"] for sample in found] == ["a", "b", "a"]
+def test_members_of_a_sample_that_are_apart_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
+    with pytest.raises(FormatError, match=r"byte 2,048: member 'a.cls' belongs to sample 'a', .* --sort=name"):
+        Tar(path)
 
 
 def encoded(kind: str) -> bytes:
@@ -225,7 +226,7 @@ def test_a_link_is_an_error_of_its_sample(tmp_path: Path, kind: bytes, what: str
     path = write(tmp_path, [("a.txt", b"one"), ("b.txt", b""), ("c.txt", b"three")], change=change_kind(kind))
     found = Tar(path)
     assert (found[0]["txt"], found[2]["txt"]) == ("one", "three")
-    with pytest.raises(FormatError, match=rf"member 'b.txt', byte 1,536: it is {what}, .*--dereference"):
+    with pytest.raises(FormatError, match=rf"member 'b.txt', byte 1,536: it is {what}, .*--hard-dereference"):
         found[1]
 
 
@@ -240,7 +241,7 @@ def test_a_sparse_file_is_an_error_of_its_sample(tmp_path: Path) -> None:
 
 def test_an_old_sparse_file_is_an_error_of_its_tar(tmp_path: Path) -> None:
     path = write(tmp_path, [("b.txt", b"")], change=change_kind(b"S"))
-    with pytest.raises(FormatError, match=r"byte 0: member 'b.txt' is of kind b'S', .*without sparse files"):
+    with pytest.raises(FormatError, match=r"byte 0: member 'b.txt' is of kind b'S', .*without --sparse"):
         Tar(path)
 
 
@@ -310,6 +311,16 @@ def test_a_tar_that_changed_after_its_index_was_made_is_noticed(tmp_path: Path) 
     os.utime(path, ns=(time, time))  # as far as size and time tell, it is the same file
     with pytest.raises(FormatError, match=r"byte 1,024: a member should begin here, but the checksum"):
         Tar(path)[1]
+
+
+def test_a_member_of_another_sample_is_noticed(tmp_path: Path) -> None:
+    path, other = (write(tmp_path, [("a.txt", b"one"), (name, b"1")]) for name in ("a.cls", "b.cls"))
+    time = path.stat().st_mtime_ns
+    found = Tar(path)
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(time, time))
+    with pytest.raises(FormatError, match=r"byte 1,024: member 'b.cls' is not part of sample 'a'"):
+        found[0]
 
 
 def test_a_pickle_has_no_index(tmp_path: Path) -> None:

@@ -40,18 +40,22 @@ def expected(files: list[Array], length: int, stride: int) -> list[Any]:
     ]
 
 
+# With and without overlap; rows that are whole pages, or that are not, with a header before them or another file.
+SHAPES = [(1, None), (3, 7), (512, None), (1024, None), (1024, 512), (1024, 1536), (1025, 1024)]
+
+
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=4),
-    length=st.sampled_from([1, 3, 256, 512, 1024, 1025]),
-    stride=st.sampled_from([None, 1, 7, 256, 512, 1024]),
+    shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from(["uint8", "uint16", "uint32", "int64"]),
     header=st.booleans(),
     data=st.data(),
 )
 def test_samples_are_those_of_a_plain_loop(
-    tmp_path: Path, sizes: list[int], length: int, stride: int | None, dtype: str, header: bool, data: Any
+    tmp_path: Path, sizes: list[int], shape: tuple[int, int | None], dtype: str, header: bool, data: Any
 ) -> None:
+    length, stride = shape
     rng = np.random.default_rng(0)
     files = [rng.integers(0, 100, size).astype(dtype) for size in sizes]
     if header and dtype in LLMC_MAGIC:
@@ -88,8 +92,14 @@ def test_a_loader_converts_ids_while_it_copies_them(tmp_path: Path) -> None:
     batches = list(DataLoader(tokens, batch_size=90, dtype="int64"))
     assert batches[0].dtype == np.int64
     assert np.concatenate(batches).tolist() == expected([ids], 1025, 1024)
-    with pytest.raises(CastError, match="int8"):
-        next(iter(DataLoader(tokens, batch_size=90, dtype="int8")))
+
+
+def test_an_id_that_does_not_fit_names_its_row(tmp_path: Path) -> None:
+    ids = np.zeros(200_000, np.uint16)
+    ids[1024 * 81] = 300
+    tokens = Tokens(write(tmp_path, ids), "uint16", 1024)
+    with pytest.raises(CastError, match=r"300 in the batch \(row 81\)"):
+        next(iter(DataLoader(tokens, batch_size=90, dtype="uint8")))
 
 
 def test_a_pickle_has_paths_and_settings_only(tmp_path: Path) -> None:

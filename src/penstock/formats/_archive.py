@@ -41,6 +41,8 @@ class Bytes(Protocol):
 
     def read(self, start: int, length: int, /) -> bytes: ...
 
+    def refused(self, place: int, what: str) -> NoReturn: ...
+
     def damaged(self, place: int, what: str) -> NoReturn: ...
 
 
@@ -73,10 +75,10 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     at, long_name, pax = start, None, {}
     while True:
         if at + HEADER > archive.size:
-            archive.damaged(
+            archive.refused(
                 at,
-                "the archive ends here without the zeros that mark its end. To read what is there, append them: "
-                "head -c 1024 /dev/zero >> FILE",
+                "the archive ends here without the zeros that mark its end. The file is cut off, or its writer was "
+                "not closed. To read what is there, append the mark: head -c 1024 /dev/zero >> FILE",
             )
         header = archive.read(at, HEADER)
         if header == _ZEROS:
@@ -104,8 +106,8 @@ def member_at(archive: Bytes, start: int) -> Member | None:
         )
     kind = _KINDS.get(code)
     if kind is None:
-        archive.damaged(
-            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar without sparse files"
+        archive.refused(
+            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar without --sparse"
         )
     if any(key.startswith(b"GNU.sparse") for key in pax):
         kind = _SPARSE

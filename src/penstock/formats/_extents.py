@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError
 from penstock.formats._files import File
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
@@ -104,11 +103,8 @@ def refuse_compressed(file: File) -> None:
     begin = file.read(0, min(file.size, 8))
     for magic, name, command in _COMPRESSED:
         if begin.startswith(magic):
-            _refuse(file, name, command)
-
-
-def _refuse(file: File, name: str, command: str) -> NoReturn:
-    raise FormatError(
-        f"{file.path}, byte 0: the file is compressed by {name}, so a sample cannot be read without decompressing "
-        f"all that is before it. Decompress the file first: {command} {file.path!r}"
-    )
+            file.refused(
+                0,
+                f"the file is compressed by {name}, so a sample cannot be read without decompressing all that is "
+                f"before it. Decompress the file first: {command} {file.path!r}",
+            )

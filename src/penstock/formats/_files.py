@@ -75,11 +75,13 @@ class File:
 
         return mapped([self])[0][: self.size]
 
+    def refused(self, place: int, what: str) -> NoReturn:
+        """Raises FormatError for a byte of this file. `what` also says what to do."""
+        raise FormatError(f"{self.path}, byte {place:,}: {what}.")
+
     def damaged(self, place: int, what: str) -> NoReturn:
-        raise FormatError(
-            f"{self.path}, byte {place:,}: {what}. The file is damaged, or has another format than its name says: "
-            "copy it or write it again."
-        )
+        advice = "copy it or write it again"
+        self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
 
     def descriptor(self) -> Descriptor:
         """The open file. It stays open while a reference to it is held."""

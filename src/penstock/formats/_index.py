@@ -92,10 +92,7 @@ def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, shown(loader, len(files)), strict=True):
-            index = None if arrays else _loaded(file, kind, make)
-            # Copied, since the arrays of a batch are views of the loader's memory.
-            own = {name: np.array(array) for name, array in arrays.items()}
-            yield index or (Index(file, kind, make, own, False) if arrays else _made(file, kind, make))
+            yield Index(file, kind, make, arrays, False) if arrays else cached(file, kind, make)
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):

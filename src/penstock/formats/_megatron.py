@@ -78,7 +78,7 @@ def find_sequences(file: File) -> Arrays:
     """The first byte of each sequence, and the end; documents; the dtype's code. Checks all of it."""
     head = file.read(0, min(file.size, _HEAD.size))
     if head.startswith(_OLD):
-        file.damaged(0, "this is Megatron's older format, TNTIDX: write the dataset again with a newer Megatron")
+        file.refused(0, "this is Megatron's older format, TNTIDX. Write the dataset again with a newer Megatron")
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
         file.damaged(0, "an index of Megatron begins with MMIDIDX, but this file does not")
     _, version, code, n, documents = _HEAD.unpack(head)

@@ -25,7 +25,8 @@ class Tar(Extents):
 
     Consecutive members whose names are equal up to the first dot of the file name form a sample. What follows the
     dot, in lower case, is the name of a field. `__key__` is what precedes it, folders included. Folders, members
-    without a dot, hidden ones and those in folders like `__meta__` are left out.
+    without a dot, hidden ones and those in folders like `__meta__` are left out. The members of a sample must be
+    beside each other: a tar in which a key comes again later is refused.
 
     With `decode=True` a member is decoded by the end of its name: images by `penstock.image` to RGB pixels, json,
     npy, npz (a dict), txt to str, cls and index to int; others stay bytes. A dict of functions of bytes replaces or
@@ -81,7 +82,8 @@ class Tar(Extents):
             if sample.setdefault("__key__", key) != key:
                 part.damaged(member.start, f"member {member.name!r} is not part of sample {sample['__key__']!r}")
             if not member.is_file:
-                _refuse(name, f"it is {member.kind}, and only files can be read. Write the tar with --dereference")
+                remedy = "Write the tar with --dereference and --hard-dereference, and without --sparse"
+                _refuse(name, f"it is {member.kind}, and only plain files can be read. {remedy}")
             if field in sample:
                 _refuse(name, f"the sample {key!r} has a second member {field!r}. Rename one of the two")
             sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name)
@@ -97,6 +99,9 @@ class _Part:
 
     def read(self, start: int, length: int) -> bytes:
         return self._raw[start - self._start : start - self._start + length]
+
+    def refused(self, place: int, what: str) -> NoReturn:
+        self._file.refused(place, what)
 
     def damaged(self, place: int, what: str) -> NoReturn:
         self._file.damaged(place, what)
@@ -116,10 +121,18 @@ def find_samples(file: File) -> Arrays:
     """The first byte of each sample, and the end of the last."""
     refuse_compressed(file)
     starts, at, current = array("q"), 0, None
+    known: set[str] = set()
     while (member := member_at(file, at)) is not None:
         split = split_name(member)
         if split is not None and split[0] != current:
             current = split[0]
+            if current in known:
+                file.refused(
+                    member.start,
+                    f"member {member.name!r} belongs to sample {current!r}, whose other members are further up. "
+                    "Write the tar with the members of a sample beside each other, for example with --sort=name",
+                )
+            known.add(current)
             starts.append(member.start)
         at = member.stop
     _check_rest(file, at)
@@ -132,11 +145,8 @@ def _check_rest(file: File, end: int) -> None:
     for at in range(end, file.size, _PIECE):
         piece = file.read(at, min(_PIECE, file.size - at))
         if piece.count(0) != len(piece):
-            file.damaged(
-                end,
-                "the archive ends here, but more follows. If tar files were joined by cat, join them by "
-                "tar --concatenate",
-            )
+            remedy = "If tar files were joined by cat, join them by tar --concatenate"
+            file.refused(end, f"the archive ends here, but more follows. {remedy}")
 
 
 def _refuse(name: str, what: str) -> NoReturn:
