@@ -57,7 +57,8 @@ lint: $(VENV)/.developed
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src
 
-# Runs of accelerate, Lightning and Hugging Face's Trainer: a minute, and 300 MB to install, so not part of `test`.
+# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets: a minute, and 420 MB to install, so not part
+# of `test`.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
@@ -105,6 +106,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
 	$(BIN)/python -m bench.formats
+	$(BIN)/python -m bench.tables
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +167,13 @@ def test_inspect_and_repr(stored: Any) -> None:
 
 def test_a_stored_dataset_travels_as_paths(stored: Any) -> None:
     assert len(pickle.dumps(HuggingFace(stored))) < 20_000
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_other_kinds_of_datasets_are_refused_with_the_remedy(stored: Any) -> None:

@@ -261,6 +261,19 @@ def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path: Path) -> None:
     assert found == [0, 1, 2, 1]
 
 
+def test_a_random_order_over_row_groups_that_are_not_kept_warns_once(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    pa.parquet.write_table(pa.table({"x": range(400)}), path, row_group_size=40)
+    dataset = Parquet(path, keep=0)
+    in_sequence = [dataset[key]["x"] for _ in range(7) for key in range(400)]
+    assert len(in_sequence) == 2800
+    assert dataset._kept.dropped > 64
+    dataset = Parquet(path, keep=0)
+    with pytest.warns(UserWarning, match=r"Parquet decodes 1\.0 row groups for each row that is read") as caught:
+        assert [dataset[40 * (key % 10)]["x"] for key in range(200)] == list(range(0, 400, 40)) * 20
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 @pytest.mark.parametrize("keep", [-1, 1.5, True, "1 GB"])
 def test_keep_is_a_number_of_bytes(tmp_path: Path, keep: Any) -> None:
     with pytest.raises(ValueError, match="keep must be a number of bytes"):

@@ -20,6 +20,8 @@ class Kept(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self.dropped = 0
+        """Values that were dropped so far."""
         self._values: OrderedDict[int, tuple[T, int]] = OrderedDict()
         self._renew()
 
@@ -58,3 +60,4 @@ class Kept(Generic[T]):
             while self._nbytes > self._most and len(self._values) > 1:
                 _, (_, nbytes) = self._values.popitem(last=False)
                 self._nbytes -= nbytes
+                self.dropped += 1

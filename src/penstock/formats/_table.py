@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
+from penstock._warning import warn_caller
 from penstock.errors import FormatError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
@@ -25,6 +26,9 @@ KEEP = 256 << 20
 """Bytes of decoded blocks that each process keeps."""
 
 _VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
+
+# After so many blocks were dropped, a process warns if it has used fewer than one in so many of the rows it decoded.
+_DROPPED, _WASTE = 64, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Table(Format):
 
     def _set_kept(self) -> None:
         self._kept: Kept[Block] = Kept(self.keep)
+        self._decoded = self._used = 0  # rows
+        self._is_judged = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
@@ -103,7 +109,9 @@ class Table(Format):
 
     # Blocks.
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int, rows: int) -> Block:
+        """The block, of which so many rows are used."""
+        self._used += rows
         return self._kept.get(number, self._opened)
 
     def _opened(self, number: int) -> tuple[Block, int]:
@@ -120,7 +128,26 @@ class Table(Format):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
-        return block, _VIEW if self._is_mapped(number) else batch.nbytes
+        if self._is_mapped(number):
+            return block, _VIEW
+        self._decoded += expected
+        self._check_use()
+        return block, batch.nbytes
+
+    def _check_use(self) -> None:
+        """Warns, once, if blocks are decoded again and again for a few of their rows."""
+        if self._is_judged or self._kept.dropped < _DROPPED:
+            return
+        self._is_judged = True
+        if self._decoded > _WASTE * self._used:
+            per_row = self._decoded * (len(self._starts) - 1) / len(self) / self._used
+            warn_caller(
+                f"{type(self).__name__} decodes {per_row:.1f} {self._part}s for each row that is read: the order "
+                f"is random, and the {self._part}s do not fit into keep={self.keep:,} bytes. Raise keep=, write "
+                f"smaller {self._part}s, or write the table as an Arrow file without compression, which is not "
+                "decoded (see docs/tables.md).",
+                UserWarning,
+            )
 
     def _damaged(self, number: int, error: Exception) -> NoReturn:
         unreadable(self._place(number), error, ', or leave such rows out with on_error="skip"')
@@ -133,7 +160,7 @@ class Table(Format):
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The samples of some rows of a block."""
-        block, names = self._block(number), self.columns
+        block, names = self._block(number, len(rows)), self.columns
         try:
             columns = [list(map(each.item, rows)) for each in block.cells]
         except Exception as error:
@@ -171,7 +198,7 @@ class Table(Format):
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
-            block = self._block(number)
+            block = self._block(number, len(local))
             outs = outs or self._outs(block, local[0], len(rows), empty)
             if not outs:
                 return NotImplemented
