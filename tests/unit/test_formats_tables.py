@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -316,7 +317,7 @@ def test_a_forked_child_is_not_stopped_by_a_lock_of_its_parent() -> None:
 
     def read(number: int) -> tuple[str, int]:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return "parent", 1
 
     thread = threading.Thread(target=lambda: kept.get(0, read))
@@ -324,10 +325,13 @@ def test_a_forked_child_is_not_stopped_by_a_lock_of_its_parent() -> None:
     assert begun.wait(10)
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # ends a child that waits for the lock
         os._exit(0 if kept.get(0, lambda number: ("child", 1)) == "child" else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    status = os.waitpid(child, 0)[1]
     may_end.set()
     thread.join()
+    assert status == 0
 
 
 # In a loader.
@@ -412,6 +416,19 @@ def test_a_footer_that_lies_about_its_length_is_an_error(tmp_path: Path, length:
         Parquet(path)
 
 
+def test_a_footer_that_names_too_many_rows_is_noticed_when_rows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    pa.parquet.write_table(pa.table({"x": range(20)}), path)
+    content = path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    rows, more = b"\x16\x28", b"\x16\x2a"  # Thrift's way to write a field of 20, and of 21
+    path.write_bytes(content[:start] + content[start:].replace(rows, more))
+    dataset = Parquet(path)
+    assert len(dataset) == 21
+    with pytest.raises(FormatError, match=r"row group 0 cannot be read .*it has 20 rows, but 21 were expected"):
+        dataset[0]
+
+
 def test_a_footer_of_another_file_is_noticed_when_rows_are_read(tmp_path: Path) -> None:
     """It says that row groups have other rows, at other places."""
     one, other = parquet(table(), tmp_path / "one"), parquet(table(300), tmp_path / "other")
@@ -448,6 +465,16 @@ def test_an_arrow_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         path.write_bytes(content[: len(content) // 2])
         with pytest.raises(FormatError, match=r"some\.arrow, byte [\d,]+: .*(cut off|the file ends|cannot be read)"):
             Arrow(path)
+
+
+def test_a_stream_that_is_cut_off_in_its_last_batch_is_named(tmp_path: Path) -> None:
+    path = ipc(pa.ipc.new_stream)(table(), tmp_path / "some")
+    content = path.read_bytes()
+    path.write_bytes(content[:-16])  # the end of the stream, and the last bytes of the batch
+    with pytest.raises(FormatError, match=r"a message of [\d,]+ bytes begins here, but the file ends at byte "):
+        Arrow(path)
+    path.write_bytes(content[:-8])  # without the end, which is optional
+    assert same(list(Arrow(path)), [sample(key) for key in range(20)])
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", b"not a table at all, but text", bytes(100), b"ARROW1\0\0ARROW1"])
