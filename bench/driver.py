@@ -37,8 +37,9 @@ def consume(stream: Iterator[Any], seconds: float, batches: int = 1) -> float:
 def serve(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
     """Answer each line {"lead": s, "seconds": s} with a rate; prefetched batches are consumed in the lead.
 
-    `cpu` is the processor time of this process, all its threads, for each batch. {"busy": s, "batches": n} is
-    answered with the seconds that each next() waits, beside a consumer that computes in Python.
+    `batches` are those of both, and `cpu` is the processor time of this process, all its threads, for them.
+    {"busy": s, "batches": n} is answered with the seconds that each next() waits, beside a consumer that computes in
+    Python.
     """
     with open_stream(engine, workload, folder) as stream:
         workload.check(next(stream))
@@ -48,11 +49,12 @@ def serve(engine: str, workload: Workload, folder: Path, reply: Reply) -> None:
             if "busy" in request:
                 reply({"waits": [wait_beside(stream, request["busy"]) for _ in range(request["batches"])]})
                 continue
-            consume(stream, request["lead"], batches=PREFETCHED * workload.workers)
             start, used = time.perf_counter(), time.process_time()
+            lead = consume(stream, request["lead"], batches=PREFETCHED * workload.workers)
+            middle = time.perf_counter()
             rate = consume(stream, request["seconds"])
-            batches = rate * (time.perf_counter() - start)
-            reply({"rate": rate, "cpu": (time.process_time() - used) / batches})
+            batches = lead * (middle - start) + rate * (time.perf_counter() - middle)
+            reply({"rate": rate, "batches": batches, "cpu": time.process_time() - used})
 
 
 def wait_beside(stream: Iterator[Any], busy: float) -> float:

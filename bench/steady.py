@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bench.peers import open_stream
@@ -32,8 +33,9 @@ def family(pid: int) -> list[int]:
     """The process and all its descendants."""
     found = [pid]
     for parent in found:
-        for task in Path(f"/proc/{parent}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+        with suppress(OSError):  # it has ended
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 

@@ -233,6 +233,7 @@ def test_a_cluster_that_is_shut_down_is_an_error_and_close_does_not_wait(cluster
     with on(Slow(), 2) as loader:
         batches = iter(loader)
         next(batches)
+        until(lambda: is_up(loader), "both workers are up")
         cluster.is_up = False
         for process in cluster.processes:
             process.kill()

@@ -135,7 +135,7 @@ WORDS = st.sampled_from(["0", "-1", "max", "100000", "VmSwap:", "kB", "::", "/",
 TEXTS = st.lists(WORDS, max_size=12).map(" ".join)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(broken=st.dictionaries(st.sampled_from(FILES), TEXTS), number=st.uuids())
 def test_strange_files_are_no_error(tmp_path: Path, broken: Mapping[str, str], number: object) -> None:
     found = machine([1], root=tree(tmp_path / str(number), V2, broken))

@@ -155,9 +155,8 @@ def test_the_slowest_samples_of_a_stream_are_named_by_their_position(settings: d
 
     with penstock.DataLoader(Numbers(), batch_size=4, seed=1, **settings) as loader:
         assert [number for batch in loader for number in batch.tolist()] == list(range(60))
-        slowest = loader.stats().epoch.slowest[0]
-    assert (slowest.key, slowest.step) == (41, 10)
-    assert 0.05 <= slowest.seconds < 5
+        slowest = loader.stats().epoch.slowest
+    assert any((slow.key, slow.step) == (41, 10) and 0.05 <= slow.seconds < 5 for slow in slowest)
 
 
 def test_the_parts_of_the_first_batch_add_up(settings: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,13 @@ def _warn(what: str, used: str) -> None:
 
 def survives_fork() -> bool:
     """True if a fork of this process copies no lock that another thread may hold."""
-    if threading.active_count() > 1 or _threads() - 1 > _NATIVE_THREADS:
+    if threading.active_count() > 1 or any(name in sys.modules for name in _NEVER_FORKED):
         return False
-    return not any(name in sys.modules for name in _NEVER_FORKED)
+    # A thread of jemalloc that has just been started, as after a fork, has no name of its own yet.
+    looks = 20 if "pyarrow" in sys.modules else 1
+    while _threads() - 1 > _NATIVE_THREADS:
+        looks -= 1
+        if not looks:
+            return False
+        time.sleep(0.001)
+    return True
