@@ -10,10 +10,12 @@ import pytest
 from penstock.backends._ray.handshake import Tls
 
 
-def new_certificate(folder: Path) -> Tls:
+def new_certificate(folder: Path, *addresses: str) -> Tls:
+    """A certificate that is its own authority, for these addresses and 127.0.0.1."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
+    names = ",".join(["DNS:localhost", *(f"IP:{address}" for address in ("127.0.0.1", *addresses))])
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=penstock", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    command += ["-days", "2", "-subj", "/CN=penstock", "-addext", f"subjectAltName={names}"]
     try:
         subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     except FileNotFoundError:

@@ -74,6 +74,17 @@ def test_workers_that_are_killed_again_and_again_are_not_noticed(cluster: Any) -
         same(found, plain(Slow(), 2))
 
 
+def test_a_worker_that_dies_without_a_task_costs_no_step_a_try(cluster: Any) -> None:
+    with on(Slow(), 2, retries=0) as loader:
+        same(list(loader), plain(Slow(), 2))
+        until(lambda: is_up(loader), "both workers are up")
+        (backend,), worker = cluster.made, loader.workers[0]
+        until(lambda: backend._ledger.has(worker.id) is None, "it has nothing to do")
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join(10)
+        same(list(loader), plain(Slow(), 2))
+
+
 def test_a_half_received_batch_of_a_lost_worker_is_never_seen(cluster: Any) -> None:
     cluster.mains = [standin.rogue_main]
     with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=0.2, retries=2) as loader:
@@ -193,12 +204,12 @@ def test_no_room_is_an_error_after_the_patience() -> None:
 
 def test_room_for_some_is_one_warning_and_these_work() -> None:
     cluster = standin.LocalCluster(room=1)
-    with standin.standing_in(cluster, patience=0.3), on(Slow(), 2, num_workers=3) as loader:
+    with standin.standing_in(cluster, patience=2), on(Slow(), 2, num_workers=3) as loader:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             until(lambda: same(list(loader), plain(Slow(), 2)) or said, "it is warned")
             same(list(loader), plain(Slow(), 2))
-        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 0.3" in str(said[0].message)
+        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 2 s" in str(said[0].message)
         loader.num_workers = 1  # those that wait for a place leave first
         until(lambda: same(list(loader), plain(Slow(), 2)) or len(loader.workers) == 1, "two have left")
         assert is_up(loader)
@@ -222,6 +233,7 @@ def test_a_cluster_that_is_shut_down_is_an_error_and_close_does_not_wait(cluster
     with on(Slow(), 2) as loader:
         batches = iter(loader)
         next(batches)
+        until(lambda: is_up(loader), "both workers are up")
         cluster.is_up = False
         for process in cluster.processes:
             process.kill()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.backends._ray.ledger import ANY, Ledger
 
-OPERATIONS = ("post", "again", "rescind", "hire", "join", "answer", "lose", "leave", "withdraw")
+OPERATIONS = ("post", "again", "rescind", "hire", "join", "answer", "halt", "lose", "leave", "withdraw")
 
 
 class World:
@@ -24,6 +24,7 @@ class World:
         self.void: set[int] = set()
         self.coming: list[int] = []
         self.lost: list[int] = []
+        self.halted: set[int] = set()
         self.wanted = 0
 
     def one_of(self, some: Any) -> Any:
@@ -38,11 +39,12 @@ class World:
             if worker in self.coming:
                 self.coming.remove(worker)
         for worker, seq in self.ledger.deal():
+            assert worker not in self.halted, "a worker that cannot be reached gets no task"
             self.hands[worker].append(seq)
         self.ledger.check()
         assert self.wanted >= 0
         waiting = self.posted - {seq for hand in self.hands.values() for seq in hand}
-        idle = [worker for worker, hand in self.hands.items() if not hand]
+        idle = [worker for worker, hand in self.hands.items() if not hand and worker not in self.halted]
         assert not (waiting and idle), "no task waits while a worker is free"
         assert not (self.wanted and (idle or self.coming)), "no leave waits while a worker is free"
 
@@ -78,7 +80,7 @@ class World:
             self.hands[worker] = []
 
     def answer(self) -> None:
-        worker = self.one_of(worker for worker, hand in self.hands.items() if hand)
+        worker = self.one_of(worker for worker, hand in self.hands.items() if hand and worker not in self.halted)
         if worker is not None:
             seq = self.hands[worker].pop(0)
             assert self.ledger.has(worker) == seq
@@ -89,6 +91,12 @@ class World:
                 self.posted.remove(seq)
             self.void.discard(seq)
             self.ledger.answered(worker, quick=bool(self.choose(2)))
+
+    def halt(self) -> None:
+        worker = self.one_of(self.hands)
+        if worker is not None:
+            self.halted.add(worker)
+            self.ledger.halt(worker)
 
     def lose(self) -> None:
         worker = self.one_of([*self.hands, *self.coming])

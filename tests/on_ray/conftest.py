@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,12 +22,15 @@ OTHER = "127.0.0.2"
 class Nodes:
     """The cluster. Tests may remove the second node, and have it back."""
 
+    all: ClassVar[list[Nodes]] = []
+
     def __init__(self) -> None:
         # By default Ray knows after 15 seconds that a node is dead, and places actors there meanwhile.
         quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4}
         head = {"num_cpus": 6, "include_dashboard": False, "resources": {"head": 100}, "_system_config": quick}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.second: Any = None
+        Nodes.all.append(self)
         self.restore()
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="warning")
 
@@ -76,15 +80,22 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 def actors() -> list[int]:
-    """The processes of this machine that are actors of penstock's."""
+    """The processes of this machine that are actors of penstock's, in the cluster of these tests."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):
                 line = (folder / "cmdline").read_bytes()
-                if line.startswith(b"ray::PenstockWorker") and _is_alive(folder):
+                if line.startswith(b"ray::PenstockWorker") and _is_alive(folder) and _is_ours(folder):
                     found.append(int(folder.name))
     return found
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the process writes its log to the folder of our cluster: there may be others on this machine."""
+    folders = [nodes.cluster.head_node.get_session_dir_path() for nodes in Nodes.all]
+    files = [os.readlink(file) for file in (folder / "fd").iterdir()]
+    return any(file.startswith(tuple(folders)) for file in files)
 
 
 def _is_alive(folder: Path) -> bool:

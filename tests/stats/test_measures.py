@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock
-from penstock._measure.gauges import Gauge, Gauges, Slow
+from penstock._measure.gauges import Counts, Gauge, Gauges, Record, Slow
 from penstock._measure.histogram import BUCKETS, bounds, bucket, buckets, quantile
 from penstock._measure.meter import Meter
+from penstock._wire.task import Task
 
 # Workers that end with the epoch do nothing for the next one ahead of time.
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -445,3 +448,38 @@ def test_an_engine_may_end_while_its_workers_are_looked_at() -> None:
         meter.keep(gauges)
         assert seat in (0, 1)
     assert set(meter.workers([gauges])) == {0, 1}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**9), st.integers(0, 5)), max_size=30),
+    st.integers(-(10**15), 10**15),
+    st.booleans(),
+)
+def test_a_row_that_was_told_elsewhere_is_the_same_here(
+    tasks: list[tuple[int, int]], shift: int, tracing: bool
+) -> None:
+    """Workers on other machines share no memory: their rows travel, and moments are shifted to the caller's clock."""
+    there, here = Gauges(None), Gauges(None)
+    there.hear_caller(7, tracing)
+    gauge = Gauge(there, 3, 811, int)
+    gauge.ready()
+    known = 0
+    for ns, step in tasks:
+        gauge.begin()
+        if gauge.sample(ns):
+            gauge.note(Slow(ns, 0, step, f"key {step}"))
+        gauge.stepped(1)
+        gauge.end(Task(step, 0, 0, step, []))
+        here.hear(3, there.tell(3, since=known), shift)
+        known = there.recorded(3)
+    here.hear(3, there.tell(3), shift)
+    told, heard = there.counts(3), here.counts(3)
+    for name in Counts._fields:
+        moment = name in ("born", "ready", "first", "since") and getattr(told, name)
+        assert getattr(heard, name) == getattr(told, name) + (shift if moment else 0), name
+    assert here.times(3) == there.times(3) and here.slowest(3) == there.slowest(3)
+    moments = Record._fields[1:5]
+    expected = [
+        one._replace(**{name: getattr(one, name) + shift for name in moments}) for one in there.records(3)
+    ]
+    assert here.records(3) == expected and len(expected) == (len(tasks) if tracing else 0)

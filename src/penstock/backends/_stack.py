@@ -21,7 +21,10 @@ _MOST_FRAMES = 12
 
 # Frames of penstock around the user's code, and the innermost frame of a worker that waits for a task.
 _OURS = re.compile(r"penstock/(_work/|\S*/_?worker\.py)")
-_WAITING = re.compile(r'penstock/backends/(_process/worker\.py", line \d+ in main|_local\.py", line \d+ in _work)$')
+_WAITING = re.compile(
+    r'penstock/backends/(_process/worker\.py", line \d+ in main|_local\.py", line \d+ in _work|'
+    r'_ray/actor\.py", line \d+ in run)$'
+)
 
 
 def tell_when_asked(fd: int) -> None:

@@ -153,11 +153,14 @@ class RayBackend(Exchange):
             remote.ask(ticket)
         found = []
         for remote in remotes:
-            told, at_task, at = remote.answer(ticket, deadline)
+            answer = remote.answer(ticket, deadline)
             with self._lock:
                 task = self._ledger.has(remote.id)
+                if answer is not None and answer[1] != task:  # the task, or its reply, is on its way
+                    task = None
                 posted = None if task is None else self._posted.get(task)
-            held = (task, posted.epoch, posted.step + (at if at_task == task else 0)) if posted else ()
+            told, _, at = answer or ("", -1, 0)
+            held = (task, posted.epoch, posted.step + at) if posted else ()
             if told or held:
                 found.append(Doing(remote.who, told, *held))
         return found
@@ -218,11 +221,10 @@ class RayBackend(Exchange):
                 f"{self._cluster.shortage(len(late))}\n  To wait longer, as for nodes that are being added, give "
                 'ray_options={"patience": seconds}.'
             )
-        overdue = sum(moment <= time.monotonic() for moment in late)
         self._warn(
             "late",
-            f"{overdue} of {len(remotes)} workers have not started on the cluster within {self._patience:g} s; the "
-            f"others do their work. {self._cluster.shortage(overdue)}",
+            f"{len(late)} of {len(remotes)} workers have not started on the cluster within {self._patience:g} s; the "
+            f"others do their work. {self._cluster.shortage(len(late))}",
         )
         return LONGEST_WAIT
 

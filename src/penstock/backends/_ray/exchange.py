@@ -132,6 +132,8 @@ class Exchange:
                     self._receive(remote, link)
         finally:
             link.cut()
+            with self._lock:
+                self._ledger.halt(remote.id)
             remote.told.wait(0.0 if self._closed or remote.state is State.LEAVING else _REASON)
             self._news.put(partial(self._bury, remote))
             remote.ended.set()
@@ -274,10 +276,7 @@ class Exchange:
         if remote.state is State.GONE or self._closed:
             return None
         left = remote.state is State.LEAVING
-        with self._lock:
-            seq = self._ledger.lose(remote.id)
-            posted = None if seq is None else self._posted.pop(seq, None)
-        self._forget(remote)
+        seq, steps = self._forget(remote)
         self._kill([remote])
         if left:
             return Left(remote.id)
@@ -285,20 +284,22 @@ class Exchange:
         how, signal = end.how, "unknown"
         if remote.hung:
             how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
-        # Which step of a bundle it was at is not known.
-        at = None if posted is not None and posted.steps > 1 else 0
+        at = 0 if steps == 1 else None  # which step of a bundle it was at is not known
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
-    def _forget(self, remote: RemoteWorker) -> None:
-        remote.state = State.GONE
+    def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
+        """The worker is gone. Returns the task that it may have been doing, and the number of its steps."""
         with self._lock:
-            self._ledger.lose(remote.id)
+            remote.state = State.GONE
+            seq = self._ledger.lose(remote.id)
+            steps = 1 if seq is None else self._posted.pop(seq).steps
             self._remotes.pop(remote.id, None)
             self._names.pop(remote.id, None)
             if not any(one.state is not State.COMING for one in self._remotes.values()):
                 self._alone_since = time.monotonic()
             self.gauges.begun(remote.worker, 0)
         self._receiver.forget(remote.id)
+        return seq, steps
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
         """Cuts the connections of workers, and has Ray kill them, without waiting for a cluster that is gone."""

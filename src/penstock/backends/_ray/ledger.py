@@ -4,7 +4,7 @@
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
              AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT (but VOID)
-    worker   COMING --join--> idle or at work --leave--> gone        any --lose--> gone
+    worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
 Tasks wait at the driver, because a task that waits at a worker waits behind that worker's present one. Only a worker
 whose tasks are quick has a second one, so that it need not wait while its reply travels.
@@ -35,6 +35,7 @@ class Ledger:
         self._seats: dict[int, int] = {}  # worker that has joined -> seat
         self._hands: dict[int, deque[int]] = {}  # by worker that has joined: seqs, the oldest first
         self._quick: set[int] = set()  # workers whose tasks are quick
+        self._halted: set[int] = set()  # workers that get no more tasks
         self._free: dict[int, None] = {}  # workers without a task
         self._ready: dict[int, None] = {}  # workers that may have a second one
         self._holder: dict[int, int] = {}  # seq -> worker
@@ -113,6 +114,8 @@ class Ledger:
         """After each change of a worker's hand. One that may leave gets no second task."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
+        if worker in self._halted:
+            return
         tasks = len(self._hands[worker])
         if not tasks:
             self._free[worker] = None
@@ -129,6 +132,12 @@ class Ledger:
         self._seats[worker] = self._coming.pop(worker)
         self._hands[worker] = deque()
         self._sort(worker)
+
+    def halt(self, worker: int) -> None:
+        """The connection of this worker has ended: it is not given a task for which it would be blamed."""
+        if worker in self._hands:
+            self._halted.add(worker)
+            self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
         """The worker is dead. Returns the task that it may have been doing; all others at this worker wait again."""
@@ -151,6 +160,7 @@ class Ledger:
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         self._quick.discard(worker)
+        self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
         """The task that this worker is doing: the oldest that it has."""
@@ -211,5 +221,6 @@ class Ledger:
         assert self._void <= {*at} and self._arriving <= {*at} and not self._void & self._arriving
         assert all(len(hand) <= _MOST for hand in self._hands.values()), "no worker hoards tasks"
         assert self._hands.keys() == self._seats.keys() and not self._seats.keys() & self._coming.keys()
-        assert self._free.keys() == {worker for worker, hand in self._hands.items() if not hand}
+        assert self._free.keys() == {worker for worker, hand in self._hands.items() if not hand} - self._halted
+        assert self._halted <= self._hands.keys() and not self._halted & self._ready.keys()
         assert self._ready.keys() <= self._quick and self._leaves >= 0

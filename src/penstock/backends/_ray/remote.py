@@ -115,12 +115,12 @@ class RemoteWorker:
             self.link.post(head(STACK, ticket))
             self.link.push()
 
-    def answer(self, ticket: int, deadline: float) -> tuple[str, int, int]:
-        """Its stack, and its task and step; "" if it does not answer in time."""
+    def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
+        """Its stack, its task (-1: it has not begun any) and which step of it; None if it does not answer in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
                 if found == ticket:
                     return told, seq, at
         except Empty:
-            return "", -1, 0
+            return None
