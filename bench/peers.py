@@ -65,7 +65,7 @@ def penstock_stream(workload: Workload, dataset: Any, **given: Any) -> Iterator[
 @contextmanager
 def penstock_ray_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
     """penstock's workers on the cluster of `bench.ray`, one on each node."""
-    options = {"resources": {ray_peer.OURS: 1}, "patience": 60}
+    options = {"num_cpus": 0, "resources": {ray_peer.PLACE: 1}, "patience": 60}
     with (
         ray_peer.connected(),
         penstock_stream(workload, dataset, backend="ray", ray_options=options) as stream,

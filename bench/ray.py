@@ -25,7 +25,7 @@ from typing import Any
 
 import penstock
 from bench.driver import consume
-from bench.ray_peer import OURS, THEIRS
+from bench.ray_peer import PLACE
 from bench.run import Driver, machine
 from bench.steady import family
 from bench.workloads import WORKLOADS, Workload, write_files
@@ -215,7 +215,7 @@ def main() -> int:
     names = [name for name in args.only.split(",") if name]
     missed: list[str] = []
     lines = [HEAD]
-    node = {"num_cpus": 2, "resources": {OURS: 1, THEIRS: 1}}
+    node = {"num_cpus": 1, "resources": {PLACE: 1}}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         folder = args.data or Path(temporary)
         folder.mkdir(exist_ok=True)

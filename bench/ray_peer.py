@@ -13,12 +13,13 @@ import numpy as np
 
 from bench.workloads import Workload
 
-# Each node has one of each, so that every loader has one worker on each node.
-OURS, THEIRS = "penstock", "ray_data"
+# Each node has one place for penstock, and one CPU, which is Ray Data's: every loader has one worker on each node.
+PLACE = "penstock"
 
-# Batches that one call of the mapper makes. Ray Data moves blocks, so many batches in a block are faster where
-# batches are small: ints with blocks of 16, 128 and 512 batches gave 240, 1,300 and 3,400 batches a second.
-BLOCK = {"ints": 512, "rows": 64, "images": 4, "python": 4}
+# Batches that one call of the mapper makes. Ray Data moves blocks: ints gave 240, 1,300 and 6,000 batches a second
+# with blocks of 16, 128 and 256 batches, rows 390, 1,150, 1,400 and 1,500 with 8, 32, 64 and 128, images 55, 85 and
+# 130 with 1, 4 and 8, python 160 and 330 with 4 and 64.
+BLOCK = {"ints": 256, "rows": 128, "images": 8, "python": 64}
 _BLOCKS = 1_000  # of an epoch
 
 
@@ -47,7 +48,10 @@ class Fetch:
 
 @contextmanager
 def ray_data_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-    """The fastest form that was found: a pool of two actors, which was twice as fast as tasks for ints and rows."""
+    """The fastest form that was found: a pool of two actors, which was twice as fast as tasks for ints and rows.
+
+    The mapper must want nothing but its CPU. Otherwise Ray Data has other tasks make the keys, and is half as fast.
+    """
     with connected():
         import ray.data
 
@@ -62,7 +66,6 @@ def ray_data_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]
             batch_size=None,
             concurrency=workload.workers,
             num_cpus=1,
-            resources={THEIRS: 1},
         )
 
         def endless() -> Iterator[Any]:
