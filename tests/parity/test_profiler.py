@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -23,6 +24,9 @@ def ranges(loader: Any) -> Counter[str]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in loader:
             pass
+    for thread in threading.enumerate():  # torch's own workers have queues, whose threads close their pipes late
+        if thread.name == "QueueFeederThread":
+            thread.join()
     return Counter(event.name for event in profiler.events() if "DataLoader" in event.name)
 
 
