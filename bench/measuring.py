@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -89,6 +90,27 @@ def sitting(name: str, folder: Path, number: int) -> list[float]:
     return ratios
 
 
+def parts(times: int = 100_000) -> str:
+    """What a task costs by itself, in the worker and in the caller."""
+    from penstock._measure.gauges import Gauge, Gauges
+    from penstock._measure.meter import Meter, Stopwatch
+
+    gauge, watch = Gauge(Gauges(None), 0, 1, time.process_time_ns), Stopwatch(Meter())
+    began = time.process_time()
+    for _ in range(times):
+        gauge.begin()
+        if gauge.detailed:
+            gauge.stepped(64)
+        gauge.end(None)
+    between = time.process_time()
+    for _ in range(times):
+        watch.ask()
+        watch.deliver(1, 64, 512)
+        watch.answer(False)
+    worker, caller = (1e6 * seconds / times for seconds in (between - began, time.process_time() - between))
+    return f"for each task: {worker:.2f} µs in the worker, {caller:.2f} µs in the caller"
+
+
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m bench.measuring", description=__doc__)
     options.add_argument("--only", default="ints", help=f"comma separated, of: {', '.join(WORKLOADS)}")
@@ -100,6 +122,7 @@ def main() -> int:
         print(json.dumps(sitting(name, Path(folder), int(number))))
         return 0
     print("\n".join(machine()), flush=True)
+    print(parts(), flush=True)
     worst = 1.0
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         names = args.only.split(",")

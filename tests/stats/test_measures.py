@@ -345,6 +345,11 @@ def test_one_step_in_ten_milliseconds_is_timed_in_parts_and_all_tasks_count(
     assert counts.waited_task + counts.waited_room == 1000 * 1000
 
 
+def test_a_period_in_which_no_step_was_timed_is_all_fetching() -> None:
+    counts = Counts(busy=7).minus(Counts())
+    assert (counts.fetch, counts.collate, counts.write) == (7, 0, 0)
+
+
 def test_a_row_has_the_ten_slowest_of_each_epoch() -> None:
     gauges = Gauges(None)
     gauge = Gauge(gauges, 3, 77, time.process_time_ns)

@@ -29,7 +29,7 @@ class Counts(NamedTuple):
 
     `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
     Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
-    `writing` their parts.
+    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching.
     """
 
     pid: int = 0
@@ -49,7 +49,7 @@ class Counts(NamedTuple):
 
     @property
     def fetch(self) -> int:
-        return self.busy * self.fetching // max(1, self.timed)
+        return self.busy * self.fetching // self.timed if self.timed else self.busy
 
     @property
     def write(self) -> int:

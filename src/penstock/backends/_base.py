@@ -174,7 +174,8 @@ def _ray(job: Job, options: Any) -> Backend:
     try:
         from penstock.backends._ray.cluster import RayCluster
     except ModuleNotFoundError as error:
-        raise RuntimeError(f'backend="ray" needs Ray ({error}): pip install "penstock[ray]".') from error
+        remedy = 'pip install ".[ray]" in a clone of penstock'
+        raise RuntimeError(f'backend="ray" needs Ray ({error}): {remedy}.') from error
     patience = options.pop("patience")
     return start(job, RayCluster(options), patience)
 

@@ -55,8 +55,9 @@ class Kept(Generic[T]):
 
     def _add(self, number: int, value: tuple[T, int]) -> None:
         with self._lock:
+            _, before = self._values.pop(number, (None, 0))  # read by another thread too, after it was dropped
             self._values[number] = value
-            self._nbytes += value[1]
+            self._nbytes += value[1] - before
             while self._nbytes > self._most and len(self._values) > 1:
                 _, (_, nbytes) = self._values.popitem(last=False)
                 self._nbytes -= nbytes

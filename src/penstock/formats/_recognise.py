@@ -22,21 +22,13 @@ _BEGINNINGS = (
     (b"\x0a\x23\xd7\xce", "RecordFile"),
 )
 _LMDB = b"\xde\xc0\xef\xbe"  # at byte 16
-_ENDS = {
-    ".parquet": "Parquet",
-    ".pq": "Parquet",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
-    ".ipc": "Arrow",
-    ".arrows": "Arrow",
-    ".tar": "Tar",
-    ".jsonl": "JsonLines",
-    ".ndjson": "JsonLines",
-    ".txt": "TextLines",
-    ".bin": "Tokens",
-    ".rec": "RecordFile",
-    ".mdb": "CaffeLMDB",
-}
+_BY_END = (formats.Parquet, formats.Arrow, formats.Tar, formats.JsonLines, formats.TextLines, formats.Tokens)
+_ENDS = {end: each.__name__ for each in _BY_END for end in each.suffixes}
+_ENDS |= {".rec": "RecordFile", ".mdb": "CaffeLMDB"}
+
+# Those of penstock.image, which cannot be imported without its packages.
+_PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
+_PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
 
 
 def open_files(path: Paths, settings: dict[str, Any]) -> Any:
@@ -69,13 +61,9 @@ def _folder(folder: str) -> str | None:
         ends = {os.path.splitext(name)[1].lower() for name in names if not name.startswith(".")}
         if ends & _ENDS.keys():
             return None
-        if ends & _pictures():
+        if ends & _PICTURES:
             return "ImageFolder"
     return None
-
-
-def _pictures() -> frozenset[str]:
-    return frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
 def _paired(files: list[str]) -> list[str]:
