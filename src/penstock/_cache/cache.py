@@ -1,0 +1,203 @@
+"""The cache of a machine: named pieces of bytes in a folder, each made once for all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any
+
+from penstock._at_work import at_work
+from penstock._cache import pieces
+from penstock._cache.folder import Folder
+from penstock._cache.locks import LockError
+from penstock._cache.pieces import EXTRA
+from penstock._interrupts import with_loan
+from penstock._measure.cached import CacheCounts
+from penstock._warning import warn_caller
+
+Make = Callable[[], Any]
+"""Returns the bytes of a piece: a bytes-like object, or a list of them."""
+
+_MOST_MAPPED = 1024  # a process may have about 65,000 maps
+_MOST_LOOSE = 256 << 20  # bytes
+_MOST_SOUND = 1 << 16
+_LOOKED_AT = 4  # pieces, whenever another is mapped
+
+
+class Cache:
+    """Pieces in a folder of a local disk, or of memory (/dev/shm), for all processes of this machine.
+
+    The pieces have `limit` bytes at most; beyond that, the piece that is needed last is evicted (see `agendas`), or
+    the oldest if no loader has said what it will need. A process keeps the pieces mapped that it has used last, so a
+    piece that it uses again costs a look into a dict.
+
+    Any number of processes and programs may use the folder. Locks are the kernel's: a process that dies at any moment
+    leaves no lock, and no piece that is wrong. Files in the folder that are not of the cache are not touched.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
+        self.path, self.limit = os.path.abspath(os.fspath(folder)), limit
+        with suppress(OSError):  # where there is no folder, pieces stay in memory
+            os.makedirs(self.path, exist_ok=True)
+        self._folder = Folder(self.path, limit)
+        self._mapped: OrderedDict[str, memoryview] = OrderedDict()
+        self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
+        self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
+        self._sound: dict[str, int] = {}  # pieces whose checksum was verified: digest, and number of the file
+        self._warned: set[str] = set()
+        self.counts = CacheCounts()
+        """What was counted outside of a loader's workers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (self.path, self.limit)
+
+    def __repr__(self) -> str:
+        return f"Cache({self.path!r}, {self.limit})"
+
+    def get(self, name: str, make: Make) -> memoryview:
+        """The bytes of a piece, read-only. They stay valid after the piece was evicted.
+
+        If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
+        `make` raises is raised here, and the next that waits calls its own `make`.
+        """
+        found = self._mapped.get(name)
+        if found is None:
+            return self._get(name, make)
+        try:
+            self._mapped.move_to_end(name)
+        except KeyError:  # another thread has dropped it
+            pass
+        self._counted().hits += 1
+        return found
+
+    def fetch(self, name: str, make: Make) -> bool:
+        """Makes a piece for a later `get`, unless it is in the folder or another process is making it.
+
+        False if it could not be kept.
+        """
+        digest = digest_of(name)
+        try:
+            with_loan(self._folder.lock(digest, waits=False), self._made, digest, make)
+        except LockError as error:
+            return error.is_taken
+        return self.has(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the piece is in the folder."""
+        return os.path.exists(self._folder.piece(digest_of(name)))
+
+    def has_room(self, name: str, nbytes: int) -> bool:
+        """Whether a piece can be fetched now, and no piece be evicted for it that is needed earlier."""
+        return self._folder.has_room(nbytes, digest_of(name))
+
+    # A piece that is not mapped here.
+
+    def _get(self, name: str, make: Make) -> memoryview:
+        digest, counts = digest_of(name), self._counted()
+        found = self._loose.get(name)
+        if found is None:
+            found = self._map(name, digest)
+        if found is not None:
+            counts.hits += 1
+            return found
+        begun = perf_counter_ns()
+        try:
+            made = with_loan(self._folder.lock(digest), self._made, digest, make)
+        except LockError as error:
+            self._warn_not_kept(error.cause)
+            made = self._call(make)
+        counts.misses += 1
+        counts.waited += perf_counter_ns() - begun
+        mapped = self._map(name, digest)
+        return self._keep_loose(name, made) if mapped is None else mapped
+
+    def _made(self, digest: str, make: Make) -> list[memoryview]:
+        """The piece, which another process may have made before this one had the lock."""
+        path = self._folder.piece(digest)
+        with suppress(OSError, ValueError, MemoryError):
+            return [self._opened(digest, path)]
+        buffers = self._call(make)
+        size = sum(len(buffer) for buffer in buffers) + EXTRA
+        if size > self.limit:
+            self._warn(
+                "large",
+                f"A piece of {size:,} bytes is larger than the cache in {self.path}, which has {self.limit:,}. It is "
+                "not kept, and every process fetches it for itself. Raise cache_bytes=.",
+            )
+            return buffers
+        try:
+            self._counted().evicted += self._folder.add(digest, buffers)
+            self._sound[digest] = os.stat(path).st_ino
+        except OSError as error:
+            self._warn_not_kept(error)
+        return buffers
+
+    def _call(self, make: Make) -> list[memoryview]:
+        made = make()
+        buffers = [memoryview(buffer).cast("B") for buffer in (made if isinstance(made, (list, tuple)) else [made])]
+        counts = self._counted()
+        counts.fetched += 1
+        counts.nbytes += sum(map(len, buffers))
+        return buffers
+
+    def _opened(self, digest: str, path: str) -> memoryview:
+        view, number = pieces.mapped(path, digest, self._sound.get(digest))
+        if len(self._sound) > _MOST_SOUND:
+            self._sound = {}
+        self._sound[digest] = number
+        return view
+
+    def _map(self, name: str, digest: str) -> memoryview | None:
+        """The piece from the folder, which stays mapped; None if it is not there, or damaged."""
+        try:
+            view = self._mapped[name] = self._opened(digest, self._folder.piece(digest))
+        except (OSError, ValueError, MemoryError):
+            return None
+        self._looked_at.append(name)
+        with suppress(KeyError, IndexError):  # another thread has dropped it
+            for _ in range(_LOOKED_AT):
+                # An evicted piece takes room on the disk for as long as it is mapped.
+                oldest = self._looked_at.popleft()
+                if self.has(oldest):
+                    self._looked_at.append(oldest)
+                else:
+                    self._mapped.pop(oldest, None)
+            while len(self._mapped) > _MOST_MAPPED:
+                self._mapped.popitem(last=False)
+        return view
+
+    def _keep_loose(self, name: str, made: list[memoryview]) -> memoryview:
+        """Keeps a piece in the memory of this process: its samples may be asked for one by one."""
+        whole = made[0] if len(made) == 1 else memoryview(b"".join(made))
+        piece = self._loose[name] = whole.toreadonly()
+        with suppress(KeyError):
+            while len(self._loose) > 1 and sum(map(len, self._loose.copy().values())) > _MOST_LOOSE:
+                self._loose.popitem(last=False)
+        return piece
+
+    def _counted(self) -> CacheCounts:
+        """The counters of the worker that this thread is, if it is one."""
+        source = at_work.source
+        return self.counts if source is None or source.cache is None else source.cache
+
+    def _warn_not_kept(self, error: OSError) -> None:
+        self._warn(
+            "kept",
+            f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
+            "process fetches them for itself. Make room on the disk, or give another folder as cache=.",
+        )
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warns once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn_caller(text, RuntimeWarning)
+
+
+def digest_of(name: str) -> str:
+    """The name of a piece in its folder."""
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
