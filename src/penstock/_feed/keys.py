@@ -106,7 +106,7 @@ class ByKey(Feed):
         order = self._given()
         if order is None:
             if self.options.shuffle == "blocks":
-                return f"shuffled by blocks, window={self.options.window}"
+                return "shuffled by blocks"
             return "shuffled" if self.options.shuffle else "in sequence"
         drawn = " with a generator" if getattr(order, "generator", None) is not None else ""
         return type(order).__name__ + drawn

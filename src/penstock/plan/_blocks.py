@@ -122,7 +122,9 @@ class _Layout(NamedTuple):
 
     def _shuffled(self, turn: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         first, stop = self.turns[turn : turn + 2].tolist()
-        return _permutation(stop - first, mix(self.key, _TURN, turn)).at(positions - first) + first
+        places: NDArray[np.int64] = _permutation(stop - first, mix(self.key, _TURN, turn)).at(positions - first)
+        places += first
+        return places
 
 
 # Each use of randomness in an epoch has a key of its own.

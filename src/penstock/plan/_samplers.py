@@ -151,8 +151,8 @@ class BlockSampler(Sampler[int]):
         self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None
     ) -> None:
         check_generator(generator)
-        order = BlockOrder(blocks, window, 0)  # type: ignore[arg-type]  # checks both
-        self.blocks, self.window, self.generator = order.edges, window, generator
+        self.window, self.generator = positive("window", window), generator
+        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # which are checked
 
     def __iter__(self) -> Iterator[int]:
         order = BlockOrder(self.blocks, self.window, draw_key(self.generator))
