@@ -1,0 +1,191 @@
+"""An order that respects blocks: few blocks are needed at a time, and each during one part of the epoch only.
+
+For data that is read in blocks, such as the row groups of a Parquet file: a fully random order would decode a block
+for every sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.plan._order import Permutation, _check_sizes, _checked, _permutation
+from penstock.plan._seeds import hashes, mix
+
+WINDOW = 16
+"""Blocks in a window, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockOrder:
+    """Each of 0..n-1 once, in a random order that is a function of (seed, epoch) and needs few blocks at a time.
+
+    `edges` has the first key of each block, and the end. `window` is the number of blocks that a reader holds.
+
+    The blocks are put into a random order and cut into groups of a third of the window. A turn is the part of the
+    epoch from the middle of one group to the middle of the next, and its positions are shuffled. Which half of its
+    group a sample is in is random too. So all samples of a turn come from two groups, a group is needed for two
+    turns, and the last third of the window is free for the group that is needed next. With at most `window` blocks
+    there is one group: all samples are shuffled together.
+
+    >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
+    >>> keys = order.at(0, np.arange(100))
+    >>> sorted(keys.tolist()) == list(range(100))
+    True
+    >>> len(set((keys[:10] // 10).tolist()))
+    2
+    """
+
+    # Refused: a second full shuffle, within each group, instead of the stride. Each key would cost another
+    # permutation, and the halves of a group would have less equal shares of each block.
+
+    edges: NDArray[np.int64]
+    window: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edges", _as_edges(self.edges))
+        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
+            raise ValueError(f"window must be a number of blocks of at least 1, got {self.window!r}.")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockOrder):
+            return NotImplemented
+        same = (self.window, self.seed) == (other.window, other.seed)
+        return same and (self.edges is other.edges or np.array_equal(self.edges, other.edges))
+
+    def __hash__(self) -> int:
+        return hash((self.window, self.seed, self.edges.size, self.edges.item(-1)))  # quick: each `at` needs it
+
+    def size(self, epoch: int) -> int:
+        return self.edges.item(-1)
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = _checked(positions, self.size(epoch))
+        if not places.size:
+            return places
+        return _layout(self, epoch).keys(places)
+
+    def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each block, the first position of the epoch that may need it, and the position after the last.
+
+        At any position at most `window` blocks are between the two.
+        """
+        layout = _layout(self, epoch)
+        # The number of each group, for each block in the order of the epoch.
+        groups = np.repeat(np.arange(len(layout.sizes)), np.diff(_group_ends(len(layout.shifts), self.window)))
+        last = len(layout.turns) - 2
+        before = groups if self.window == 1 else groups - 1
+        first, stop = np.empty((2, len(layout.shifts)), np.int64)
+        first[layout.numbers] = layout.turns[before.clip(0, last)]
+        stop[layout.numbers] = layout.turns[groups.clip(0, last) + 1]
+        return first, stop
+
+
+class _Layout(NamedTuple):
+    """The blocks of one epoch, one after the other in random order: a place is a number in this sequence."""
+
+    key: int
+    numbers: NDArray[np.int64]  # of the blocks
+    starts: NDArray[np.int64]  # the first place of each block, and the end
+    shifts: NDArray[np.int64]  # of each block: key minus place
+    groups: NDArray[np.int64]  # the first place of each group, and the end
+    sizes: NDArray[np.int64]  # of the groups, at least 1
+    strides: NDArray[np.int64]  # of the groups: see `_strides`
+    offsets: NDArray[np.int64]
+    turns: NDArray[np.int64]  # the first place of each turn, and the end
+
+    def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The keys at these positions, in place."""
+        turns = self.turns.searchsorted([positions.min(), positions.max()], "right") - 1
+        low, high = turns.tolist()
+        if low == high:  # as for most batches
+            places = self._shuffled(low, positions)
+        else:
+            turns, places = self.turns.searchsorted(positions, "right") - 1, positions
+            for turn in np.unique(turns).tolist():
+                chosen = turns == turn
+                places[chosen] = self._shuffled(turn, positions[chosen])
+        groups = self.groups.searchsorted(places, "right") - 1
+        firsts = self.groups[groups]
+        places -= firsts
+        places *= self.strides[groups]
+        places += self.offsets[groups]
+        places %= self.sizes[groups]
+        places += firsts
+        places += self.shifts[self.starts.searchsorted(places, "right") - 1]
+        return places
+
+    def _shuffled(self, turn: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, stop = self.turns[turn : turn + 2].tolist()
+        places: NDArray[np.int64] = _permutation(stop - first, mix(self.key, _TURN, turn)).at(positions - first)
+        places += first
+        return places
+
+
+# Each use of randomness in an epoch has a key of its own.
+_BLOCKS, _TURN, _STRIDE, _OFFSET = range(4)
+
+
+# O(number of blocks) to make. Two epochs of several loaders fit.
+@lru_cache(maxsize=8)
+def _layout(order: BlockOrder, epoch: int) -> _Layout:
+    key, edges = mix(order.seed, epoch), order.edges
+    blocks = len(edges) - 1
+    numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
+    starts = np.concatenate([[0], np.diff(edges)[numbers].cumsum()])
+    groups = starts[_group_ends(blocks, order.window)]
+    middles = (groups[:-1] + groups[1:]) // 2
+    # The first turn begins with the first group and the last turn ends with the last one: they have two groups too.
+    turns = groups if order.window == 1 else np.concatenate([[0], middles[1:-1], edges[-1:]])
+    sizes = np.diff(groups).clip(1)
+    each = np.arange(len(sizes))
+    offsets = (hashes(mix(key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
+    strides = _strides(sizes, hashes(mix(key, _STRIDE), each))
+    return _Layout(
+        key, numbers, starts, edges[:-1][numbers] - starts[:-1], groups, sizes, strides, offsets, turns
+    )
+
+
+def _group_ends(blocks: int, window: int) -> NDArray[np.int64]:
+    """The first block of each group, and the end; groups are as equal as possible."""
+    groups = 1 if blocks <= window else -(-blocks // max(1, window // 3))
+    return np.arange(groups + 1) * blocks // groups
+
+
+def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """For each size a random stride that has no divisor in common with it.
+
+    `i * stride % size` is then a permutation, whose first half has an equal share of every part of 0..size-1. A
+    product stays below 2**62.
+    """
+    most = np.minimum(sizes, (1 << 62) // sizes).view(np.uint64)
+    strides = (numbers % most).view(np.int64) + 1
+    while (unfit := np.gcd(strides, sizes) > 1).any():
+        strides[unfit] -= 1  # ends with 1, which always fits
+    return strides
+
+
+def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
+    """A read-only copy of the edges of blocks; raises if they do not begin with 0, or decrease."""
+    found = np.asarray(blocks)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+        raise TypeError(
+            "blocks must be an array of integers, the first key of each block and the end, but it has the shape "
+            f"{found.shape} and the dtype {found.dtype}."
+        )
+    edges = found.astype(np.int64)
+    wrong = np.flatnonzero(np.diff(edges) < 0)
+    if edges[0] != 0 or wrong.size:
+        at = int(wrong[0]) + 1 if wrong.size else 0
+        raise ValueError(
+            "blocks must begin with 0 and never decrease (they are the first key of each block, and the end), but "
+            f"blocks[{at}] is {edges[at]}" + (f" after {edges[at - 1]}." if at else ".")
+        )
+    _check_sizes(n=edges.item(-1))
+    edges.flags.writeable = False
+    return edges
