@@ -13,7 +13,7 @@ from penstock.formats._index import shown
 from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, find_messages
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+from penstock.formats._table import KEEP, Table, deserialized, need_pyarrow, serialized, unreadable
 
 
 class Arrow(Table):
@@ -144,27 +144,13 @@ class Arrow(Table):
         state = super().__getstate__()
         state["_map"] = None
         if self._batches is not None:
-            state["_batches"] = _serialized(self.schema, self._batches)
+            state["_batches"] = serialized(self.schema, self._batches)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import pyarrow as pa
-
         super().__setstate__(state)
         if self._batches is not None:
-            with pa.ipc.open_stream(pa.py_buffer(self._batches)) as stream:
-                self._batches = list(stream)
+            self._batches = deserialized(self._batches)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._files else f"{type(self).__name__}({len(self):,} samples in memory)"
-
-
-def _serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return np.frombuffer(sink.getvalue(), np.uint8)

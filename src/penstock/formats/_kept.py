@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -33,6 +33,15 @@ class Kept(Generic[T]):
 
     def __contains__(self, number: int) -> bool:
         return number in self._values
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(tuple(self._values))
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                _, nbytes = self._values.pop(number, (None, 0))
+                self._nbytes -= nbytes
 
     def get(self, number: int, read: Callable[[int], tuple[T, int]]) -> T:
         """The value; if it is not kept, `read(number)` returns it with its number of bytes."""

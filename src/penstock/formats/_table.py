@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -17,6 +18,7 @@ from penstock.errors import FormatError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._kept import Kept
+from penstock.formats._shared import Shared
 from penstock.source._array import checked_keys
 
 if TYPE_CHECKING:
@@ -60,11 +62,12 @@ class Table(Format):
 
     def _set_kept(self) -> None:
         self._kept: Kept[Block] = Kept(self.keep)
+        self._shared: Shared | None = None
         self._decoded = self._used = 0  # rows
         self._is_judged = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -119,7 +122,7 @@ class Table(Format):
 
         expected = int(self._starts[number + 1] - self._starts[number])
         try:
-            batch = self._read(number)
+            batch, is_elsewhere = self._batch(number)
             batch.validate()
             if batch.num_rows != expected:
                 raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
@@ -128,11 +131,29 @@ class Table(Format):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
+        return block, _VIEW if is_elsewhere else batch.nbytes
+
+    def _batch(self, number: int) -> tuple[Any, bool]:
+        """The record batch of a block, and whether it is in memory that other processes have as well."""
         if self._is_mapped(number):
-            return block, _VIEW
-        self._decoded += expected
+            return self._read(number), True
+        if self._shared is None:
+            self._shared = Shared(self._identity(), self.keep)
+        found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
+        if found is None:
+            return self._decode(number), False
+        self._kept.drop({*self._kept} - self._shared.wanted())
+        return deserialized(found)[0], True
+
+    def _decode(self, number: int) -> Any:
+        self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
-        return block, batch.nbytes
+        return self._read(number)
+
+    def _identity(self) -> str:
+        """The same in all processes that read the same columns of the same files."""
+        about = type(self).__name__, self.columns, [(file.path, file.size, file.modified) for file in self._files]
+        return blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def _check_use(self) -> None:
         """Warns, once, if blocks are decoded again and again for a few of their rows."""
@@ -227,6 +248,25 @@ class Table(Format):
         first = self[0] if len(self) else {}
         shapes = {name: getattr(value, "shape", None) for name, value in first.items()}
         return tuple(FieldInfo(each.name, form_of(each.type), shapes.get(each.name)) for each in self.schema)
+
+
+def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
+    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def deserialized(data: Any) -> list[Any]:
+    """The batches, as views of these bytes."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        return list(stream)
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
