@@ -150,7 +150,7 @@ def test_the_first_key_of_a_block_is_as_often_in_the_first_turn_of_its_block_as_
         place = int(np.flatnonzero(all_keys(order, epoch) == 0)[0])
         if stop[0] - first[0] == 8:  # not the first or last group, which have one turn
             early, late = early + (place < first[0] + 4), late + (place >= first[0] + 4)
-    assert early + late > 300
+    assert early + late > 250
     assert abs(early - late) < 4 * math.sqrt(early + late)
 
 
