@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_the_next_blocks_fit_into_the_window_too(order: BlockOrder, epoch: int) 
     """A reader that fetches what the next turn needs, while it still holds what this one needs."""
     first, stop = order.spans(epoch)
     turns = np.unique(first[first < stop])
-    for one, after in zip(turns, turns[1:], strict=False):
+    for one, after in pairwise(turns):
         needed = np.count_nonzero((first <= after) & (one < stop) & (first < stop))
         assert needed <= (order.window if order.window >= 3 else order.window + 1)
 
@@ -97,7 +98,7 @@ def test_a_stride_is_a_permutation_and_its_products_fit(sizes: list[int], key: i
     strides = _strides(np.array(sizes), hashes(key, np.arange(len(sizes)))).tolist()
     for size, stride in zip(sizes, strides, strict=True):
         assert math.gcd(size, stride) == 1
-        assert 1 <= stride and (size - 1) * stride + size < 1 << 63
+        assert stride >= 1 and (size - 1) * stride + size < 1 << 63
 
 
 # Statistics, with a fixed seed: they cannot fail by chance.
