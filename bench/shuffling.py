@@ -1,9 +1,9 @@
 """How well orders shuffle: `python -m bench.shuffling` beside a full shuffle and the shuffle buffers of streams.
 
 1,000 blocks of 1,000 samples, one after the other in their files. All orders but the full shuffle read the blocks in
-random order. The buffers are written from the documented behaviour of their libraries, and hold as many samples as the
-window of blocks beside them. A stream has a buffer in each worker, and a batch is from one of them: with 4 workers each
-has a quarter of the samples and of the blocks, and their batches come in turn.
+random order. The buffers are written from the documented behaviour of their libraries, and hold as many samples as
+the window of blocks beside them. A stream has a buffer in each worker, and a batch is from one of them: with 4
+workers each has a quarter of the samples and of the blocks, and their batches come in turn.
 
 - "same block": how often two samples that follow each other are of one block.
 - "blocks in a batch": different blocks in a batch of 256.

@@ -41,7 +41,7 @@ class BlockOrder:
     """
 
     # Refused: a second full shuffle, within each group, instead of the stride. Each key would cost another
-    # permutation, and the halves of a group would have less equal shares of each block.
+    # permutation, and the halves of a group would not have more equal shares of each block.
 
     edges: NDArray[np.int64]
     window: int
@@ -131,8 +131,8 @@ class _Layout(NamedTuple):
 _BLOCKS, _TURN, _STRIDE, _OFFSET = range(4)
 
 
-# O(number of blocks) to make. Two epochs of several loaders fit.
-@lru_cache(maxsize=8)
+# O(number of blocks) to make, and 32 bytes for each block. Two epochs of two loaders fit.
+@lru_cache(maxsize=4)
 def _layout(order: BlockOrder, epoch: int) -> _Layout:
     key, edges = mix(order.seed, epoch), order.edges
     blocks = len(edges) - 1
