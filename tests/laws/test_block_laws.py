@@ -67,10 +67,10 @@ def test_at_any_position_at_most_a_window_of_blocks_is_live(order: BlockOrder, e
 @law
 @given(order=block_orders(), epoch=st.integers(0, 3))
 def test_the_next_blocks_fit_into_the_window_too(order: BlockOrder, epoch: int) -> None:
-    """A reader that fetches what the next turn needs, while it still holds what this one needs."""
+    """A reader that fetches what the next stretch needs, while it still holds what this one needs."""
     first, stop = order.spans(epoch)
-    turns = np.unique(first[first < stop])
-    for one, after in pairwise(turns):
+    stretches = np.unique(first[first < stop])
+    for one, after in pairwise(stretches):
         needed = np.count_nonzero((first <= after) & (one < stop) & (first < stop))
         assert needed <= (order.window if order.window >= 3 else order.window + 1)
 
@@ -118,7 +118,7 @@ def test_a_key_and_a_block_are_equally_likely_anywhere_in_an_epoch() -> None:
     for key in (0, 21, 47):
         assert excess(np.bincount(np.nonzero(orders == key)[1], minlength=48), epochs / 48, 47) < 4
     spans = np.array([EQUAL.spans(epoch)[0] for epoch in range(epochs)])
-    for block in (0, 5):  # six groups: two begin with the epoch, and each of the others has a turn of its own
+    for block in (0, 5):  # six groups: two begin with the epoch, and each of the others has a stretch of its own
         counts = np.unique(spans[:, block], return_counts=True)[1]
         assert excess(counts, epochs * np.array([2, 1, 1, 1, 1]) / 6, 4) < 4  # type: ignore[arg-type]
 
@@ -136,7 +136,7 @@ def test_two_keys_of_a_block_are_as_often_in_one_turn_as_in_two() -> None:
     for block in range(40):
         edges = sorted({*first.tolist(), int(stop.max())})
         inside = [edge for edge in edges if first[block] < edge < stop[block]]
-        if len(inside) == 1:  # not in the first or last group, which have one turn
+        if len(inside) == 1:  # not in the first or last group, which have one stretch
             shares.append((places[block] < inside[0]).mean())
     assert len(shares) == 30
     assert max(abs(share - 0.5) for share in shares) < 0.15
@@ -149,7 +149,7 @@ def test_the_first_key_of_a_block_is_as_often_in_the_first_turn_of_its_block_as_
     for epoch in range(400):
         first, stop = order.spans(epoch)
         place = int(np.flatnonzero(all_keys(order, epoch) == 0)[0])
-        if stop[0] - first[0] == 8:  # not the first or last group, which have one turn
+        if stop[0] - first[0] == 8:  # not the first or last group, which have one stretch
             early, late = early + (place < first[0] + 4), late + (place >= first[0] + 4)
     assert early + late > 250
     assert abs(early - late) < 4 * math.sqrt(early + late)
