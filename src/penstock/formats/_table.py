@@ -164,9 +164,8 @@ class Table(Format):
             per_row = self._decoded * (len(self._starts) - 1) / len(self) / self._used
             warn_caller(
                 f"{type(self).__name__} decodes {per_row:.1f} {self._part}s for each row that is read: the order "
-                f"is random, and the {self._part}s do not fit into keep={self.keep:,} bytes. Raise keep=, write "
-                f"smaller {self._part}s, or write the table as an Arrow file without compression, which is not "
-                "decoded (see docs/tables.md).",
+                f"is random, and the {self._part}s do not fit into keep={self.keep:,} bytes. Use "
+                f'shuffle="blocks", raise keep=, or write smaller {self._part}s (see docs/blocks.md).',
                 UserWarning,
             )
 

@@ -26,11 +26,11 @@ class BlockOrder:
 
     `edges` has the first key of each block, and the end. `window` is the number of blocks that a reader holds.
 
-    The blocks are put into a random order and cut into groups of a third of the window. A turn is the part of the
+    The blocks are put into a random order and cut into groups of a third of the window. A stretch is the part of the
     epoch from the middle of one group to the middle of the next, and its positions are shuffled. Which half of its
-    group a sample is in is random too. So all samples of a turn come from two groups, a group is needed for two
-    turns, and the last third of the window is free for the group that is needed next. With at most `window` blocks
-    there is one group: all samples are shuffled together.
+    group a sample is in is random too. So all samples of a stretch come from two groups, a group is needed for two
+    stretches, and the last third of the window is free for the group that is needed next. If there are at most
+    `window` blocks, they are one group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -41,7 +41,7 @@ class BlockOrder:
     """
 
     # Refused: a second full shuffle, within each group, instead of the stride. Each key would cost another
-    # permutation, and the halves of a group would have less equal shares of each block.
+    # permutation, and the halves of a group would not have more equal shares of each block.
 
     edges: NDArray[np.int64]
     window: int
@@ -68,48 +68,49 @@ class BlockOrder:
         places = _checked(positions, self.size(epoch))
         if not places.size:
             return places
-        return _layout(self, epoch).keys(places)
+        return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """For each block, the first position of the epoch that may need it, and the position after the last.
 
         At any position at most `window` blocks are between the two.
         """
-        layout = _layout(self, epoch)
-        # The number of each group, for each block in the order of the epoch.
-        groups = np.repeat(np.arange(len(layout.sizes)), np.diff(_group_ends(len(layout.shifts), self.window)))
-        last = len(layout.turns) - 2
+        arranged = _arrangement(self, epoch)
+        numbers, stretches = arranged.numbers, arranged.stretches
+        blocks, last = len(numbers), len(stretches) - 2
+        in_groups = np.diff(_group_ends(blocks, self.window))
+        groups = np.repeat(np.arange(len(in_groups)), in_groups)  # the group of each block, in the order of the epoch
         before = groups if self.window == 1 else groups - 1
-        first, stop = np.empty((2, len(layout.shifts)), np.int64)
-        first[layout.numbers] = layout.turns[before.clip(0, last)]
-        stop[layout.numbers] = layout.turns[groups.clip(0, last) + 1]
+        first, stop = np.empty((2, blocks), np.int64)
+        first[numbers] = stretches[before.clip(0, last)]
+        stop[numbers] = stretches[groups.clip(0, last) + 1]
         return first, stop
 
 
-class _Layout(NamedTuple):
+class _Arrangement(NamedTuple):
     """The blocks of one epoch, one after the other in random order: a place is a number in this sequence."""
 
     key: int
     numbers: NDArray[np.int64]  # of the blocks
+    stretches: NDArray[np.int64]  # the first place of each stretch, and the end
     starts: NDArray[np.int64]  # the first place of each block, and the end
     shifts: NDArray[np.int64]  # of each block: key minus place
     groups: NDArray[np.int64]  # the first place of each group, and the end
     sizes: NDArray[np.int64]  # of the groups, at least 1
     strides: NDArray[np.int64]  # of the groups: see `_strides`
     offsets: NDArray[np.int64]
-    turns: NDArray[np.int64]  # the first place of each turn, and the end
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The keys at these positions, in place."""
-        turns = self.turns.searchsorted([positions.min(), positions.max()], "right") - 1
-        low, high = turns.tolist()
+        stretches = self.stretches.searchsorted([positions.min(), positions.max()], "right") - 1
+        low, high = stretches.tolist()
         if low == high:  # as for most batches
             places = self._shuffled(low, positions)
         else:
-            turns, places = self.turns.searchsorted(positions, "right") - 1, positions
-            for turn in np.unique(turns).tolist():
-                chosen = turns == turn
-                places[chosen] = self._shuffled(turn, positions[chosen])
+            stretches, places = self.stretches.searchsorted(positions, "right") - 1, positions
+            for stretch in np.unique(stretches).tolist():
+                chosen = stretches == stretch
+                places[chosen] = self._shuffled(stretch, positions[chosen])
         groups = self.groups.searchsorted(places, "right") - 1
         firsts = self.groups[groups]
         places -= firsts
@@ -120,35 +121,34 @@ class _Layout(NamedTuple):
         places += self.shifts[self.starts.searchsorted(places, "right") - 1]
         return places
 
-    def _shuffled(self, turn: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        first, stop = self.turns[turn : turn + 2].tolist()
-        places: NDArray[np.int64] = _permutation(stop - first, mix(self.key, _TURN, turn)).at(positions - first)
+    def _shuffled(self, stretch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, stop = self.stretches[stretch : stretch + 2].tolist()
+        places: NDArray[np.int64] = _permutation(stop - first, mix(self.key, _STRETCH, stretch)).at(positions - first)
         places += first
         return places
 
 
 # Each use of randomness in an epoch has a key of its own.
-_BLOCKS, _TURN, _STRIDE, _OFFSET = range(4)
+_BLOCKS, _STRETCH, _STRIDE, _OFFSET = range(4)
 
 
-# O(number of blocks) to make. Two epochs of several loaders fit.
-@lru_cache(maxsize=8)
-def _layout(order: BlockOrder, epoch: int) -> _Layout:
+# O(number of blocks) to make, and 32 bytes for each block. Two epochs of two loaders fit.
+@lru_cache(maxsize=4)
+def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
     key, edges = mix(order.seed, epoch), order.edges
     blocks = len(edges) - 1
     numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
     starts = np.concatenate([[0], np.diff(edges)[numbers].cumsum()])
     groups = starts[_group_ends(blocks, order.window)]
     middles = (groups[:-1] + groups[1:]) // 2
-    # The first turn begins with the first group and the last turn ends with the last one: they have two groups too.
-    turns = groups if order.window == 1 else np.concatenate([[0], middles[1:-1], edges[-1:]])
+    # The first stretch has all of the first group, and the last stretch all of the last: they mix two groups too.
+    stretches = groups if order.window == 1 else np.concatenate([[0], middles[1:-1], edges[-1:]])
     sizes = np.diff(groups).clip(1)
     each = np.arange(len(sizes))
     offsets = (hashes(mix(key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
     strides = _strides(sizes, hashes(mix(key, _STRIDE), each))
-    return _Layout(
-        key, numbers, starts, edges[:-1][numbers] - starts[:-1], groups, sizes, strides, offsets, turns
-    )
+    shifts = edges[:-1][numbers] - starts[:-1]
+    return _Arrangement(key, numbers, stretches, starts, shifts, groups, sizes, strides, offsets)
 
 
 def _group_ends(blocks: int, window: int) -> NDArray[np.int64]:
