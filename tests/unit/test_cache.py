@@ -321,12 +321,13 @@ def test_the_bytes_are_counted_again_after_a_change_that_was_cut_off(tmp_path: P
         assert sum(path.stat().st_size for path in pieces(tmp_path)) <= 1000
 
 
-def test_has_room_is_about_the_limit_if_nothing_is_planned(tmp_path: Path) -> None:
+def test_room_is_about_the_limit_if_nothing_is_planned(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1000)
     cache.get("a", lambda: bytes(600))
-    assert cache.has_room("b", 300)
-    assert cache.has_room("b", 900)  # "a" is in no agenda
-    assert not cache.has_room("b", 1000)
+    b = digest_of("b")
+    assert cache.room().take(b, 300)
+    assert cache.room().take(b, 900)  # "a" is in no agenda
+    assert not cache.room().take(b, 1000)
 
 
 def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock._at_work import at_work
 from penstock._cache import pieces
-from penstock._cache.folder import Folder
+from penstock._cache.folder import Folder, Room
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
 from penstock._interrupts import with_loan
@@ -90,9 +90,9 @@ class Cache:
         """Whether the piece is in the folder."""
         return os.path.exists(self._folder.piece(digest_of(name)))
 
-    def has_room(self, name: str, nbytes: int) -> bool:
-        """Whether a piece can be fetched now, and no piece be evicted for it that is needed earlier."""
-        return self._folder.has_room(nbytes, digest_of(name))
+    def room(self) -> Room:
+        """What there is room for."""
+        return self._folder.room()
 
     # A piece that is not mapped here.
 

@@ -41,6 +41,38 @@ class Listed(NamedTuple):
     agendas: list[Agenda]
 
 
+class Room:
+    """What there is room for in a folder, with the pieces and the agendas that were there at some moment."""
+
+    def __init__(self, listed: Listed, limit: int) -> None:
+        self._listed, self._limit = listed, limit
+
+    def take(self, digest: str, nbytes: int) -> bool:
+        """Whether a piece that is needed later can be fetched now. If so, its room is taken.
+
+        Not if a piece would have to be evicted for it that is needed before it. A piece that is coming counts, too.
+        """
+        found = self._listed
+        over = sum(found.sizes) + nbytes + pieces.EXTRA - self._limit
+        if over > 0:
+            order, spare = ranking(found.digests, found.times, found.agendas, digest)
+            for at in order.tolist():
+                if over <= 0 or not spare[at]:
+                    break
+                over -= found.sizes[at]
+        if over <= 0:
+            self.add(digest, nbytes)
+        return over <= 0
+
+    def add(self, digest: str, nbytes: int) -> None:
+        """The piece is coming, if it is not there already."""
+        found = self._listed
+        if digest not in found.digests:
+            found.digests.append(digest)
+            found.sizes.append(nbytes + pieces.EXTRA)
+            found.times.append(0)
+
+
 class Folder:
     """The bytes of all pieces stay below `limit`, but for pieces that are being written."""
 
@@ -108,19 +140,8 @@ class Folder:
                 evicted += 1
         return total, evicted
 
-    def has_room(self, size: int, digest: str) -> bool:
-        """Whether a piece of so many bytes, which is needed later, can be fetched now.
-
-        Not if a piece would be evicted for it that is needed before it.
-        """
-        found = self.listed()
-        over = sum(found.sizes) + size + pieces.EXTRA - self.limit
-        order, spare = ranking(found.digests, found.times, found.agendas, digest)
-        for at in order.tolist():
-            if over <= 0 or not spare[at]:
-                break
-            over -= found.sizes[at]
-        return over <= 0
+    def room(self) -> Room:
+        return Room(self.listed(), self.limit)
 
     def listed(self) -> Listed:
         """The pieces, and the agendas of live loaders. What dead processes have left is deleted."""
