@@ -91,17 +91,21 @@ class Remote:
         return bytes([block % 256]) * NBYTES
 
 
-def read(order: Any, remote: Remote, room: int, epochs: int, ahead: int, at_once: int) -> list[int]:
-    """Reads all epochs, a key at a time, as a loader and its scout do. Returns the blocks in the order of their use."""
-    steps, used = 0, []
-    forecast = Forecast(OrderPlan(order), 0, lambda: steps)
+def read(order: Any, remote: Remote, room: int, epochs: int, at_once: int, ahead: int, near: int = 0) -> list[int]:
+    """Reads all epochs, a key at a time, as a loader and its scout do. Returns the blocks, in the order of use."""
+    done, used = [0], list[int]()  # done: steps of the last epoch
+
+    def steps() -> int:
+        return done[-1]
+
+    forecast = Forecast(OrderPlan(order), 0, steps)
     with tempfile.TemporaryDirectory() as folder:
         cache = Cache(folder, room * (NBYTES + EXTRA))
-        lookout, publisher = Lookout(forecast, remote, cache, ahead), Publisher(folder)
+        lookout, publisher = Lookout(forecast, remote, cache, ahead, near), Publisher(folder)
         for epoch in range(epochs):
-            steps = 0
+            done.append(0)
             if epoch:
-                assert forecast.continues(OrderPlan(order), epoch, lambda: steps)
+                assert forecast.continues(OrderPlan(order), epoch, steps)
             for key in order.at(epoch, np.arange(order.size(epoch))).tolist():
                 agenda = lookout.agenda()
                 if agenda is not None:
@@ -113,7 +117,7 @@ def read(order: Any, remote: Remote, room: int, epochs: int, ahead: int, at_once
                 used.append(block)
                 assert cache.get(f"{block}", partial(remote.make, block))[0] == block
                 remote.early.discard(block)
-                steps += 1
+                done[-1] += 1
         publisher.close()
     return used
 
@@ -133,9 +137,28 @@ def test_with_a_forecast_as_few_pieces_are_fetched_as_possible(
     remote = Remote(blocks, rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MOST_MAPPED", 0)  # otherwise evicted pieces would still be there
-        used = read(Shuffled(blocks * rows, seed), remote, room, 3, ahead, at_once)
+        used = read(Shuffled(blocks * rows, seed), remote, room, 3, at_once, ahead)
     # Some are there for the fourth epoch already.
     assert remote.fetched - len(remote.early) == fewest(used, room)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    blocks=st.integers(1, 12),
+    rows=st.integers(1, 3),
+    room=st.integers(1, 12),
+    near=st.integers(0, 4),
+    seed=st.integers(0, 1 << 30),
+    at_once=st.integers(1, 3),
+)
+def test_what_is_fetched_early_costs_no_more_than_the_room_it_takes(
+    blocks: int, rows: int, room: int, near: int, seed: int, at_once: int
+) -> None:
+    remote = Remote(blocks, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_MAPPED", 0)
+        used = read(Shuffled(blocks * rows, seed), remote, room, 3, at_once, 1 << 30, near * NBYTES)
+    assert fewest(used, room) <= remote.fetched - len(remote.early) <= fewest(used, max(1, room - near))
 
 
 def test_three_shuffled_epochs_with_half_of_the_data_cost_fewer_downloads_than_by_age(
@@ -143,6 +166,6 @@ def test_three_shuffled_epochs_with_half_of_the_data_cost_fewer_downloads_than_b
 ) -> None:
     monkeypatch.setattr(module, "_MOST_MAPPED", 0)
     remote = Remote(24, 4)
-    used = read(Shuffled(96, 7), remote, 12, 3, 1 << 30, 2)
+    used = read(Shuffled(96, 7), remote, 12, 3, 2, 1 << 30)
     assert remote.fetched - len(remote.early) == fewest(used, 12)
     assert remote.fetched < 0.75 * by_age(used, 12)

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock._cache import cache as module
 from penstock._cache.cache import Cache, digest_of
+from penstock._cache.folder import Folder
 
 
 def never() -> bytes:
@@ -335,5 +337,19 @@ def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:
     assert cache.fetch("a", lambda: b"1")
     assert cache.fetch("a", never)
     assert bytes(cache.get("a", never)) == b"1"
-    with pytest.warns(RuntimeWarning, match="larger than the cache"):
-        assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
+    assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
+
+
+def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the laws of the scout: another process made room between the rename and the next look at the file."""
+    add = Folder.add
+
+    def evicted_at_once(self: Folder, digest: str, buffers: Any) -> tuple[int, int]:
+        done = add(self, digest, buffers)
+        os.unlink(self.piece(digest))
+        return done
+
+    monkeypatch.setattr(Folder, "add", evicted_at_once)
+    assert bytes(Cache(tmp_path, 1000).get("a", lambda: [b"1", b"2"])) == b"12"

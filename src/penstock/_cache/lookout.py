@@ -1,8 +1,11 @@
 """Decides which pieces are fetched ahead of time, from the forecast of a loader and the pieces in the folder.
 
-This is the conservative way to prefetch (Cao, Felten, Karlin and Li, 1995): a piece is fetched as early as there is
-room for it, and the piece is evicted that would be evicted if the new one were fetched when it is needed. So no more
-pieces are fetched than if none were fetched early, and these are the fewest possible (Belady).
+A piece that is `near` is fetched if no piece must be evicted for it that is needed before it. Otherwise the wait for
+it would begin only when it is needed. It costs room: pieces wait in the cache for their use.
+
+Beyond, a piece is fetched as early as it does not cost anything (the conservative way: Cao, Felten, Karlin and Li,
+1995): if the piece can be evicted now that will be the best to evict when the new one is needed. With `near=0` as few
+pieces are fetched as if none were fetched early, and these are the fewest possible (Belady).
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ class InPieces(Protocol):
 
 
 class Lookout:
-    """`ahead`: how many bytes may be fetched before they are needed."""
+    """`ahead`: how many bytes may be fetched before they are needed; `near`: the first of these, see above."""
 
-    def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int) -> None:
+    def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
         self._forecast, self._dataset = forecast, dataset
         self._edges = np.asarray(dataset.blocks, np.int64)
-        self._ahead = min(ahead, cache.limit)
+        self._ahead, self._near = min(ahead, cache.limit), near
         self._digests: dict[int, list[str]] = {}  # by block
         self._uses: Uses | None = None
 
@@ -89,7 +92,7 @@ class Lookout:
                 room = self.cache.room()
                 for name, nbytes in coming.items():
                     room.add(digest_of(name), nbytes)
-            if not room.take(digest_of(piece.name), piece.nbytes):
+            if not room.take(digest_of(piece.name), piece.nbytes, waits=ahead > self._near):
                 break
             found.append(piece)
         return found

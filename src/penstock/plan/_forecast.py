@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,10 @@ from penstock.plan._plan import OrderPlan
 class Forecast:
     """The order of a loader, this epoch and all that follow, and how far the loader is.
 
-    A loader whose order is known in advance gives one to its dataset, if that has a method `__foresee__(forecast)`.
+    A loader whose order is known gives one to its dataset, if that has a method `__foresee__(forecast)`.
 
-    Epochs are counted through: position p of an epoch with the base b is the position b + p of the forecast. Positions
-    are those of all ranks together. Other threads may read a forecast while the loader runs.
+    Epochs are counted through: position p of an epoch with base b is position b + p of the forecast. Positions
+    are those of all ranks together. Other threads may read it while the loader runs.
 
     >>> from penstock.plan._order import Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
@@ -28,6 +29,8 @@ class Forecast:
     def __init__(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> None:
         # Replaced as a whole, so that another thread sees all of it or nothing.
         self._now = plan, epoch, 0, steps
+        self.counts: Any = None
+        """The loader's counters of what is fetched ahead of time (`CacheCounts`), if it has any."""
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
         """The loader begins an epoch, and has handed out `steps()` steps of it. False if it is not the next epoch."""
