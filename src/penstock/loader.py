@@ -16,6 +16,7 @@ import numpy as np
 from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
+from penstock._epoch.foresight import Foresight, foresee
 from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
@@ -295,6 +296,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
         self._measures.close()
+        if self._foresight is not None:
+            self._foresight.close()
 
     def __enter__(self) -> DataLoader[_T_co]:
         return self
@@ -363,7 +366,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning")
+        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning", "_foresight")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -381,6 +384,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
         self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
+        self._foresight: Foresight | None = None
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
@@ -414,6 +418,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)
                 measures.started(engine)
+                ahead = foresee(self._foresight, self._dataset, plan, progress, measures.meter.scouts)
+                self._foresight = reader.foresight = ahead
             except BaseException:
                 engine.close()
                 raise

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock._cache import cache as module
 from penstock._cache.cache import Cache, digest_of
+from penstock._cache.folder import Folder
 
 
 def never() -> bytes:
@@ -321,12 +323,13 @@ def test_the_bytes_are_counted_again_after_a_change_that_was_cut_off(tmp_path: P
         assert sum(path.stat().st_size for path in pieces(tmp_path)) <= 1000
 
 
-def test_has_room_is_about_the_limit_if_nothing_is_planned(tmp_path: Path) -> None:
+def test_room_is_about_the_limit_if_nothing_is_planned(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1000)
     cache.get("a", lambda: bytes(600))
-    assert cache.has_room("b", 300)
-    assert cache.has_room("b", 900)  # "a" is in no agenda
-    assert not cache.has_room("b", 1000)
+    b = digest_of("b")
+    assert cache.room().take(b, 300)
+    assert cache.room().take(b, 900)  # "a" is in no agenda
+    assert not cache.room().take(b, 1000)
 
 
 def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:
@@ -334,5 +337,19 @@ def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:
     assert cache.fetch("a", lambda: b"1")
     assert cache.fetch("a", never)
     assert bytes(cache.get("a", never)) == b"1"
-    with pytest.warns(RuntimeWarning, match="larger than the cache"):
-        assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
+    assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
+
+
+def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the laws of the scout: another process made room between the rename and the next look at the file."""
+    add = Folder.add
+
+    def evicted_at_once(self: Folder, digest: str, buffers: Any) -> tuple[int, int]:
+        done = add(self, digest, buffers)
+        os.unlink(self.piece(digest))
+        return done
+
+    monkeypatch.setattr(Folder, "add", evicted_at_once)
+    assert bytes(Cache(tmp_path, 1000).get("a", lambda: [b"1", b"2"])) == b"12"

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock._at_work import at_work
 from penstock._cache import pieces
-from penstock._cache.folder import Folder
+from penstock._cache.folder import Folder, Room
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
 from penstock._interrupts import with_loan
@@ -77,11 +77,11 @@ class Cache:
     def fetch(self, name: str, make: Make) -> bool:
         """Makes a piece for a later `get`, unless it is in the folder or another process is making it.
 
-        False if it could not be kept.
+        Returns False, without a warning, if it could not be kept.
         """
         digest = digest_of(name)
         try:
-            with_loan(self._folder.lock(digest, waits=False), self._made, digest, make)
+            with_loan(self._folder.lock(digest, waits=False), self._made, digest, make, False)
         except LockError as error:
             return error.is_taken
         return self.has(name)
@@ -90,9 +90,9 @@ class Cache:
         """Whether the piece is in the folder."""
         return os.path.exists(self._folder.piece(digest_of(name)))
 
-    def has_room(self, name: str, nbytes: int) -> bool:
-        """Whether a piece can be fetched now, and no piece be evicted for it that is needed earlier."""
-        return self._folder.has_room(nbytes, digest_of(name))
+    def room(self) -> Room:
+        """What there is room for."""
+        return self._folder.room()
 
     # A piece that is not mapped here.
 
@@ -115,7 +115,7 @@ class Cache:
         mapped = self._map(name, digest)
         return self._keep_loose(name, made) if mapped is None else mapped
 
-    def _made(self, digest: str, make: Make) -> list[memoryview]:
+    def _made(self, digest: str, make: Make, warns: bool = True) -> list[memoryview]:
         """The piece, which another process may have made before this one had the lock."""
         path = self._folder.piece(digest)
         with suppress(OSError, ValueError, MemoryError):
@@ -123,17 +123,15 @@ class Cache:
         buffers = self._call(make)
         size = sum(len(buffer) for buffer in buffers) + EXTRA
         if size > self.limit:
-            self._warn(
-                "large",
-                f"A piece of {size:,} bytes is larger than the cache in {self.path}, which has {self.limit:,}. It is "
-                "not kept, and every process fetches it for itself. Raise cache_bytes=.",
-            )
+            if warns:
+                self._warn_too_large(size)
             return buffers
         try:
-            self._counted().evicted += self._folder.add(digest, buffers)
-            self._sound[digest] = os.stat(path).st_ino
+            evicted, self._sound[digest] = self._folder.add(digest, buffers)
+            self._counted().evicted += evicted
         except OSError as error:
-            self._warn_not_kept(error)
+            if warns:
+                self._warn_not_kept(error)
         return buffers
 
     def _call(self, make: Make) -> list[memoryview]:
@@ -182,13 +180,24 @@ class Cache:
     def _counted(self) -> CacheCounts:
         """The counters of the worker that this thread is, if it is one."""
         source = at_work.source
-        return self.counts if source is None or source.cache is None else source.cache
+        counts = None if source is None else source.cache
+        if counts is None:
+            return self.counts
+        counts.changed = True
+        return counts
 
     def _warn_not_kept(self, error: OSError) -> None:
         self._warn(
             "kept",
             f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
             "process fetches them for itself. Make room on the disk, or give another folder as cache=.",
+        )
+
+    def _warn_too_large(self, size: int) -> None:
+        self._warn(
+            "large",
+            f"A piece of {size:,} bytes is larger than the cache in {self.path}, which has {self.limit:,}. It is not "
+            "kept, and every process fetches it for itself. Raise cache_bytes=.",
         )
 
     def _warn(self, kind: str, text: str) -> None:

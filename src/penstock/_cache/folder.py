@@ -41,6 +41,39 @@ class Listed(NamedTuple):
     agendas: list[Agenda]
 
 
+class Room:
+    """What there is room for in a folder, with the pieces and the agendas that were there at some moment."""
+
+    def __init__(self, listed: Listed, limit: int) -> None:
+        self._listed, self._limit = listed, limit
+
+    def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
+        """Whether a piece that is needed later can be fetched now. If so, its room is taken.
+
+        Not if a piece would have to be evicted for it that is needed before it. With `waits`, not either if a piece
+        that is used before it will be the better one to evict after that use. Pieces that are coming count, too.
+        """
+        found = self._listed
+        over = sum(found.sizes) + nbytes + pieces.EXTRA - self._limit
+        if over > 0:
+            order, spare = ranking(found.digests, found.times, found.agendas, digest)
+            for at in order.tolist():
+                if over <= 0 or (waits and not spare[at]):
+                    break
+                over -= found.sizes[at] if spare[at] else 0
+        if over <= 0:
+            self.add(digest, nbytes)
+        return over <= 0
+
+    def add(self, digest: str, nbytes: int) -> None:
+        """The piece is coming, if it is not there already."""
+        found = self._listed
+        if digest not in found.digests:
+            found.digests.append(digest)
+            found.sizes.append(nbytes + pieces.EXTRA)
+            found.times.append(0)
+
+
 class Folder:
     """The bytes of all pieces stay below `limit`, but for pieces that are being written."""
 
@@ -59,8 +92,10 @@ class Folder:
         """The lock of one piece: only the process that has it makes the piece."""
         return ByteLock(self._state, 1 + int(digest[:15], 16), waits=waits)
 
-    def add(self, digest: str, buffers: Sequence[Any]) -> int:
-        """Writes a piece, whose lock the caller has, and evicts others if they are too many. Returns how many.
+    def add(self, digest: str, buffers: Sequence[Any]) -> tuple[int, int]:
+        """Writes a piece, whose lock the caller has, and evicts others if they are too many.
+
+        Returns how many were evicted, and the number of the new file, which may be evicted in turn at any moment.
 
         Raises OSError if the piece cannot be written.
         """
@@ -76,11 +111,12 @@ class Folder:
             pieces.unlink(part)
             raise
 
-    def _insert(self, lock: ByteLock, digest: str, part: str) -> int:
+    def _insert(self, lock: ByteLock, digest: str, part: str) -> tuple[int, int]:
         if not self._is_swept:
             self.listed()
             self._is_swept = True
-        total, size, piece = self._total(lock.fd), os.stat(part).st_size, self.piece(digest)
+        total, about, piece = self._total(lock.fd), os.stat(part), self.piece(digest)
+        size = about.st_size
         with suppress(FileNotFoundError):
             total -= os.stat(piece).st_size  # it is damaged
         _write_total(lock.fd, total, is_changing=True)
@@ -89,7 +125,7 @@ class Folder:
             total, evicted = self._evict(size, digest)
         os.replace(part, piece)
         _write_total(lock.fd, total + size, is_changing=False)
-        return evicted
+        return evicted, about.st_ino
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
         """Makes room for so many bytes. Returns how many bytes are left, and how many pieces were evicted."""
@@ -108,19 +144,8 @@ class Folder:
                 evicted += 1
         return total, evicted
 
-    def has_room(self, size: int, digest: str) -> bool:
-        """Whether a piece of so many bytes, which is needed later, can be fetched now.
-
-        Not if a piece would be evicted for it that is needed before it.
-        """
-        found = self.listed()
-        over = sum(found.sizes) + size + pieces.EXTRA - self.limit
-        order, spare = ranking(found.digests, found.times, found.agendas, digest)
-        for at in order.tolist():
-            if over <= 0 or not spare[at]:
-                break
-            over -= found.sizes[at]
-        return over <= 0
+    def room(self) -> Room:
+        return Room(self.listed(), self.limit)
 
     def listed(self) -> Listed:
         """The pieces, and the agendas of live loaders. What dead processes have left is deleted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from penstock.stats._figures import Period, Spans, Stats, WorkerFigures
+from penstock.stats._figures import CacheFigures, Period, Spans, Stats, WorkerFigures
 from penstock.stats._units import count, seconds, share, size
 
 WIDTH = 100
@@ -58,6 +58,9 @@ def _periods(stats: Stats) -> Iterator[str]:
         for name, field in _TROUBLES.items()
         if any(numbers := [getattr(period, field) for period in columns.values()])
     ]
+    if any(period.cache for period in columns.values()):
+        caches = [period.cache or CacheFigures() for period in columns.values()]
+        rows += [(name, *map(show, caches)) for name, show in _CACHE]
     yield from _aligned(rows)
 
 
@@ -77,6 +80,16 @@ def _work(period: Period) -> str:
     return f"{seconds(period.works.total)} ({share(1 - period.waiting if period.works.total else 0.0)})"
 
 
+def _hits(cache: CacheFigures) -> str:
+    return f"{count(cache.hits)} ({share(cache.hits / max(1, cache.hits + cache.misses))})"
+
+
+_CACHE: tuple[tuple[str, Callable[[CacheFigures], str]], ...] = (
+    ("cache hits", _hits),
+    ("  waited for misses", lambda cache: seconds(cache.waited)),
+    ("  fetched", lambda cache: f"{count(cache.fetched)}, {size(cache.nbytes)}"),
+    ("  evicted", lambda cache: count(cache.evicted)),
+)
 _TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
 _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("batches", lambda period: count(period.batches)),
