@@ -14,6 +14,7 @@ __all__ = [
     "InternalError",
     "LoaderTimeout",
     "RecordError",
+    "RemoteError",
     "RemoteTraceback",
     "StateError",
     "UnshippableDataset",
@@ -61,6 +62,15 @@ class FormatError(ValueError):
 
 class RecordError(FormatError):
     """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
+
+
+class RemoteError(OSError):
+    """A file of a URL cannot be read. The message has the URL without credentials, and how often it was tried.
+
+    `changed` is True if the file is another one than when the dataset was made.
+    """
+
+    changed: bool = False
 
 
 class RemoteTraceback(Exception):

@@ -55,7 +55,7 @@ class Parquet(Table):
 
     def _set_kept(self) -> None:
         super()._set_kept()
-        self._metadata: Kept[Any] = Kept(_METADATA)
+        self._metadata: Kept[int, Any] = Kept(_METADATA)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

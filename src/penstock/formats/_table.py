@@ -59,7 +59,7 @@ class Table(Format):
         self._set_kept()
 
     def _set_kept(self) -> None:
-        self._kept: Kept[Block] = Kept(self.keep)
+        self._kept: Kept[int, Block] = Kept(self.keep)
         self._decoded = self._used = 0  # rows
         self._is_judged = False
 
