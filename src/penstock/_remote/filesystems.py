@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from penstock._remote.retry import Failed, Fault
-from penstock._remote.store import Stored
+from penstock._remote.store import Page, Stored
 
 # What fsspec's file systems call a mark of the content, the surest first.
 _TOKENS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "md5Hash", "content_md5", "checksum", "generation")
@@ -47,7 +48,7 @@ class FileSystem:
     def read(self, stored: Stored, start: int, stop: int) -> Any:
         try:
             if stored.key not in self._checked:
-                if self.find(stored.key) != stored:
+                if _differ(self.find(stored.key), stored):
                     raise Failed(Fault.CHANGED, "the file has another size or time now")
                 self._checked.add(stored.key)
             return self._system.cat_file(self._path(stored.key), start=start, end=stop)
@@ -55,13 +56,13 @@ class FileSystem:
             failed = _failed(error)
         raise failed
 
-    def below(self, prefix: str, deep: bool) -> Iterator[tuple[list[Stored], list[str]]]:
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
-            path = self._path(prefix)
+            path = self._path(folder)
             found = self._system.find(path, maxdepth=None if deep else 1, withdirs=not deep, detail=True)
             files = [self._stored(about) for about in found.values() if about["type"] == "file"]
             folders = [self._key(about["name"]) for about in found.values() if about["type"] == "directory"]
-            yield files, [each for each in folders if each.strip("/") != prefix.strip("/")]
+            yield Page(files, [each for each in folders if each.strip("/") != folder.strip("/")])
             return
         except Exception as error:
             failed = _failed(error)
@@ -76,8 +77,20 @@ class FileSystem:
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
     def _stored(self, about: Mapping[str, Any]) -> Stored:
-        token = next((f"{name} {about[name]}" for name in _TOKENS if about.get(name)), "")
+        token = next((f"{name} {_mark(about[name])}" for name in _TOKENS if about.get(name)), "")
         return Stored(self._key(about["name"]), about["size"], token)
+
+
+def _mark(value: Any) -> str:
+    """The value as text. A listing and a single question may give the same time in different types."""
+    seconds = value.timestamp() if isinstance(value, datetime) else value
+    return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
+
+
+def _differ(one: Stored, other: Stored) -> bool:
+    """True for different content. Marks of different kinds, as a listing may have, say nothing."""
+    kinds = {each.token.partition(" ")[0] for each in (one, other)}
+    return one.size != other.size or (len(kinds) == 1 and one.token != other.token)
 
 
 def _failed(error: Exception) -> Failed:

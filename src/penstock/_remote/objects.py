@@ -1,7 +1,7 @@
 """The only module that imports obstore: S3, Google Cloud Storage, Azure, and servers of files by http.
 
-obstore repeats failed requests by itself, but not those with the status 408 or 429. It is told not to, so that its tries
-and ours do not multiply, and all are counted.
+obstore repeats failed requests by itself, but not those with the status 408 or 429. It is told not to, so that its
+tries and ours do not multiply, and all are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock._remote.retry import Failed, Fault
-from penstock._remote.store import Stored
+from penstock._remote.store import Page, Stored
 from penstock._remote.urls import is_web
 from penstock.errors import RemoteError
 
@@ -70,14 +70,14 @@ class Objects:
             failed = _failed(error)
         raise failed
 
-    def below(self, prefix: str, deep: bool) -> Iterator[tuple[list[Stored], list[str]]]:
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
             if not deep:
-                page = self._store.list_with_delimiter(prefix or None)
-                yield list(map(_stored, page["objects"])), list(page["common_prefixes"])
+                page = self._store.list_with_delimiter(folder or None)
+                yield Page(list(map(_stored, page["objects"])), list(page["common_prefixes"]))
                 return
-            for objects in self._store.list(prefix or None, chunk_size=_PAGE):
-                yield list(map(_stored, objects)), []
+            for objects in self._store.list(folder or None, offset=after or None, chunk_size=_PAGE):
+                yield Page(list(map(_stored, objects)), [])
             return
         except Exception as error:
             failed = _failed(error)
@@ -118,7 +118,7 @@ def _basic(user: str) -> str:
 
 
 def _failed(error: Exception) -> Failed:
-    """What an error of obstore means. Its text has URLs and answers of servers, of which only a few words are kept."""
+    """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
     if isinstance(error, Failed):
         return error
     text, kind = str(error), type(error).__name__

@@ -42,11 +42,9 @@ class Patience:
 
         `dice` is a random number from 0 to 1: workers that failed together do not come back together.
         """
-        if fault is Fault.ODD:
-            again = failures < self.odd
-        else:
-            again = fault is Fault.PASSING and elapsed < self.seconds
-        if not again:
+        tries_left = fault is Fault.ODD and failures < self.odd
+        time_left = fault is Fault.PASSING and elapsed < self.seconds
+        if not tries_left and not time_left:
             return None
         longest = min(self.longest, self.first * 2 ** min(failures - 1, 30))
         return longest * (0.5 + 0.5 * dice)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
+from penstock._remote.parallel import Pause
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
 from penstock._remote.traffic import add
 from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
@@ -24,11 +25,18 @@ _OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # op
 
 
 class Stored(NamedTuple):
-    """An object of a store. `token` changes with its content: the ETag, or else the time; "" if the store has none."""
+    """An object of a store. `token` changes with its content: the ETag, else the time; "" if the store has neither."""
 
     key: str
     size: int
     token: str
+
+
+class Page(NamedTuple):
+    """A part of a listing. A listing that is not deep has the folders, too, instead of what is in them."""
+
+    objects: list[Stored]
+    folders: list[str]
 
 
 class Store(Protocol):
@@ -39,8 +47,8 @@ class Store(Protocol):
     def read(self, stored: Stored, start: int, stop: int) -> Any:
         """The bytes, as a buffer. Raises `Failed` if the object is not the one that was found before."""
 
-    def below(self, prefix: str, deep: bool) -> Iterator[tuple[list[Stored], list[str]]]:
-        """The objects below a folder by pages, each with the folders in it if the listing is not deep."""
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
+        """The objects below a folder whose keys follow `after`, by pages."""
 
 
 class Remote:
@@ -55,10 +63,10 @@ class Remote:
         self._process = 0
         self._lock = threading.Lock()
 
-    def find(self, key: str) -> Stored:
-        return self._tried(lambda store: store.find(key), f"the size of {self.shown(key)}", FINDING)
+    def find(self, key: str, pause: Pause = time.sleep) -> Stored:
+        return self._tried(lambda store: store.find(key), f"the size of {self.shown(key)}", FINDING, pause)
 
-    def read(self, stored: Stored, start: int, stop: int, pause: Callable[[float], object] = time.sleep) -> Any:
+    def read(self, stored: Stored, start: int, stop: int, pause: Pause = time.sleep) -> Any:
         """Exactly these bytes of an object, as a buffer. `pause` waits between two tries."""
         what = f"bytes {start:,} to {stop:,} of {self.shown(stored.key)}"
 
@@ -71,32 +79,34 @@ class Remote:
 
         return self._tried(read, what, READING, pause)
 
-    def below(self, prefix: str, deep: bool) -> Iterator[tuple[list[Stored], list[str]]]:
-        """The objects below a folder by pages, each with the folders in it if the listing is not deep.
+    @property
+    def sorts(self) -> bool:
+        """True if objects are listed in the order of their keys, and from any key on. (Directory buckets do not.)"""
+        return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
-        A page that fails is asked for again with all before it, which are not returned twice.
+    def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
+        """The objects below a folder by pages, those after a key; with the folders in it if the listing is not deep.
+
+        If a page fails, the listing begins again after the last page, or, where objects are not sorted, anew: then
+        some objects may come twice.
         """
-        what, pages = f"the list of objects below {self.shown(prefix)}", 0
+        what = f"the list of objects below {self.shown(folder)}"
+        listing: Iterator[Page] | None = None
 
-        def listing(store: Store) -> Iterator[tuple[list[Stored], list[str]]]:
-            listed = store.below(prefix, deep)
-            for _ in range(pages):
-                next(listed)
-            return listed
-
-        listed: Iterator[tuple[list[Stored], list[str]]] | None = None
-
-        def page(store: Store) -> tuple[list[Stored], list[str]] | None:
-            nonlocal listed
-            before, listed = listed, None  # after an error the old listing cannot go on
-            again = listing(store) if before is None else before
-            found = next(again, None)
-            listed = again
+        def next_page(store: Store) -> Page | None:
+            nonlocal listing
+            going_on, listing = listing, None  # after an error a listing cannot go on
+            if going_on is None:
+                going_on = store.below(folder, deep, after if self.sorts else "")
+            found = next(going_on, None)
+            listing = going_on
             return found
 
-        while (found := self._tried(page, what, FINDING if pages == 0 else READING)) is not None:
-            pages += 1
-            yield found
+        patience = FINDING
+        while (page := self._tried(next_page, what, patience, pause)) is not None:
+            yield page
+            patience = READING
+            after = page.objects[-1].key if page.objects else after
 
     def shown(self, key: str) -> str:
         """The URL of an object, for messages."""
@@ -112,7 +122,7 @@ class Remote:
         call: Callable[[Store], T],
         what: str,
         patience: Patience,
-        pause: Callable[[float], object] = time.sleep,
+        pause: Pause = time.sleep,
     ) -> T:
         """The answer of the store, after as many tries as it takes. `what` names what is asked for."""
         begun, failures = time.monotonic(), 0

@@ -12,8 +12,11 @@ _QUERY = re.compile(r"\?[\w.~-]+=.*", re.DOTALL)  # of other schemes than http: 
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,)]+")
 _WEB = ("http", "https")
 # Parameters that sign a URL, so that the same object has others tomorrow.
-_SIGNING = re.compile(r"x-(amz|goog|oss|cos|ms)-.*|sig|se|sp|sv|sr|st|spr|skoid|sktid|skt|ske|sks|skv|expires|signature"
-                      r"|policy|key-pair-id|awsaccesskeyid|googleaccessid|token|access_token|hdnts|hmac", re.IGNORECASE)  # fmt: skip
+_SIGNING = re.compile(
+    r"x-(amz|goog|oss|cos|ms)-.*|sig|se|sp|sv|sr|st|spr|skoid|sktid|skt|ske|sks|skv|expires|signature|policy"
+    r"|key-pair-id|awsaccesskeyid|googleaccessid|token|access_token|hdnts|hmac",
+    re.IGNORECASE,
+)
 
 
 class Parts(NamedTuple):

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[K, T]):
-    """Values by number, or by another key; each is read when it is asked for, and dropped when others were used more recently.
+    """Values by number or another key; each is read when it is asked for, and dropped when others were used later.
 
     At least one value is kept, however large. Several threads may ask at once: a value is then read by one of them,
     while the others wait for it. A forked child has the values of its parent, and locks of its own.

@@ -80,6 +80,27 @@ class RemoteFile(AnyFile):
             del view
         return list(map(bytes, found))
 
+    def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
+        """Reads the bytes from each start on into the row of `out` at its place."""
+        width = out.shape[1]
+        if len(starts) and (starts.min() < 0 or starts.max() + width > self.size):
+            self.beyond(int(starts.max()), width)
+        wanted: dict[Piece, list[int]] = {}
+        for number, start in enumerate(starts.tolist()):
+            for piece in self.pieces_of(start, start + width):
+                wanted.setdefault(piece, []).append(number)
+        views = in_parallel(self._view, wanted, THREADS)
+        for piece, numbers in wanted.items():
+            content = np.frombuffer(self._waited(lambda: next(views)), np.uint8)
+            begins = starts[numbers] - piece.start
+            whole = (begins >= 0) & (begins + width <= len(content))
+            if whole.any():
+                windows = np.lib.stride_tricks.as_strided(content, (len(content) - width + 1, width), (1, 1))
+                out[places[numbers][whole]] = windows[begins[whole]]
+            for begin, place in zip(begins[~whole].tolist(), places[numbers][~whole].tolist(), strict=True):
+                first, stop = max(begin, 0), min(begin + width, len(content))
+                out[place, first - begin : stop - begin] = content[first:stop]
+
     def peek(self, start: int, length: int) -> bytes:
         if start < 0 or length < 0 or start + length > self.size:
             self.beyond(start, length)
@@ -103,7 +124,7 @@ class RemoteFile(AnyFile):
         except RemoteError as error:
             if not error.changed:
                 raise
-        self.has_changed()
+        return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
         """The file with this suffix instead of its own."""
