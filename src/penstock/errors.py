@@ -15,6 +15,7 @@ __all__ = [
     "LoaderTimeout",
     "RecordError",
     "RemoteError",
+    "RemoteFileNotFound",
     "RemoteTraceback",
     "StateError",
     "UnshippableDataset",
@@ -71,6 +72,10 @@ class RemoteError(OSError):
     """
 
     changed: bool = False
+
+
+class RemoteFileNotFound(RemoteError, FileNotFoundError):
+    """A URL names no file."""
 
 
 class RemoteTraceback(Exception):

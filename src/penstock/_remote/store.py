@@ -13,7 +13,7 @@ from penstock._remote.parallel import Pause
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
 from penstock._remote.traffic import add
 from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
-from penstock.errors import RemoteError
+from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ _OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # op
 
 
 class Stored(NamedTuple):
-    """An object of a store. `token` changes with its content: the ETag, else the time; "" if the store has neither."""
+    """An object of a store. `token` changes with its content: the ETag, else the time; "" if there is neither."""
 
     key: str
     size: int
@@ -64,11 +64,11 @@ class Remote:
         self._lock = threading.Lock()
 
     def find(self, key: str, pause: Pause = time.sleep) -> Stored:
-        return self._tried(lambda store: store.find(key), f"the size of {self.shown(key)}", FINDING, pause)
+        return self._tried(lambda store: store.find(key), f"{self.shown(key)} cannot be found", FINDING, pause)
 
     def read(self, stored: Stored, start: int, stop: int, pause: Pause = time.sleep) -> Any:
         """Exactly these bytes of an object, as a buffer. `pause` waits between two tries."""
-        what = f"bytes {start:,} to {stop:,} of {self.shown(stored.key)}"
+        what = f"Bytes {start:,} to {stop:,} of {self.shown(stored.key)} cannot be read"
 
         def read(store: Store) -> Any:
             found = store.read(stored, start, stop)
@@ -90,7 +90,7 @@ class Remote:
         If a page fails, the listing begins again after the last page, or, where objects are not sorted, anew: then
         some objects may come twice.
         """
-        what = f"the list of objects below {self.shown(folder)}"
+        what = f"The files below {self.shown(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
 
         def next_page(store: Store) -> Page | None:
@@ -124,7 +124,7 @@ class Remote:
         patience: Patience,
         pause: Pause = time.sleep,
     ) -> T:
-        """The answer of the store, after as many tries as it takes. `what` names what is asked for."""
+        """The answer of the store, after as many tries as it takes. `what` says what fails."""
         begun, failures = time.monotonic(), 0
         while True:
             failed: Failed | None = None
@@ -146,10 +146,10 @@ class Remote:
     def _give_up(self, failed: Failed, what: str, failures: int, elapsed: float) -> NoReturn:
         came = scrubbed(failed.came, self._secrets()).rstrip(".")
         tried = "once" if failures == 1 else f"{failures} times in {elapsed:.0f} s"
-        text = f"{what} cannot be read: {came}. It was tried {tried}."
-        text = f"{text[0].upper()}{text[1:]} {failed.remedy}".rstrip()
+        text = f"{what}: {came}. It was tried {tried}."
+        text = f"{text} {failed.remedy}".rstrip()
         if failed.fault is Fault.MISSING:
-            raise FileNotFoundError(text)
+            raise RemoteFileNotFound(text)
         error = RemoteError(text)
         error.changed = failed.fault is Fault.CHANGED
         raise error

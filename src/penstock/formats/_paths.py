@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock._remote.urls import is_url, redacted, scheme_of
@@ -24,13 +25,10 @@ def find_files(
     `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors. `storage` has the
     options of the library that reads URLs.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike, AnyFile)) else list(paths)
-    if not given:
-        raise ValueError(f"{reader} needs at least one path, but got an empty list.")
     found: dict[tuple[str, str], AnyFile] = {}
     local: list[str] = []
     urls: list[str] = []
-    for path in given:
+    for path in _given(paths, reader):
         if isinstance(path, AnyFile):
             found[path.path, str(path.modified)] = path
             continue
@@ -43,11 +41,10 @@ def find_files(
     return [found[key] for key in sorted(found)]
 
 
-def expand(paths: FilePath | Iterable[FilePath], suffixes: Collection[str], reader: str) -> list[str]:
+def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
     """The local files that are meant, as absolute paths, sorted and each once."""
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found: set[str] = set()
-    for path in given:
+    for path in _given(paths, reader):
         text = _text(path, reader)
         if is_url(text):
             raise ValueError(
@@ -58,9 +55,16 @@ def expand(paths: FilePath | Iterable[FilePath], suffixes: Collection[str], read
     return sorted(found)
 
 
-def _text(path: FilePath, reader: str) -> str:
+def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
+    given: list[Any] = [paths] if isinstance(paths, (str, os.PathLike, AnyFile)) else list(paths)
+    if not given:
+        raise ValueError(f"{reader} needs at least one path, but got an empty list.")
+    return given
+
+
+def _text(path: FilePath | AnyFile, reader: str) -> str:
     """The path or URL; a file:// URL is a path."""
-    text = os.fspath(path)
+    text = path.path if isinstance(path, AnyFile) else os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"{reader} takes paths as str or os.PathLike, but got {path!r}.")
     if scheme_of(text) != "file":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
-from penstock.errors import FormatError
+from penstock.errors import FormatError, RemoteError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._kept import Kept
@@ -124,7 +124,7 @@ class Table(Format):
             if batch.num_rows != expected:
                 raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
             block = Block([cells(batch.column(name)) for name in self.columns])
-        except FormatError:
+        except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)

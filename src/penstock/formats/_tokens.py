@@ -37,9 +37,9 @@ class Tokens(Format):
     header are recognised, and the header is skipped.
 
     Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
-    when the first sample is read; remote files are read by pieces. Local files must not be cut off while they are in use: the system kills a process that
-    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
-    loader.
+    when the first sample is read, and must not be cut off while they are in use: the system kills a process that
+    reads beyond the end of a mapped file. Files of URLs are read by pieces; `storage` has the options of the store.
+    For torch, which cannot compute with uint16, pass `dtype="int64"` to the loader.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"

@@ -11,6 +11,7 @@ from penstock._remote.listing import listed
 from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
 from penstock._remote.urls import is_web
+from penstock.errors import RemoteFileNotFound
 from penstock.formats._index import shown
 from penstock.formats._pieces import PiecesInMemory
 from penstock.formats._remotefile import RemoteFile
@@ -53,7 +54,7 @@ class _Wanted:
             return None
         try:
             return self.remote.find(self._key, pause)
-        except FileNotFoundError:
+        except RemoteFileNotFound:
             if self._is_web:
                 if is_folder or self._is_pattern:
                     self._refuse_web()
