@@ -10,8 +10,8 @@ from penstock._remote.retry import Failed, Fault
 from penstock._remote.store import Page, Stored
 
 # What fsspec's file systems call a mark of the content, the surest first.
-_TOKENS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "md5Hash", "content_md5", "checksum", "generation")
-_TOKENS += ("mtime", "last_modified", "LastModified", "modified", "updated", "created")
+_SUMS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "md5Hash", "content_md5", "checksum", "generation")
+_TOKENS = (*_SUMS, "mtime", "last_modified", "LastModified", "modified", "updated", "created")
 _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "ClientOSError", "ClientPayloadError")
 
 

@@ -46,7 +46,7 @@ class Patience:
         time_left = fault is Fault.PASSING and elapsed < self.seconds
         if not tries_left and not time_left:
             return None
-        longest = min(self.longest, self.first * 2 ** min(failures - 1, 30))
+        longest = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         return longest * (0.5 + 0.5 * dice)
 
 

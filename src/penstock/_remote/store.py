@@ -17,6 +17,9 @@ from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
 
+Storage = Mapping[str, Any]
+"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
+
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
@@ -57,7 +60,7 @@ class Remote:
     Copies in other processes connect anew: the library's threads and connections do not survive a fork.
     """
 
-    def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, user: str, storage: Storage) -> None:
         self._root, self._user, self._storage = root, user, dict(storage)
         self._store: Store | None = None
         self._process = 0
@@ -175,7 +178,7 @@ class Remote:
         return f"Remote({redacted(self._root)!r})"
 
 
-def remotes(urls: Sequence[str], storage: Mapping[str, Any]) -> list[tuple[Remote, str]]:
+def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
     """The store of each URL, and the key in it. URLs of one store share it, and its connections."""
     stores: dict[tuple[str, str], Remote] = {}
     found = []
@@ -187,7 +190,7 @@ def remotes(urls: Sequence[str], storage: Mapping[str, Any]) -> list[tuple[Remot
     return found
 
 
-def _connect(root: str, user: str, storage: Mapping[str, Any]) -> Store:
+def _connect(root: str, user: str, storage: Storage) -> Store:
     scheme = scheme_of(root)
     if scheme in _OWN:
         from penstock._remote.objects import Objects

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import RemoteError
 from penstock.formats._files import File
 from penstock.formats._format import Format
 from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
 
 
@@ -94,6 +96,7 @@ class Arrow(Table):
             messages = find_messages(file, lambda start, stop: content.data[start:stop])
         else:
             messages = find_messages(file, look := look_ahead(file))
+            messages = replace(messages, held=bytes(look(*messages.schema)))
         try:
             if not messages.is_file:
                 count = len(messages.rows)
@@ -133,7 +136,8 @@ class Arrow(Table):
         """A stream with the schema, and these messages."""
         import pyarrow as pa
 
-        return pa.py_buffer(b"".join(bytes(self._bytes(number, a, b)) for a, b in [messages.schema, *extents]))
+        schema = messages.held or bytes(self._bytes(number, *messages.schema))
+        return pa.py_buffer(schema + b"".join(bytes(self._bytes(number, a, b)) for a, b in extents))
 
     def _read(self, block: int) -> Any:
         import pyarrow as pa
@@ -157,8 +161,8 @@ class Arrow(Table):
     def _whole_schema(self, number: int) -> Any:
         import pyarrow as pa
 
-        start, end = self._messages[number].schema
-        return pa.ipc.read_schema(pa.py_buffer(self._bytes(number, start, end)))
+        messages = self._messages[number]
+        return pa.ipc.read_schema(pa.py_buffer(messages.held or self._bytes(number, *messages.schema)))
 
     def _is_mapped(self, block: int) -> bool:
         return self._batches is not None or (self._is_local and self._is_plain(block))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 from penstock.random import each
 
 # The first bytes of compressed files, what compressed them, and the command that undoes it.

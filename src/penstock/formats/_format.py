@@ -9,9 +9,10 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.formats._files import AnyFile
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
-from penstock.formats._paths import Paths, Storage, find_files
+from penstock.formats._paths import Paths, find_files
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays, Index
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 
 _KIND = "lines-1"
 _PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache

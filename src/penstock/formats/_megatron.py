@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
 from penstock.formats._extents import Extents, compact
 from penstock.formats._files import AnyFile, File
 from penstock.formats._index import Arrays, cached_each, for_each
-from penstock.formats._paths import FilePath, Paths, Storage, find_files
+from penstock.formats._paths import FilePath, Paths, find_files
 from penstock.formats._remotefile import RemoteFile
 
 MAGIC = b"MMIDIDX\0\0"

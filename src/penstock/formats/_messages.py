@@ -44,6 +44,8 @@ class Messages:
     rows: NDArray[np.int64]
     compressed: NDArray[np.bool_]
     is_file: bool
+    held: bytes = b""
+    """The bytes of the schema, of a remote file."""
 
 
 Look = Callable[[int, int], Any]

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._chunks import Fetched, edges, extents
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
 from penstock.formats._kept import Kept
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
 from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
 

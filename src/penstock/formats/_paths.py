@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted, scheme_of
 from penstock.formats._files import AnyFile, File
-from penstock.formats._urls import Storage, find_remote
+from penstock.formats._urls import find_remote
 
 FilePath = str | os.PathLike[str]
 Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import penstock.formats as formats
+from penstock._remote.store import Storage
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
 from penstock.formats._archive import HEADER, is_archive
@@ -14,7 +15,7 @@ from penstock.formats._extents import refuse_compressed
 from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
-from penstock.formats._paths import Paths, Storage, expand, find_files
+from penstock.formats._paths import FilePath, expand, find_files
 
 # The format of a file by its first bytes, and by the end of its name.
 _BEGINNINGS = (
@@ -33,7 +34,7 @@ _PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
 _PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
 
 
-def open_files(path: Paths, settings: dict[str, Any]) -> Any:
+def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
     """The dataset of these files; `settings` are the arguments of its class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):

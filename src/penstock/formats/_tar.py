@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, member_at
 from penstock.formats._decoders import Decoder, decoded, decoders
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 
 _PIECE = 1 << 20
 

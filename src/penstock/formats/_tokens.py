@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock._fill.cast import BLOCK, Empty, Into
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import for_each
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._mapping import mapped
-from penstock.formats._paths import Paths, Storage
+from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
 from penstock.source._array import checked_keys
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
 
 from penstock._remote.listing import listed
 from penstock._remote.parallel import Pause, in_parallel
-from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
+from penstock._remote.store import IN_FLIGHT, Remote, Storage, Stored, remotes
 from penstock._remote.urls import is_web
 from penstock.errors import RemoteFileNotFound
 from penstock.formats._index import shown
 from penstock.formats._pieces import PiecesInMemory
 from penstock.formats._remotefile import RemoteFile
-
-Storage = Mapping[str, Any]
-"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
 
 _MAGIC = re.compile(r"[*?[]")
 
