@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,24 +23,49 @@ FAULTS = ("delay", "reset", "503", "429", "408", "hang up", "truncated", "short"
 FAULTS_OF_HEAD = FAULTS[:6]  # a wrong length in an answer without a body cannot be noticed
 
 
-class Server(ThreadingHTTPServer):
-    """Serves the files of a folder, with ranges, ETags and If-Match. `log` has the requests: method, path, range."""
+class Closing(ThreadingHTTPServer):
+    """A server that closes the connections that clients keep open, when it ends."""
 
     daemon_threads = True
     request_queue_size = 128
 
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self._open: set[socket.socket] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def process_request(self, request: Any, address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, address: Any) -> None:
+        """Nothing: a client that has gone is no error."""
+
+    def server_close(self) -> None:
+        super().server_close()
+        for each in list(self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class Server(Closing):
+    """Serves the files of a folder, with ranges, ETags and If-Match. `log` has the requests: method, path, range."""
+
     def __init__(self, folder: Path, **about: Any) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.folder, self.log = folder, list[tuple[str, str, str]]()
         self.headers = list[dict[str, str]]()
         self.etags: bool = about.get("etags", True)
         self.ranges: bool = about.get("ranges", True)
         self.status: Callable[[str], int] = about.get("status", lambda path: 0)
         self.latency: float = about.get("latency", 0.0)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,26 +120,21 @@ def serving(folder: Path, **about: Any) -> Iterator[Server]:
         yield server
 
 
-class Proxy(ThreadingHTTPServer):
+class Proxy(Closing):
     """Forwards requests to another server, and breaks a share of the answers. `faults` counts them by kind.
 
     The plan is a function of the seed and the number of the request. No more than `in_a_row` requests for one range
     are broken one after another.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, upstream: str, seed: int, share: float = 0.3, in_a_row: int = 3) -> None:
-        super().__init__(("127.0.0.1", 0), Breaking)
+        super().__init__(Breaking)
         self.upstream = upstream.removeprefix("http://")
         self.share, self.in_a_row = share, in_a_row
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._broken: Counter[tuple[str, ...]] = Counter()
         self.faults: Counter[str] = Counter()
         self.requests = 0
-
-    url = Server.url
 
     def fault(self, request: tuple[str, ...]) -> str:
         """What happens to a request; "" for nothing."""
@@ -204,7 +224,6 @@ def breaking(upstream: str, seed: int, **about: Any) -> Iterator[Proxy]:
 
 @contextmanager
 def _running(server: ThreadingHTTPServer) -> Iterator[None]:
-    server.handle_error = lambda *args: None  # type: ignore[method-assign]  # a client that has gone is no error
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

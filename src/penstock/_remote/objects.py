@@ -22,7 +22,7 @@ _PAGE = 1000  # objects: what S3 returns at once
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
-_CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)|error: (\w+)')
+_CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
 _AGAIN = {408, 425, 429}
 _SAID = {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "the answer broke off"}
 
