@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def connections_are_closed() -> Iterator[None]:
     """Waits for them: obstore closes those of a store that is gone in a thread of its own."""
     before = descriptors()
     yield
+    if descriptors() - before:
+        gc.collect()
     until = time.monotonic() + 5
     while descriptors() - before and time.monotonic() < until:
         time.sleep(0.01)

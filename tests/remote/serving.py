@@ -170,7 +170,7 @@ class Breaking(BaseHTTPRequestHandler):
 
     def _forward(self, fault: str) -> None:
         if fault == "delay":
-            time.sleep(0.2)
+            time.sleep(0.05)
         if fault in ("503", "429", "408"):
             return self._send(int(fault), [("Retry-After", "0")], b"busy", 4)
         if fault == "reset":
