@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._files import File
+from penstock._remote.store import Storage
+from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._paths import Paths
@@ -36,8 +37,8 @@ class Extents(Format):
     `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
     """
 
-    def __init__(self, paths: Paths, kind: str, make: Make) -> None:
-        super().__init__(paths)
+    def __init__(self, paths: Paths, kind: str, make: Make, storage: Storage | None) -> None:
+        super().__init__(paths, storage)
         self._set_indexes(cached_each(self._files, kind, make))
 
     def _set_indexes(self, indexes: list[Index]) -> None:
@@ -99,8 +100,8 @@ def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 
-def refuse_compressed(file: File) -> None:
-    begin = file.read(0, min(file.size, 8))
+def refuse_compressed(file: AnyFile) -> None:
+    begin = file.peek(0, min(file.size, 8))
     for magic, name, command in _COMPRESSED:
         if begin.startswith(magic):
             file.refused(

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._files import File
+from penstock._remote.store import Storage
+from penstock.formats._files import AnyFile
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
-from penstock.formats._paths import Paths, expand
+from penstock.formats._paths import Paths, find_files
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset
@@ -28,13 +29,14 @@ class Format(Dataset[Any]):
     """Ends of the names of files that are read if a folder is given."""
 
     _edges: NDArray[np.int64]
+    _files: list[AnyFile]
 
-    def __init__(self, paths: Paths) -> None:
-        self._files = [File(path) for path in expand(paths, self.suffixes, type(self).__name__)]
+    def __init__(self, paths: Paths, storage: Storage | None = None) -> None:
+        self._files = find_files(paths, self.suffixes, type(self).__name__, storage)
 
     @property
     def paths(self) -> list[str]:
-        """The files, as absolute paths."""
+        """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self._files]
 
     @property

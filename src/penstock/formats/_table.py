@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
-from penstock.errors import FormatError
+from penstock.errors import FormatError, RemoteError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._kept import Kept
@@ -61,7 +61,7 @@ class Table(Format):
         self._set_kept()
 
     def _set_kept(self) -> None:
-        self._kept: Kept[Block] = Kept(self.keep)
+        self._kept: Kept[int, Block] = Kept(self.keep)
         self._shared: Shared | None = None
         self._decoded = self._used = 0  # rows
         self._is_judged = False
@@ -127,7 +127,7 @@ class Table(Format):
             if batch.num_rows != expected:
                 raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
             block = Block([cells(batch.column(name)) for name in self.columns])
-        except FormatError:
+        except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
