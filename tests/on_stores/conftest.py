@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from remote.conftest import (  # noqa: F401
 )
 
 NGINX = """
+user {user}; # pytest's folders are closed to others
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
@@ -75,10 +77,7 @@ def nginx(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     command = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     assert command, "nginx is not installed: make remote"
     folder, port = tmp_path_factory.mktemp("nginx"), free_port()
-    served.chmod(0o755)
-    for above in served.parents[:3]:  # nginx reads as another user
-        above.chmod(above.stat().st_mode | 0o055)
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=port, root=served))
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=port, root=served, user=getpass.getuser()))
     with running([command, "-p", str(folder), "-c", "nginx.conf"], port, folder / "log") as url:
         yield url
 
