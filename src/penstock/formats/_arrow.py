@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import RemoteError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._files import File
 from penstock.formats._format import Format
 from penstock.formats._index import for_each
@@ -48,6 +49,8 @@ class Arrow(Table):
         *,
         keep: int = KEEP,
         storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
     ) -> None:
         need_pyarrow("Arrow")
         super().__init__(keep)
@@ -56,7 +59,7 @@ class Arrow(Table):
         if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
             self._from_table(table_or_paths, columns)
         else:
-            self._from_files(table_or_paths, columns, storage)
+            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes))
 
     def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
         import pyarrow as pa
@@ -74,10 +77,10 @@ class Arrow(Table):
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
 
-    def _from_files(self, paths: Paths, columns: Iterable[str] | None, storage: Storage | None) -> None:
+    def _from_files(self, paths: Paths, columns: Iterable[str] | None, access: Access) -> None:
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths, storage)
+        Format.__init__(self, paths, access)
         self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
         self._local = [file for file in self._files if isinstance(file, File)]
         numbers = {file: number for number, file in enumerate(self._files)}
@@ -157,6 +160,12 @@ class Arrow(Table):
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
         with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
             return stream.read_next_batch()
+
+    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
+        number = self._file_of.item(block)
+        messages = self._messages[number]
+        start, stop = messages.extents[self._part_of.item(block)].tolist()
+        return [(number, *each) for each in [*messages.dictionaries, (start, stop)]]
 
     def _whole_schema(self, number: int) -> Any:
         import pyarrow as pa

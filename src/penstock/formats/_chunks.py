@@ -40,12 +40,16 @@ def _chunks(group: Any, columns: Sequence[str] | None) -> Iterator[Extent]:
         yield start, start + chunk.total_compressed_size
 
 
-def edges(metadata: Any, columns: Sequence[str] | None, size: int) -> NDArray[np.int64]:
+def places(metadata: Any, columns: Sequence[str] | None) -> NDArray[np.int64]:
+    """The extents of each row group: number of the row group, first byte, and end."""
+    groups = range(metadata.num_row_groups)
+    found = [(group, *each) for group in groups for each in extents(metadata, group, columns)]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """The edges of pieces that begin and end with the columns of a row group, and are not longer than others."""
-    cuts = {0, size}
-    for group in range(metadata.num_row_groups):
-        for start, stop in extents(metadata, group, columns):
-            cuts |= {start, stop}
+    cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
     return np.concatenate([*parts, [size]]).astype(np.int64)

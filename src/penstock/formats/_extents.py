@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
+from penstock.formats._access import Access
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
@@ -37,15 +38,15 @@ class Extents(Format):
     `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
     """
 
-    def __init__(self, paths: Paths, kind: str, make: Make, storage: Storage | None) -> None:
-        super().__init__(paths, storage)
+    def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
+        super().__init__(paths, access)
         self._set_indexes(cached_each(self._files, kind, make))
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self._indexes = indexes
         self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
@@ -57,6 +58,13 @@ class Extents(Format):
         # Of the same dtype: else all of the index would be read and converted.
         begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
+
+    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
+        first, stop = (int(edge) for edge in self.blocks[block : block + 2])
+        number = bisect_right(self._edges, first) - 1
+        begin, last = first - int(self._edges[number]), stop - 1 - int(self._edges[number])
+        start, _ = self._extent(number, begin)
+        return [(number, start, sum(self._extent(number, last)))]
 
     def _count(self, index: Index) -> int:
         """The number of samples in a file."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from operator import index as as_int
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
+from penstock._cache.lookout import Wanted
+from penstock._cache.scout import Scout
+from penstock.formats._access import Access, PiecesOnDisk
 from penstock.formats._files import AnyFile
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.formats._paths import Paths, find_files
+from penstock.formats._remotefile import RemoteFile
+from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset
@@ -31,15 +36,15 @@ class Format(Dataset[Any]):
     _edges: NDArray[np.int64]
     _files: list[AnyFile]
 
-    def __init__(self, paths: Paths, storage: Storage | None = None) -> None:
-        self._files = find_files(paths, self.suffixes, type(self).__name__, storage)
+    def __init__(self, paths: Paths, access: Access) -> None:
+        self._files = find_files(paths, self.suffixes, type(self).__name__, access)
 
     @property
     def paths(self) -> list[str]:
         """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self._files]
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is what is best read together: here, a file."""
         return np.unique(self._edges)
@@ -69,6 +74,29 @@ class Format(Dataset[Any]):
         """The number of the file of each row, and the row in that file."""
         numbers = self._edges.searchsorted(rows, "right") - 1
         return numbers, rows - self._edges[numbers]
+
+    # Fetching ahead of time.
+
+    def __foresee__(self, forecast: Forecast) -> Any:
+        """Has pieces of remote files fetched before they are needed, if there is a cache for them."""
+        for file in self._files:
+            if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
+                return Scout(forecast, self, file.pieces.cache)
+        return None
+
+    def pieces_of(self, block: int) -> list[Wanted]:
+        """The pieces of remote files that hold a block."""
+        found = [(self._files[number], start, stop) for number, start, stop in self._extents_of(block)]
+        remote = [(file, file.pieces_of(start, stop)) for file, start, stop in found if isinstance(file, RemoteFile)]
+        return [
+            Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece))
+            for file, pieces in remote
+            for piece in pieces
+        ]
+
+    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
+        """The bytes of a block: the number of a file, the first byte, and the end."""
+        return []
 
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""

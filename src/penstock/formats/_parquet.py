@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
-from penstock.formats._chunks import Fetched, edges, extents
+from penstock.formats._access import Access, CachePath
+from penstock.formats._chunks import Fetched, edges, extents, places
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -27,6 +28,7 @@ _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _NOTHING = np.empty(0, np.uint8)
+_NOWHERE = np.empty((0, 3), np.int64)
 
 
 class Parquet(Table):
@@ -55,16 +57,19 @@ class Parquet(Table):
         *,
         keep: int = KEEP,
         storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
     ) -> None:
         need_pyarrow("Parquet")
         from penstock.formats._schema import common_schema
 
         columns = columns if columns is None or isinstance(columns, str) else list(columns)
-        Format.__init__(self, paths, storage)
+        Format.__init__(self, paths, Access(storage, cache, cache_bytes))
         super().__init__(keep)
         footers = list(for_each(lambda file: _footer(file, columns), self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
+        self._places = [footer.get("places", _NOWHERE) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
 
     def _set_kept(self) -> None:
@@ -91,6 +96,12 @@ class Parquet(Table):
         if len(batches) != 1:
             raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
         return batches[0]
+
+    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
+        number = self._file_of.item(block)
+        places = self._places[number]
+        first, stop = places[:, 0].searchsorted([self._part_of[block], self._part_of[block] + 1])
+        return [(number, *each) for each in places[first:stop, 1:].tolist()]
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self._files[number]
@@ -119,8 +130,9 @@ def _footer(file: AnyFile, columns: Sequence[str] | None) -> Mapping[str, NDArra
         return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
     end = _end(file)
     metadata = _metadata(file, end)
-    file.edges = edges(metadata, columns, file.size)
-    return {**_described(file, metadata), "end": np.frombuffer(end, np.uint8)}
+    found = places(metadata, columns)
+    file.edges = edges(found, file.size)
+    return {**_described(file, metadata), "end": np.frombuffer(end, np.uint8), "places": found}
 
 
 def _end(file: AnyFile) -> bytes:

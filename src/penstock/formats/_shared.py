@@ -8,7 +8,8 @@ block is a memfd as well, of the process that has decoded it; others open it the
     rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free)
 
 So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
-process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`): byte 0 is that of the rows, byte 1 + n that of block n.
+process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
+byte 0 is that of the rows, byte 1 + n that of block n.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._at_work import is_worker_process
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
+from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Shared
+from penstock.formats._shared import Board, Shared
+from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 
 if TYPE_CHECKING:
@@ -77,7 +81,7 @@ class Table(Format):
         self.schema = schema
         self.columns = list(schema.names)
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is decoded as a whole."""
         return self._starts
@@ -137,6 +141,8 @@ class Table(Format):
         """The record batch of a block, and whether it is in memory that other processes have as well."""
         if self._is_mapped(number):
             return self._read(number), True
+        if not is_worker_process():  # its threads have `_kept` in common
+            return self._decode(number), False
         if self._shared is None:
             self._shared = Shared(self._identity(), self.keep)
         found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
@@ -144,6 +150,19 @@ class Table(Format):
             return self._decode(number), False
         self._kept.drop({*self._kept} - self._shared.wanted())
         return deserialized(found)[0], True
+
+    def __foresee__(self, forecast: Forecast) -> Any:
+        """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
+        scout, board = super().__foresee__(forecast), self._watched(forecast)
+        watching = [each for each in (scout, board) if each is not None]
+        return _Watch(watching) if watching else None
+
+    def _watched(self, forecast: Forecast) -> Keeper | Board | None:
+        if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
+            return None
+        if hasattr(forecast.order, "spans"):
+            return Keeper(forecast, self._identity(), self.blocks, self._kept)
+        return Board(self._identity(), planned=False)
 
     def _decode(self, number: int) -> Any:
         self._decoded += int(self._starts[number + 1] - self._starts[number])
@@ -283,6 +302,17 @@ def need_pyarrow(reader: str) -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ImportError(f'{reader} needs pyarrow: pip install ".[parquet]" in a clone of penstock') from error
+
+
+class _Watch:
+    """What `__foresee__` returns: everything that the loader closes in the end."""
+
+    def __init__(self, watching: list[Any]) -> None:
+        self.watching = watching
+
+    def close(self) -> None:
+        for each in self.watching:
+            each.close()
 
 
 class _Out:
