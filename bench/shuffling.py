@@ -1,9 +1,10 @@
 """How well orders shuffle: `python -m bench.shuffling` beside a full shuffle and the shuffle buffers of streams.
 
 1,000 blocks of 1,000 samples, one after the other in their files. All orders but the full shuffle read the blocks in
-random order. The buffers are written from the documented behaviour of their libraries, and hold as many samples as
-the window of blocks beside them. A stream has a buffer in each worker, and a batch is from one of them: with 4
-workers each has a quarter of the samples and of the blocks, and their batches come in turn.
+random order. The buffers hold as many samples as the window of blocks beside them: that of WebDataset is written from
+its documentation, that of Hugging Face is the real one, if `datasets` is installed, with a shard for each block. A
+stream has a buffer in each worker, and a batch is from one of them: with 4 workers each has a quarter of the samples
+and of the blocks, and their batches come in turn.
 
 - "same block": how often two samples that follow each other are of one block.
 - "blocks in a batch": different blocks in a batch of 256.
@@ -21,6 +22,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -45,15 +48,19 @@ def by_blocks(window: int) -> NDArray[np.int64]:
     return np.concatenate([order.at(0, np.arange(at, min(at + 4096, N))) for at in range(0, N, 4096)])
 
 
-def stream(worker: int, workers: int) -> Iterator[int]:
-    """The samples of a worker's blocks, which were shuffled for all workers alike."""
+def webdataset(window: int, workers: int) -> NDArray[np.int64]:
+    """`shuffle(n, initial=n)`: a random sample of the full buffer, whose place the last one takes."""
     blocks = list(range(BLOCKS))
     random.Random(1).shuffle(blocks)
-    return (block * ROWS + row for block in blocks[worker::workers] for row in range(ROWS))
+    outputs = []
+    for worker in range(workers):
+        samples = (block * ROWS + row for block in blocks[worker::workers] for row in range(ROWS))
+        buffered = _buffered(samples, window * ROWS // workers, random.Random(worker))
+        outputs.append(np.fromiter(buffered, np.int64))
+    return in_turn(outputs)
 
 
-def webdataset(samples: Iterable[int], size: int, rng: random.Random) -> Iterator[int]:
-    """`shuffle(size, initial=size)`: a random sample of the buffer, whose place the last one takes."""
+def _buffered(samples: Iterable[int], size: int, rng: random.Random) -> Iterator[int]:
     buffer: list[int] = []
     for sample in samples:
         buffer.append(sample)
@@ -69,27 +76,18 @@ def _taken(buffer: list[int], rng: random.Random) -> int:
     return buffer.pop()
 
 
-def huggingface(samples: Iterable[int], size: int, rng: random.Random) -> Iterator[int]:
-    """`shuffle(buffer_size=size)`: a random sample of the full buffer, whose place the next one takes."""
-    buffer: list[int] = []
-    for sample in samples:
-        if len(buffer) < size:
-            buffer.append(sample)
-            continue
-        at = int(rng.random() * size)
-        yield buffer[at]
-        buffer[at] = sample
-    rng.shuffle(buffer)
-    yield from buffer
+def huggingface(window: int, workers: int) -> NDArray[np.int64]:
+    """`shuffle(buffer_size=n)`, which reads up to 10 shards at a time."""
+    import datasets
+
+    stream = datasets.Dataset.from_dict({"key": np.arange(N)}).to_iterable_dataset(num_shards=BLOCKS)
+    stream = stream.shuffle(seed=1, buffer_size=window * ROWS // workers).with_format("numpy")
+    parts = [stream.shard(workers, worker) for worker in range(workers)]
+    return in_turn([np.concatenate([batch["key"] for batch in part.iter(4096)]) for part in parts])
 
 
-def buffered(kind: Callable[..., Iterator[int]], window: int, workers: int) -> NDArray[np.int64]:
-    """The output of one or more workers, whose batches come in turn."""
-    outputs = []
-    for worker in range(workers):
-        rng = random.Random(worker)
-        size = window * ROWS // workers
-        outputs.append(np.fromiter(kind(stream(worker, workers), size, rng), np.int64))
+def in_turn(outputs: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The batches of the workers, in turn."""
     whole = min(len(output) for output in outputs) // BATCH * BATCH
     batches = np.stack([output[:whole].reshape(-1, BATCH) for output in outputs], axis=1)
     return np.concatenate([batches.reshape(-1), *(output[whole:] for output in outputs)])
@@ -114,18 +112,21 @@ def measured(keys: NDArray[np.int64], piece: int) -> tuple[float, float, float, 
 
 
 def main() -> int:
-    print(f"numpy {np.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} CPUs")
-    print(f"{BLOCKS:,} blocks of {ROWS:,} samples, batches of {BATCH}\n")
+    peers: dict[str, Callable[[int, int], NDArray[np.int64]]] = {"WebDataset": webdataset}
+    versions = f"numpy {np.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} CPUs"
+    if find_spec("datasets"):
+        peers["Hugging Face"] = huggingface
+        versions += f", datasets {version('datasets')}"
+    print(f"{versions}\n{BLOCKS:,} blocks of {ROWS:,} samples, batches of {BATCH}\n")
     print("| order | same block | blocks in a batch | correlation | spread |")
     print("|---|---|---|---|---|")
     row("full shuffle", full(), 16 * ROWS)
     for window in WINDOWS:
         row(f'shuffle="blocks", window={window}', by_blocks(window), window * ROWS)
-        for name, kind in (("WebDataset", webdataset), ("Hugging Face", huggingface)):
+        for name, peer in peers.items():
             for workers in (1, WORKERS):
                 of = "" if workers == 1 else f", {workers} workers"
-                keys = buffered(kind, window, workers)
-                row(f"{name}'s buffer of {window} blocks{of}", keys, window * ROWS)
+                row(f"{name}'s buffer of {window} blocks{of}", peer(window, workers), window * ROWS)
     print("\n| rows in a block | keys at a time | full shuffle, ns | blocks, ns | times |")
     print("|---|---|---|---|---|")
     for rows in (100, 1000, 10_000, 100_000):

@@ -63,7 +63,7 @@ def test_orders_never_change() -> None:
     assert keys(Shuffled(3, 1, count=7), 2) == [2, 0, 1, 2, 1, 0, 1]
     assert keys(Drawn(10**12, 3, seed=1), 2) == [413685830182, 801010498469, 839980386233]
     assert keys(Weighted.by([1, 2, 3, 0], 8, seed=1), 2) == [1, 2, 2, 2, 2, 2, 2, 2]
-    assert keys(BlockOrder(np.array([0, 3, 5, 8, 10]), window=3, seed=1), 2) == [8, 6, 7, 5, 1, 9, 4, 0, 2, 3]
+    assert keys(BlockOrder(np.array([0, 3, 5, 8, 10]), window=3, seed=1), 2) == [8, 6, 7, 5, 0, 1, 9, 3, 2, 4]
 
 
 def test_a_later_epoch_is_not_the_first_epoch_of_the_next_seed() -> None:

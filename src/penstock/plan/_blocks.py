@@ -26,11 +26,11 @@ class BlockOrder:
 
     `edges` has the first key of each block, and the end. `window` is the number of blocks that a reader holds.
 
-    The blocks are put into a random order and cut into groups of a third of the window. A stretch is the part of the
-    epoch from the middle of one group to the middle of the next, and its positions are shuffled. Which half of its
-    group a sample is in is random too. So all samples of a stretch come from two groups, a group is needed for two
-    stretches, and the last third of the window is free for the group that is needed next. If there are at most
-    `window` blocks, they are one group, and all samples are shuffled together.
+    The window slides over the blocks, which are in random order, by a group of blocks at a time: an eighth of the
+    window. Each group stays in it for K moves, and gives a random K-th of its samples between two moves. A stretch
+    is what all groups in the window give between two moves, shuffled. So the samples of a stretch come from all of
+    the window but one group, and the room of that group is for the next one, which can be fetched meanwhile. If there
+    are at most `window` blocks, they are one group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -40,8 +40,8 @@ class BlockOrder:
     2
     """
 
-    # Refused: a second full shuffle, within each group, instead of the stride. Each key would cost another
-    # permutation, and the halves of a group would not have more equal shares of each block.
+    # Refused: a full shuffle within each group before it is divided, instead of a stride. Each key would cost one
+    # more permutation, and the parts of a group would not have more equal shares of each block.
 
     edges: NDArray[np.int64]
     window: int
@@ -77,28 +77,31 @@ class BlockOrder:
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
-        blocks, last = len(numbers), len(stretches) - 2
-        in_groups = np.diff(_group_ends(blocks, self.window))
-        groups = np.repeat(np.arange(len(in_groups)), in_groups)  # the group of each block, in the order of the epoch
-        before = groups if self.window == 1 else groups - 1
-        first, stop = np.empty((2, blocks), np.int64)
-        first[numbers] = stretches[before.clip(0, last)]
+        ends, parts = _division(len(numbers), self.window)
+        groups = np.repeat(np.arange(len(ends) - 1), np.diff(ends))  # of each block, in the order of the epoch
+        last = len(stretches) - 2
+        first, stop = np.empty((2, len(numbers)), np.int64)
+        first[numbers] = stretches[(groups - parts + 1).clip(0, last)]
         stop[numbers] = stretches[groups.clip(0, last) + 1]
         return first, stop
 
 
 class _Arrangement(NamedTuple):
-    """The blocks of one epoch, one after the other in random order: a place is a number in this sequence."""
+    """The blocks of one epoch, one after the other in random order. A place is a number in this sequence."""
 
     key: int
     numbers: NDArray[np.int64]  # of the blocks
-    stretches: NDArray[np.int64]  # the first place of each stretch, and the end
     starts: NDArray[np.int64]  # the first place of each block, and the end
     shifts: NDArray[np.int64]  # of each block: key minus place
-    groups: NDArray[np.int64]  # the first place of each group, and the end
+    groups: NDArray[np.int64]  # the first place of each group
     sizes: NDArray[np.int64]  # of the groups, at least 1
     strides: NDArray[np.int64]  # of the groups: see `_strides`
     offsets: NDArray[np.int64]
+    # The parts of all groups, sorted by their stretch:
+    begins: NDArray[np.int64]  # the first position of each part, and the end
+    moves: NDArray[np.int64]  # of each part: number in the group minus position
+    group_of: NDArray[np.int64]
+    stretches: NDArray[np.int64]  # the first position of each stretch, and the end
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The keys at these positions, in place."""
@@ -111,13 +114,13 @@ class _Arrangement(NamedTuple):
             for stretch in np.unique(stretches).tolist():
                 chosen = stretches == stretch
                 places[chosen] = self._shuffled(stretch, positions[chosen])
-        groups = self.groups.searchsorted(places, "right") - 1
-        firsts = self.groups[groups]
-        places -= firsts
+        parts = self.begins.searchsorted(places, "right") - 1
+        groups = self.group_of[parts]
+        places += self.moves[parts]
         places *= self.strides[groups]
         places += self.offsets[groups]
         places %= self.sizes[groups]
-        places += firsts
+        places += self.groups[groups]
         places += self.shifts[self.starts.searchsorted(places, "right") - 1]
         return places
 
@@ -132,29 +135,42 @@ class _Arrangement(NamedTuple):
 _BLOCKS, _STRETCH, _STRIDE, _OFFSET = range(4)
 
 
-# O(number of blocks) to make, and 32 bytes for each block. Two epochs of two loaders fit.
+# O(number of blocks) to make, and about 100 bytes for each block. Two epochs of two loaders fit.
 @lru_cache(maxsize=4)
 def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
     key, edges = mix(order.seed, epoch), order.edges
     blocks = len(edges) - 1
     numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
     starts = np.concatenate([[0], np.diff(edges)[numbers].cumsum()])
-    groups = starts[_group_ends(blocks, order.window)]
-    middles = (groups[:-1] + groups[1:]) // 2
-    # The first stretch has all of the first group, and the last stretch all of the last: they mix two groups too.
-    stretches = groups if order.window == 1 else np.concatenate([[0], middles[1:-1], edges[-1:]])
-    sizes = np.diff(groups).clip(1)
-    each = np.arange(len(sizes))
+    shifts = edges[:-1][numbers] - starts[:-1]
+    ends, parts = _division(blocks, order.window)
+    groups, sizes = starts[ends[:-1]], np.diff(starts[ends])
+    each = np.arange(len(groups))
+    # Part i of group g is in stretch g + i. All stretches until the window is full are one, as are all from where no
+    # group is left to follow: so each stretch mixes as many groups as a group has parts.
+    of, part = np.divmod(np.arange(len(groups) * parts), parts)
+    stretch = (of + part - parts + 1).clip(0, len(groups) - parts)
+    by_stretch = stretch.argsort(kind="stable")
+    group_of, part = of[by_stretch], part[by_stretch]
+    whole, rest = np.divmod(sizes[group_of], parts)
+    begins = np.concatenate([[0], (whole + (part < rest)).cumsum()])
+    moves = whole * part + np.minimum(part, rest) - begins[:-1]
+    stretches = begins[np.searchsorted(stretch[by_stretch], np.arange(len(groups) - parts + 2))]
+    sizes = sizes.clip(1)
     offsets = (hashes(mix(key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
     strides = _strides(sizes, hashes(mix(key, _STRIDE), each))
-    shifts = edges[:-1][numbers] - starts[:-1]
-    return _Arrangement(key, numbers, stretches, starts, shifts, groups, sizes, strides, offsets)
+    of_groups = groups, sizes, strides, offsets
+    return _Arrangement(key, numbers, starts, shifts, *of_groups, begins, moves, group_of, stretches)
 
 
-def _group_ends(blocks: int, window: int) -> NDArray[np.int64]:
-    """The first block of each group, and the end; groups are as equal as possible."""
-    groups = 1 if blocks <= window else -(-blocks // max(1, window // 3))
-    return np.arange(groups + 1) * blocks // groups
+def _division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
+    """The first block of each group, and the end; and the number of parts of a group.
+
+    Groups are as equal as possible.
+    """
+    size = max(1, window // 8)
+    groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
+    return np.arange(groups + 1) * blocks // groups, parts
 
 
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
