@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
-from penstock.formats._chunks import Fetched, edges, extents
+from penstock.formats._chunks import Extent, Fetched, edges, extents
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -91,6 +91,10 @@ class Parquet(Table):
         if len(batches) != 1:
             raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
         return batches[0]
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
+        """The bytes that a block is read from."""
+        return extents(self._metadata.get(number, self._parsed), self._part_of.item(block), self.columns)
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self._files[number]
