@@ -28,7 +28,7 @@ def files(served: Path) -> Path:
     rng = np.random.default_rng(0)
     rng.integers(0, 50_000, 40_000 * N // 10, np.uint16).tofile(served / "ids.bin")
     table = pa.table({"ids": list(rng.integers(0, 9, (N, 64))), "text": [f"row {row}" for row in range(N)]})
-    pa.parquet.write_table(table, served / "table.parquet", row_group_size=50)
+    pa.parquet.write_table(table, served / "table.parquet", row_group_size=10)
     with tarfile.open(served / "shard.tar", "w") as tar:
         for number in range(N):
             info = tarfile.TarInfo(f"{number:06}.npy")

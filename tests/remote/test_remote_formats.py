@@ -157,6 +157,30 @@ def test_a_column_is_read_without_the_others(tmp_path: Path) -> None:
         assert 3_200_000 <= last - first < 3_300_000
 
 
+def test_the_pieces_of_a_block_are_those_that_reading_it_fetches(files: Path, served: Server) -> None:
+    for case in ("Parquet, columns", "Parquet", "Arrow", "Arrow, compressed"):
+        _, data = both(case, files, served)
+        for block, first in enumerate(data.blocks[:-1].tolist()):
+            number = int(data._edges.searchsorted(first, "right")) - 1
+            file = data._files[number]
+            wanted = [piece for some in data._ranges_of(block, number, 0, 0) for piece in file.pieces_of(*some)]
+            fetched: list[Any] = []
+            file.pieces = Fetching(fetched)
+            data[first]
+            assert fetched == wanted
+
+
+class Fetching:
+    """Keeps no pieces, but a list of those that were fetched."""
+
+    def __init__(self, fetched: list[Any]) -> None:
+        self._fetched = fetched
+
+    def get(self, piece: Any, fetch: Any) -> memoryview:
+        self._fetched.append(piece)
+        return memoryview(fetch(piece))
+
+
 def test_opening_parquet_files_takes_two_requests_for_each(files: Path, served: Server) -> None:
     both("Parquet", files, served)
     assert sorted(method for method, _, _ in served.log) == ["GET", "GET", "HEAD", "HEAD"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import threading
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -180,3 +183,25 @@ def test_a_failure_in_a_thread_ends_the_others_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(store, "_connect", lambda *args: One())
     with pytest.raises(RemoteError, match="Bytes 0 to"):
         remote_file("s3://b/k").read(0, 100 << 20)
+
+
+def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(bytes(20 << 20))
+    file = remote_file(f"{server.url}/x")
+    held = threading.Event()
+    server.status = lambda path: int(held.wait(30)) and 503
+    for wanted in (1, 20 << 20):  # one piece, and several
+        asked = len(server.log)
+
+        def interrupt(asked: int = asked) -> None:
+            while len(server.log) == asked:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            file.read(0, wanted)
+        thread.join()
+    assert not held.is_set()
+    held.set()

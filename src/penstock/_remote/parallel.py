@@ -40,6 +40,21 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
         worker.join()
 
 
+def interruptibly(call: Callable[[], T]) -> T:
+    """The result of a call of a library that does not notice Ctrl-C: for the main thread, another one makes it."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    run = _Run(lambda *_: call(), [None], 1)
+    thread = threading.Thread(target=run.work, daemon=True)
+    thread.start()
+    try:
+        result: T = run.result(0)
+    finally:
+        run.end()
+    thread.join()
+    return result
+
+
 class _Run:
     """The state of one `in_parallel`, guarded by one condition."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
-from penstock._remote.parallel import Pause
+from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
 from penstock._remote.traffic import add
 from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
@@ -133,8 +133,7 @@ class Remote:
             failed: Failed | None = None
             add(requests=1)
             try:
-                with _slots():
-                    return call(self._connected())
+                return interruptibly(lambda: self._answer(call))
             except Failed as error:
                 failed = error
             failures += 1
@@ -145,6 +144,10 @@ class Remote:
                 self._give_up(failed, what, failures, elapsed)
             add(retries=1)
             pause(seconds)
+
+    def _answer(self, call: Callable[[Store], T]) -> T:
+        with _slots():
+            return call(self._connected())
 
     def _give_up(self, failed: Failed, what: str, failures: int, elapsed: float) -> NoReturn:
         came = scrubbed(failed.came, self._secrets()).rstrip(".")

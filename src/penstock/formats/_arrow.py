@@ -161,11 +161,11 @@ class Arrow(Table):
         with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
             return stream.read_next_batch()
 
-    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
-        number = self._file_of.item(block)
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The bytes that a block is read from."""
         messages = self._messages[number]
-        start, stop = messages.extents[self._part_of.item(block)].tolist()
-        return [(number, *each) for each in [*messages.dictionaries, (start, stop)]]
+        start, end = messages.extents[self._part_of[block]].tolist()
+        return [*messages.dictionaries, (start, end)]
 
     def _whole_schema(self, number: int) -> Any:
         import pyarrow as pa

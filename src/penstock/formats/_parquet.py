@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._chunks import Fetched, edges, extents, places
+from penstock.formats._chunks import Extent, Fetched, edges, extents, places
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -97,11 +97,11 @@ class Parquet(Table):
             raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
         return batches[0]
 
-    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
-        number = self._file_of.item(block)
-        places = self._places[number]
-        first, stop = places[:, 0].searchsorted([self._part_of[block], self._part_of[block] + 1])
-        return [(number, *each) for each in places[first:stop, 1:].tolist()]
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
+        """The bytes that a block is read from."""
+        places, part = self._places[number], self._part_of[block]
+        begin, end = places[:, 0].searchsorted([part, part + 1])
+        return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self._files[number]

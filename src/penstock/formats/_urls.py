@@ -68,7 +68,7 @@ class _Wanted:
                 raise FileNotFoundError(f"{self._reader}: no file matches the pattern {self._shown!r}.")
             return found
         pages = listed(self.remote, self._key.rstrip("/"))
-        every = chain.from_iterable(shown(pages, None, "listing files"))
+        every = shown(chain.from_iterable(pages), None, "listing files")
         found = [each for each in every if self._is_meant(each.key)]
         if not found:
             ends = " or ".join(sorted(self._suffixes))
