@@ -87,7 +87,7 @@ STEPS = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=st.lists(STEPS, max_size=20), limit=st.integers(0, 500), lengths=st.lists(st.integers(0, 200), min_size=6))
+@given(st.lists(STEPS, max_size=20), st.integers(0, 500), st.lists(st.integers(0, 200), min_size=6))
 def test_a_cache_is_a_dict_that_forgets(steps: list[tuple[str, str]], limit: int, lengths: list[int]) -> None:
     contents = {name: name.encode() * length for name, length in zip("abcdef", lengths, strict=False)}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

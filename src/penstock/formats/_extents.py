@@ -87,6 +87,10 @@ class Extents(Format):
         found = zip(each(keys), raws, numbers, inside, strict=True)
         return [self._decoded(raw, number, row) for _, raw, number, row in found]
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        start, length = self._extent(number, stop - 1)
+        return [(self._extent(number, first)[0], start + length)]
+
     def _extent(self, number: int, row: int) -> tuple[int, int]:
         """The first byte of a sample, and the number of its bytes."""
         place, starts = self._place(number, row), self._indexes[number]["starts"]

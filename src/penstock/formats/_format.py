@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import index as as_int
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.cache import Cache
+from penstock._cache.lookout import Wanted
+from penstock._cache.scout import Scout
 from penstock.formats._files import File
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.formats._paths import Paths, expand
+from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset
@@ -28,6 +33,7 @@ class Format(Dataset[Any]):
     """Ends of the names of files that are read if a folder is given."""
 
     _edges: NDArray[np.int64]
+    _cache: Cache | None = None  # where the files are remote
 
     def __init__(self, paths: Paths) -> None:
         self._files = [File(path) for path in expand(paths, self.suffixes, type(self).__name__)]
@@ -68,6 +74,17 @@ class Format(Dataset[Any]):
         numbers = self._edges.searchsorted(rows, "right") - 1
         return numbers, rows - self._edges[numbers]
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The bytes that a block is read from: here, all of its file.
+
+        They are given as ranges of the file `number`, in which the block has the rows from `first` to before `stop`.
+        """
+        return [(0, self._files[number].size)]
+
+    def __foresee__(self, forecast: Forecast) -> Scout | None:
+        """Called by a loader: fetches pieces of remote files before workers ask for them."""
+        return None if self._cache is None else Scout(forecast, FilesInPieces(self), self._cache)
+
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
@@ -83,3 +100,21 @@ class Format(Dataset[Any]):
     def __repr__(self) -> str:
         files = repr(self._files[0].path) if len(self._files) == 1 else f"{len(self._files):,} files"
         return f"{type(self).__name__}({files}, {len(self):,} samples)"
+
+
+class FilesInPieces:
+    """The blocks of a format, and the pieces of its files that have them: see `InPieces`."""
+
+    def __init__(self, samples: Format) -> None:
+        self.blocks = samples.blocks
+        self._samples = samples
+
+    def pieces_of(self, block: int) -> list[Wanted]:
+        first, stop = self.blocks[block : block + 2].tolist()
+        samples = self._samples
+        number = int(samples._edges.searchsorted(first, "right")) - 1
+        row = int(samples._edges[number])
+        file: Any = samples._files[number]
+        ranges = samples._ranges_of(block, number, first - row, stop - row)
+        pieces = [piece for some in ranges for piece in file.pieces_of(*some)]
+        return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]

@@ -76,6 +76,11 @@ class Tokens(Format):
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
         return np.concatenate([*inside, self._edges[-1:]])
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        begin, end = first * self.stride, (stop - 1) * self.stride + self.length
+        header, width = int(self._headers[number]), self.dtype.itemsize
+        return [(header + begin * width, header + end * width)]
+
     def _sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
         return sample
