@@ -45,7 +45,7 @@ def test_a_piece_may_be_a_list_of_buffers_or_empty(tmp_path: Path) -> None:
 
 def test_a_piece_is_read_only(tmp_path: Path) -> None:
     assert Cache(tmp_path, 1000).get("a", lambda: bytearray(b"1")).readonly
-    with pytest.warns(RuntimeWarning, match="larger than the cache"):
+    with pytest.warns(RuntimeWarning, match="more than cache_bytes=0"):
         assert Cache(tmp_path, 0).get("b", lambda: bytearray(b"1")).readonly
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_piece_is_made_again(tmp_path: Path, damage: str) -> None:
 
 def test_a_piece_that_is_larger_than_the_cache_is_served_with_one_warning(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 100)
-    with pytest.warns(RuntimeWarning, match=r"124 bytes is larger.*has 100\. .*cache_bytes=") as caught:
+    with pytest.warns(RuntimeWarning, match=r"124 bytes are more than cache_bytes=100\. .*Raise") as caught:
         assert [bytes(cache.get(name, lambda: bytes(100))) for name in "aba"] == [bytes(100)] * 3
     assert len(caught) == 1
     assert cache.counts.fetched == 2  # this process still has "a"

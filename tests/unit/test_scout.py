@@ -88,7 +88,7 @@ WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2, "backend": "thread"}, {"
 
 @pytest.mark.parametrize("workers", WORKERS, ids=["inline", "threads", "processes"])
 @pytest.mark.parametrize("pieces", [0, 1, 3, 100], ids="room for {}".format)
-@pytest.mark.filterwarnings("ignore:A piece of")
+@pytest.mark.filterwarnings("ignore:A piece could not be kept")
 def test_the_stream_is_the_same_with_a_scout_and_a_cache_of_any_size(
     tmp_path: Path, workers: dict[str, Any], pieces: int
 ) -> None:
@@ -278,29 +278,28 @@ def test_a_resumed_epoch_fetches_from_its_position_on(tmp_path: Path) -> None:
     other = Store(tmp_path / "again", 10, 4 * 104)
     second = penstock.DataLoader(other, batch_size=10, seed=1)
     second.load_state_dict(state)
-    batches = iter(second)
+    beginning = iter(second)
     until(lambda: len(other.fetched()) == 4)
     assert {block for block, _ in other.fetched()} == {6, 7, 8, 9}
     second.close()
+    del beginning
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=["inline", "threads", "processes"])
 def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> None:
     store = Store(tmp_path, 10, 1 << 20, scouts=False)
-    loader = penstock.DataLoader(store, batch_size=5, **workers)
+    loader = penstock.DataLoader(store, batch_size=5, persistent_workers=False if workers else None, **workers)
     list(loader)
     first = loader.stats().epoch.cache
     assert first is not None
-    assert (first.fetched, first.nbytes, first.evicted) == (10, 800, 0)
-    assert 100 <= first.hits + first.misses <= 120  # workers have begun the next epoch
+    assert (first.hits + first.misses, first.fetched, first.nbytes, first.evicted) == (100, 10, 800, 0)
     assert first.misses >= 10
     assert first.waited > 0
     list(loader)
     stats = loader.stats()
     assert stats.epoch.cache is not None
     assert stats.life.cache is not None
-    assert stats.epoch.cache.hits >= 80
-    assert (stats.epoch.cache.fetched, stats.life.cache.fetched) == (0, 10)
+    assert (stats.epoch.cache.hits, stats.epoch.cache.fetched, stats.life.cache.fetched) == (100, 0, 10)
     assert "cache hits" in str(stats)
     assert stats.to_dict()["life"]["cache"]["fetched"] == 10
     loader.close()
@@ -311,10 +310,12 @@ def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None
     loader = penstock.DataLoader(store, batch_size=5)
     list(loader)
     loader.close()
+    until(lambda: not threads())
     cache = loader.stats().life.cache
     assert cache is not None
-    assert (cache.fetched, cache.nbytes) == (len(store.fetched()), 80 * len(store.fetched()))
-    assert cache.evicted == len(store.fetched()) - len(list((tmp_path / "cache").glob("*.penstock-piece")))
+    assert 10 <= cache.fetched <= len(store.fetched())  # what comes after the end is not counted
+    assert cache.nbytes == 80 * cache.fetched
+    assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
 
 
 def test_without_a_cache_there_are_no_figures_of_one() -> None:
@@ -341,10 +342,10 @@ def test_a_dataset_of_any_kind_may_foresee(tmp_path: Path) -> None:
     assert data.forecast.position == 0
     given = [next(batches).tolist() for _ in range(2)]
     assert data.forecast.position == 4
-    assert data.forecast.keys(0, 4).tolist() == sum(given, [])
+    assert data.forecast.keys(0, 4).tolist() == [key for batch in given for key in batch]
     rest = [batch.tolist() for batch in batches]
     following = [batch.tolist() for batch in loader]
-    assert data.forecast.keys(10, 20).tolist() == sum(following, [])
+    assert data.forecast.keys(10, 20).tolist() == [key for batch in following for key in batch]
     assert len(rest) == 3
     assert closed == []
     del batches, loader

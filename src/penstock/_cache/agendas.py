@@ -96,7 +96,7 @@ class Publisher:
         self._locks: list[ByteLock] = []
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda. Raises OSError if the folder cannot be written."""
+        """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
         draft = f"{self._path}.draft"
         lock = ByteLock(draft, 0)
         self._locks.append(lock)
@@ -121,13 +121,14 @@ class Publisher:
                 self._locks.pop().end()
 
 
-def read(path: str) -> Agenda | None:
-    """The agenda in a file, if its scout lives; otherwise the file is deleted."""
+def read(path: str, *, sweeps: bool) -> Agenda | None:
+    """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
     with suppress(OSError, ValueError, struct.error):
         fd = os.open(path, os.O_RDWR)
         try:
             if not is_locked(fd):
-                unlink(path)
+                if sweeps:
+                    unlink(path)
                 return None
             found = os.pread(fd, os.fstat(fd).st_size, 0)
         finally:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock._at_work import at_work
 from penstock._cache import pieces
+from penstock._cache.agendas import Agenda, Publisher
 from penstock._cache.folder import Folder, Room
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
@@ -26,6 +28,13 @@ _MOST_MAPPED = 1024  # a process may have about 65,000 maps
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
 _LOOKED_AT = 4  # pieces, whenever another is mapped
+
+
+class _Made(NamedTuple):
+    """A piece, and why it is not in the folder, if it is not."""
+
+    buffers: list[memoryview]
+    refused: OSError | None = None
 
 
 class Cache:
@@ -48,7 +57,7 @@ class Cache:
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
         self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
         self._sound: dict[str, int] = {}  # pieces whose checksum was verified: digest, and number of the file
-        self._warned: set[str] = set()
+        self._warned: set[int | None] = set()
         self.counts = CacheCounts()
         """What was counted outside of a loader's workers."""
 
@@ -81,10 +90,9 @@ class Cache:
         """
         digest = digest_of(name)
         try:
-            with_loan(self._folder.lock(digest, waits=False), self._made, digest, make, False)
+            return with_loan(self._folder.lock(digest, waits=False), self._made, digest, make).refused is None
         except LockError as error:
             return error.is_taken
-        return self.has(name)
 
     def has(self, name: str) -> bool:
         """Whether the piece is in the folder."""
@@ -93,6 +101,13 @@ class Cache:
     def room(self) -> Room:
         """What there is room for."""
         return self._folder.room()
+
+    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
+        """Tells all processes what a loader will need. Raises OSError if the folder cannot be written."""
+        try:
+            self._folder.publish(publisher, agenda)
+        except LockError as error:
+            raise error.cause from None
 
     # A piece that is not mapped here.
 
@@ -108,31 +123,28 @@ class Cache:
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)
         except LockError as error:
-            self._warn_not_kept(error.cause)
-            made = self._call(make)
+            made = _Made(self._call(make), error.cause)
         counts.misses += 1
         counts.waited += perf_counter_ns() - begun
+        if made.refused is not None:
+            self._warn(made.refused)
         mapped = self._map(name, digest)
-        return self._keep_loose(name, made) if mapped is None else mapped
+        return self._keep_loose(name, made.buffers) if mapped is None else mapped
 
-    def _made(self, digest: str, make: Make, warns: bool = True) -> list[memoryview]:
+    def _made(self, digest: str, make: Make) -> _Made:
         """The piece, which another process may have made before this one had the lock."""
-        path = self._folder.piece(digest)
         with suppress(OSError, ValueError, MemoryError):
-            return [self._opened(digest, path)]
+            return _Made([self._opened(digest, self._folder.piece(digest))])
         buffers = self._call(make)
-        size = sum(len(buffer) for buffer in buffers) + EXTRA
+        size = sum(map(len, buffers)) + EXTRA
         if size > self.limit:
-            if warns:
-                self._warn_too_large(size)
-            return buffers
+            return _Made(buffers, OSError(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
         try:
             evicted, self._sound[digest] = self._folder.add(digest, buffers)
-            self._counted().evicted += evicted
         except OSError as error:
-            if warns:
-                self._warn_not_kept(error)
-        return buffers
+            return _Made(buffers, error)
+        self._counted().evicted += evicted
+        return _Made(buffers)
 
     def _call(self, make: Make) -> list[memoryview]:
         made = make()
@@ -186,25 +198,17 @@ class Cache:
         counts.changed = True
         return counts
 
-    def _warn_not_kept(self, error: OSError) -> None:
-        self._warn(
-            "kept",
-            f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
-            "process fetches them for itself. Make room on the disk, or give another folder as cache=.",
-        )
-
-    def _warn_too_large(self, size: int) -> None:
-        self._warn(
-            "large",
-            f"A piece of {size:,} bytes is larger than the cache in {self.path}, which has {self.limit:,}. It is not "
-            "kept, and every process fetches it for itself. Raise cache_bytes=.",
-        )
-
-    def _warn(self, kind: str, text: str) -> None:
-        """Warns once for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn_caller(text, RuntimeWarning)
+    def _warn(self, error: OSError) -> None:
+        """Warns once of each kind of error."""
+        if error.errno not in self._warned:
+            self._warned.add(error.errno)
+            too_large = error.errno == errno.EFBIG
+            warn_caller(
+                f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
+                "process fetches them for itself. "
+                + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
+                RuntimeWarning,
+            )
 
 
 def digest_of(name: str) -> str:

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from penstock._cache import agendas, pieces
-from penstock._cache.agendas import Agenda, ranking
+from penstock._cache.agendas import Agenda, Publisher, ranking
 from penstock._cache.locks import ByteLock, LockError
 from penstock._interrupts import with_loan
 
@@ -113,23 +113,22 @@ class Folder:
 
     def _insert(self, lock: ByteLock, digest: str, part: str) -> tuple[int, int]:
         if not self._is_swept:
-            self.listed()
+            self.listed(sweeps=True)
             self._is_swept = True
-        total, about, piece = self._total(lock.fd), os.stat(part), self.piece(digest)
+        total, about = self._total(lock.fd), os.stat(part)
         size = about.st_size
-        with suppress(FileNotFoundError):
-            total -= os.stat(piece).st_size  # it is damaged
         _write_total(lock.fd, total, is_changing=True)
         evicted = 0
         if total + size > self.limit:
             total, evicted = self._evict(size, digest)
-        os.replace(part, piece)
+        # In the place of a damaged piece, if there was one. Its bytes are noted until they are counted again.
+        os.replace(part, self.piece(digest))
         _write_total(lock.fd, total + size, is_changing=False)
         return evicted, about.st_ino
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
         """Makes room for so many bytes. Returns how many bytes are left, and how many pieces were evicted."""
-        found = self.listed()
+        found = self.listed(sweeps=True)
         total = sum(found.sizes)
         many = len(found.sizes) > _FEW
         most = self.limit - size - (self.limit // 100 if many else 0)
@@ -147,8 +146,15 @@ class Folder:
     def room(self) -> Room:
         return Room(self.listed(), self.limit)
 
-    def listed(self) -> Listed:
-        """The pieces, and the agendas of live loaders. What dead processes have left is deleted."""
+    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
+        """Raises OSError, or LockError, if the folder cannot be written."""
+        with_loan(ByteLock(self._state, 0), publisher.publish, agenda)
+
+    def listed(self, *, sweeps: bool = False) -> Listed:
+        """The pieces, and the agendas of live loaders.
+
+        `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
+        """
         found = Listed([], [], [], [])
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -163,10 +169,10 @@ class Folder:
                         found.times.append(about.st_mtime_ns)
                         found.sizes.append(about.st_size)
                 elif kind == "part":
-                    lock = self.lock(digest, waits=False)
                     with suppress(LockError):
-                        with_loan(lock, pieces.unlink, entry.path)
-                elif (agenda := agendas.read(entry.path)) is not None and draft is None:
+                        if sweeps:
+                            with_loan(self.lock(digest, waits=False), pieces.unlink, entry.path)
+                elif (agenda := agendas.read(entry.path, sweeps=sweeps)) is not None and draft is None:
                     found.agendas.append(agenda)
         return found
 

@@ -69,6 +69,10 @@ class Lookout:
         rows["first"], rows["stop"] = np.repeat(found.first, counts), np.repeat(found.stop, counts)
         return Agenda(position, rows)
 
+    def forget(self) -> None:
+        """The last agenda was not published."""
+        self._uses = None
+
     def _digests_of(self, block: int) -> list[str]:
         found = self._digests.get(block)
         if found is None:

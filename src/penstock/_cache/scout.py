@@ -93,13 +93,19 @@ class _Fetches:
         self.stopped = True
         self.bell.put(None)
 
+    def rest(self) -> None:
+        """The folder cannot be used."""
+        self._not_before = time.monotonic() + _AFTER_FAILURE
+
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
         """Starts the fetches that are due."""
+        if time.monotonic() < self._not_before:
+            return
         agenda, position = lookout.agenda(), lookout.position
         if agenda is not None:
-            publisher.publish(agenda)
+            lookout.cache.publish(publisher, agenda)
             self._failed = set()
-        if self._seen == (position, self._done) or time.monotonic() < self._not_before:
+        if self._seen == (position, self._done):
             return
         self._seen = position, self._done
         publisher.move(position)
@@ -120,7 +126,7 @@ class _Fetches:
             with working_at(counting), suppress(Exception):
                 failed = not cache.fetch(piece.name, partial(self._made, piece.make))
                 if failed:
-                    self._not_before = time.monotonic() + _AFTER_FAILURE
+                    self.rest()
         finally:
             with self._lock:
                 self._counts.add(counting.cache)
@@ -143,7 +149,7 @@ _running: dict[threading.Thread, _Fetches] = {}
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """The thread of a scout. It ends without a word if the folder cannot be used: workers warn of that."""
+    """The thread of a scout. It says nothing of a folder that cannot be used: workers warn of that."""
     lookout = reference()
     if lookout is None:
         return
@@ -151,14 +157,21 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
     try:
         while lookout is not None and not fetches.stopped:
             begun = time.monotonic()
-            fetches.look(lookout, publisher)
+            try:
+                fetches.look(lookout, publisher)
+            except OSError:
+                lookout.forget()
+                fetches.rest()
             lookout = None
             pause = max(_PAUSE, _SHARE * (time.monotonic() - begun))
             with suppress(queue.Empty):
                 fetches.bell.get(timeout=pause)
             lookout = reference()
     except Exception:
-        pass
+        import logging
+
+        # An error of the dataset's, most likely, which the worker that meets it will raise.
+        logging.getLogger("penstock").debug("A scout has ended with an error.", exc_info=True)
     finally:
         publisher.close()
         _running.pop(threading.current_thread(), None)

@@ -59,13 +59,6 @@ class Extents(Format):
         begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
-    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
-        first, stop = (int(edge) for edge in self.blocks[block : block + 2])
-        number = bisect_right(self._edges, first) - 1
-        begin, last = first - int(self._edges[number]), stop - 1 - int(self._edges[number])
-        start, _ = self._extent(number, begin)
-        return [(number, start, sum(self._extent(number, last)))]
-
     def _count(self, index: Index) -> int:
         """The number of samples in a file."""
         return len(index["starts"]) - 1
@@ -95,6 +88,10 @@ class Extents(Format):
                 raws[at] = raw
         found = zip(each(keys), raws, numbers, inside, strict=True)
         return [self._decoded(raw, number, row) for _, raw, number, row in found]
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        start, length = self._extent(number, stop - 1)
+        return [(self._extent(number, first)[0], start + length)]
 
     def _extent(self, number: int, row: int) -> tuple[int, int]:
         """The first byte of a sample, and the number of its bytes."""

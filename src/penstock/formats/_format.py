@@ -75,28 +75,19 @@ class Format(Dataset[Any]):
         numbers = self._edges.searchsorted(rows, "right") - 1
         return numbers, rows - self._edges[numbers]
 
-    # Fetching ahead of time.
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The bytes that a block is read from: here, all of its file.
+
+        They are given as ranges of the file `number`, in which the block has the rows from `first` to before `stop`.
+        """
+        return [(0, self._files[number].size)]
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Has pieces of remote files fetched before they are needed, if there is a cache for them."""
+        """Called by a loader: fetches pieces of remote files before workers ask for them, if they are cached."""
         for file in self._files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
-                return Scout(forecast, self, file.pieces.cache)
+                return Scout(forecast, FilesInPieces(self), file.pieces.cache)
         return None
-
-    def pieces_of(self, block: int) -> list[Wanted]:
-        """The pieces of remote files that hold a block."""
-        found = [(self._files[number], start, stop) for number, start, stop in self._extents_of(block)]
-        remote = [(file, file.pieces_of(start, stop)) for file, start, stop in found if isinstance(file, RemoteFile)]
-        return [
-            Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece))
-            for file, pieces in remote
-            for piece in pieces
-        ]
-
-    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
-        """The bytes of a block: the number of a file, the first byte, and the end."""
-        return []
 
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
@@ -113,3 +104,23 @@ class Format(Dataset[Any]):
     def __repr__(self) -> str:
         files = repr(self._files[0].path) if len(self._files) == 1 else f"{len(self._files):,} files"
         return f"{type(self).__name__}({files}, {len(self):,} samples)"
+
+
+class FilesInPieces:
+    """The blocks of a format, and the pieces of its files that have them: see `InPieces`."""
+
+    def __init__(self, samples: Format) -> None:
+        self.blocks = samples.blocks
+        self._samples = samples
+
+    def pieces_of(self, block: int) -> list[Wanted]:
+        first, stop = self.blocks[block : block + 2].tolist()
+        samples = self._samples
+        number = int(samples._edges.searchsorted(first, "right")) - 1
+        row = int(samples._edges[number])
+        file = samples._files[number]
+        if not isinstance(file, RemoteFile):
+            return []
+        ranges = samples._ranges_of(block, number, first - row, stop - row)
+        pieces = [piece for some in ranges for piece in file.pieces_of(*some)]
+        return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]

@@ -91,12 +91,10 @@ class Tokens(Format):
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
         return np.concatenate([*inside, self._edges[-1:]])
 
-    def _extents_of(self, block: int) -> list[tuple[int, int, int]]:
-        first, stop = (int(edge) for edge in self.blocks[block : block + 2])
-        number = int(self._edges.searchsorted(first, "right")) - 1
-        size, header, edge = self.dtype.itemsize, int(self._headers[number]), int(self._edges[number])
-        start, last = ((row - edge) * self.stride * size + header for row in (first, stop - 1))
-        return [(number, start, last + self.length * size)]
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        begin, end = first * self.stride, (stop - 1) * self.stride + self.length
+        header, width = int(self._headers[number]), self.dtype.itemsize
+        return [(header + begin * width, header + end * width)]
 
     def _sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
