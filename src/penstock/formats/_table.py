@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import is_worker_process
+from penstock._at_work import at_work, is_worker_process
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
@@ -165,6 +165,10 @@ class Table(Format):
         return Board(self._identity(), planned=False)
 
     def _decode(self, number: int) -> Any:
+        source = at_work.source
+        if source is not None and source.cache is not None:
+            source.cache.decoded += 1
+            source.cache.changed = True
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
         return self._read(number)
