@@ -16,6 +16,7 @@ import secrets
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.locks import ByteLock, is_locked
 from penstock._cache.pieces import unlink
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
@@ -142,7 +143,7 @@ class Publisher:
 def read(path: str, *, sweeps: bool) -> Agenda | None:
     """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
     with suppress(OSError, ValueError, struct.error):
-        fd = os.open(path, os.O_RDWR)
+        fd = acquire(partial(os.open, path, os.O_RDWR), os.close)
         try:
             if not is_locked(fd):
                 if sweeps:

@@ -171,24 +171,23 @@ class Folder:
         `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
         """
         found = Listed([], [], [], [])
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                ours = _OURS.fullmatch(entry.name)
-                if ours is None:
-                    continue
-                digest, kind, draft = ours.groups()
-                if kind == "piece":
-                    with suppress(FileNotFoundError):
-                        about = entry.stat(follow_symlinks=False)
-                        found.digests.append(digest)
-                        found.times.append(about.st_mtime_ns)
-                        found.sizes.append(about.st_size)
-                elif kind == "part":
-                    with suppress(LockError):
-                        if sweeps:
-                            with_loan(self.lock(digest, waits=False), pieces.unlink, entry.path)
-                elif (agenda := agendas.read(entry.path, sweeps=sweeps)) is not None and draft is None:
-                    found.agendas.append(agenda)
+        for name in os.listdir(self.path):
+            ours = _OURS.fullmatch(name)
+            if ours is None:
+                continue
+            path, (digest, kind, draft) = os.path.join(self.path, name), ours.groups()
+            if kind == "piece":
+                with suppress(FileNotFoundError):
+                    about = os.lstat(path)
+                    found.digests.append(digest)
+                    found.times.append(about.st_mtime_ns)
+                    found.sizes.append(about.st_size)
+            elif kind == "part":
+                with suppress(LockError):
+                    if sweeps:
+                        with_loan(self.lock(digest, waits=False), pieces.unlink, path)
+            elif (agenda := agendas.read(path, sweeps=sweeps)) is not None and draft is None:
+                found.agendas.append(agenda)
         return found
 
     def noted(self) -> Noted:
