@@ -20,11 +20,14 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats import _remotefile as module
+from penstock.formats._chunks import extents
 from remote.serving import Server, serving
 
 N = 40
@@ -179,6 +182,31 @@ class Fetching:
     def get(self, piece: Any, fetch: Any) -> memoryview:
         self._fetched.append(piece)
         return memoryview(fetch(piece))
+
+
+@pytest.mark.parametrize("about", [{}, {"use_dictionary": False, "compression": "zstd", "write_page_index": True}])
+def test_the_extents_of_columns_are_those_that_pyarrow_names(about: Any) -> None:
+    table = pa.table({"a": range(900), "b.c": [{"a": [1], "b": "x"}] * 900, "b": [[1.5, None]] * 900})
+    written = io.BytesIO()
+    pa.parquet.write_table(table, written, row_group_size=400, **about)
+    content = written.getvalue()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    metadata = pa.parquet.read_metadata(written)
+    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["b", "a"], [0, 1, 2, 3])):
+        for group, found in enumerate(extents(footer, columns)):
+            chunks = [metadata.row_group(group).column(number) for number in numbers]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+            assert found == [(min(starts), max(stops))]
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60))
+def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
+    try:
+        extents(footer, ["a"])
+    except ValueError:
+        pass
 
 
 def test_opening_parquet_files_takes_two_requests_for_each(files: Path, served: Server) -> None:

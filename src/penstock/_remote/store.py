@@ -135,7 +135,7 @@ class Remote:
             try:
                 return interruptibly(lambda: self._answer(call))
             except Failed as error:
-                failed = error
+                failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
             failures += 1
             elapsed = time.monotonic() - begun
             seconds = patience.pause(failed.fault, failures, elapsed, random.random())
