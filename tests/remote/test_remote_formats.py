@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats import _remotefile as module
@@ -137,7 +138,6 @@ def test_workers_read_no_footer_and_no_size_again(files: Path, served: Server) -
     with penstock.DataLoader(data, batch_size=5, num_workers=2, collate_fn=one_by_one) as loader:
         assert sum(len(batch) for batch in loader) == N
     requests = served.log[before:]
-    assert {method for method, _, _ in requests} == {"GET"}
     asked = [tuple(map(int, part.removeprefix("bytes=").split("-"))) for _, _, part in requests]
     footers = {f"/{part}.parquet": footer_of(files / f"{part}.parquet") for part in range(2)}
     assert all(last < footers[path] for (_, path, _), (_, last) in zip(requests, asked, strict=True))
@@ -211,7 +211,10 @@ def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
 
 def test_opening_parquet_files_takes_two_requests_for_each(files: Path, served: Server) -> None:
     both("Parquet", files, served)
-    assert sorted(method for method, _, _ in served.log) == ["GET", "GET", "HEAD", "HEAD"]
+    ranges = [(path, part) for _, path, part in served.log]
+    sizes = {f"/{part}.parquet": (files / f"{part}.parquet").stat().st_size for part in range(2)}
+    footers = [(path, f"bytes={max(0, size - 65536)}-{size - 1}") for path, size in sizes.items()]
+    assert sorted(ranges) == sorted([*footers, *((path, "bytes=0-0") for path in sizes)])
 
 
 def test_an_index_of_a_remote_file_is_made_once(files: Path, cache: Path, tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_an_index_of_a_remote_file_is_made_once(files: Path, cache: Path, tmp_pa
         assert len(list(cache.iterdir())) == 1
         before = len(server.log)
         data = pickle.loads(pickle.dumps(TextLines(f"{server.url}/x.txt")))
-        assert [method for method, _, _ in server.log[before:]] == ["HEAD"]
+        assert [part for _, _, part in server.log[before:]] == ["bytes=0-0"]
         assert data[1] == "two"
         path.write_text("six\nten\n")
         assert list(TextLines(f"{server.url}/x.txt")) == ["six", "ten"]
@@ -300,6 +303,14 @@ def test_a_file_url_is_a_local_file(files: Path) -> None:
 def test_by_http_there_is_no_list_of_files(served: Server, url: str) -> None:
     with pytest.raises(ValueError, match=r"by http there is no list of files\. Name the files"):
         JsonLines(url.format(served.url))
+
+
+def test_inspect_shows_a_url(files: Path, served: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{served.url}/0.parquet?sig=SECRET", "--samples", "1"]) == 0
+    assert capfd.readouterr().out.startswith(f"Parquet: {N // 2} samples, 1 file, 3 blocks, ")
+    assert main(["inspect", f"{served.url}/none.parquet?sig=SECRET"]) == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"penstock inspect: {served.url}/none.parquet cannot be found") and "SECRET" not in shown
 
 
 @pytest.mark.parametrize("library", ["obstore", "fsspec"])

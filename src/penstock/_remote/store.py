@@ -162,7 +162,8 @@ class Remote:
 
     def _secrets(self) -> tuple[str, ...]:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
-        found += [part for part in (self._user, *self._user.split(":"), self._root.partition("/?")[2]) if part]
+        user = self._user or self._root.partition("://")[2].rpartition("@")[0]
+        found += [user, *user.split(":"), self._root.partition("/?")[2]]
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:
