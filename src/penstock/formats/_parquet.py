@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._chunks import Extent, Fetched, edges, extents, places
+from penstock.formats._chunks import Extent, Fetched, edges, extents
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -28,7 +28,6 @@ _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _NOTHING = np.empty(0, np.uint8)
-_NOWHERE = np.empty((0, 3), np.int64)
 
 
 class Parquet(Table):
@@ -63,18 +62,16 @@ class Parquet(Table):
         need_pyarrow("Parquet")
         from penstock.formats._schema import common_schema
 
-        columns = columns if columns is None or isinstance(columns, str) else list(columns)
         Format.__init__(self, paths, Access(storage, cache, cache_bytes))
         super().__init__(keep)
-        footers = list(for_each(lambda file: _footer(file, columns), self._files, _THREADS))
+        footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
-        self._places = [footer.get("places", _NOWHERE) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
 
     def _set_kept(self) -> None:
         super()._set_kept()
-        self._metadata: Kept[int, Any] = Kept(_METADATA)
+        self._metadata: Kept[int, tuple[Any, list[list[Extent]]]] = Kept(_METADATA)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -85,10 +82,10 @@ class Parquet(Table):
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
-        metadata = self._metadata.get(number, self._parsed)
+        metadata, groups = self._metadata.get(number, self._parsed)
         file: AnyFile | Fetched = self._files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
-            file = Fetched(file, extents(metadata, part, self.columns))
+            file = Fetched(file, groups[part])
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         table = opened.read_row_group(part, self.columns, use_threads=False)
@@ -99,14 +96,17 @@ class Parquet(Table):
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
         """The bytes that a block is read from."""
-        places, part = self._places[number], self._part_of[block]
-        begin, end = places[:, 0].searchsorted([part, part + 1])
-        return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
+        return self._metadata.get(number, self._parsed)[1][self._part_of.item(block)]
 
-    def _parsed(self, number: int) -> tuple[Any, int]:
+    def _parsed(self, number: int) -> tuple[tuple[Any, list[list[Extent]]], int]:
+        """The metadata of a file, and the bytes of its row groups, by which a remote file is divided into pieces."""
         file = self._files[number]
-        metadata = _metadata(file, self._ends[number] or _end(file))
-        return metadata, metadata.serialized_size
+        end = self._ends[number] or _end(file)
+        metadata, groups = _metadata(file, end), list[list[Extent]]()
+        if isinstance(file, RemoteFile):
+            groups = extents(end[:-8], self.columns)
+            file.edges = edges(groups, file.size)
+        return (metadata, groups), metadata.serialized_size
 
 
 class _Ends:
@@ -123,16 +123,13 @@ class _Ends:
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
-def _footer(file: AnyFile, columns: Sequence[str] | None) -> Mapping[str, NDArray[Any]]:
-    """The rows of each row group, and the schema; of a remote file also its end. Sets the pieces of a remote file."""
+def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
+    """The rows of each row group, and the schema; of a remote file also its end."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
     end = _end(file)
-    metadata = _metadata(file, end)
-    found = places(metadata, columns)
-    file.edges = edges(found, file.size)
-    return {**_described(file, metadata), "end": np.frombuffer(end, np.uint8), "places": found}
+    return {**_described(file, _metadata(file, end)), "end": np.frombuffer(end, np.uint8)}
 
 
 def _end(file: AnyFile) -> bytes:
