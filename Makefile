@@ -113,6 +113,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.auto
 	$(BIN)/python -m bench.formats
 	$(BIN)/python -m bench.tables
+	$(BIN)/python -m bench.shuffling
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.

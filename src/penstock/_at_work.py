@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
 
+    from penstock._measure.cached import CacheCounts
+
 
 class Source:
     """Knows the sample or step that is being computed. `part` has the only rows that are asked for, or None."""
 
     part: Sequence[int] | None = None
+
+    @property
+    def cache(self) -> CacheCounts | None:
+        """What this worker counts of caches."""
+        return None
 
     def rng(self) -> Generator:
         raise NotImplementedError

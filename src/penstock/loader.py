@@ -16,6 +16,7 @@ import numpy as np
 from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
+from penstock._epoch.foresight import Foresight, foresee
 from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
@@ -71,7 +72,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
       `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
     - `generator`: a seed that you do not give is drawn from this numpy Generator, or else from numpy's global one.
-    - `shuffle`: a new order in each epoch. The default is the order of the keys.
+    - `shuffle`: a new order in each epoch. The default is the order of the keys. "blocks" is for a dataset with
+      `blocks`, as those of `penstock.formats` have: a random order that needs at most `window` blocks (16) at a time.
     - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
       replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
     - `shard`: `(rank, world)`, or "auto" under torchrun, SLURM or Open MPI: this loader gets one rank's share of each
@@ -111,7 +113,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = False,
+        shuffle: bool | str | None = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | str = 0,
@@ -139,6 +141,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         dtype: Any = None,
         casting: str = "checked",
         max_workers: int | None = None,
+        window: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
@@ -293,6 +296,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
         self._measures.close()
+        if self._foresight is not None:
+            self._foresight.close()
 
     def __enter__(self) -> DataLoader[_T_co]:
         return self
@@ -361,7 +366,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning")
+        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning", "_foresight")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -379,6 +384,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
         self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
+        self._foresight: Foresight | None = None
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
@@ -412,6 +418,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
                 reader = kind(setup, engine, run, progress)
                 engine.open(run)
                 measures.started(engine)
+                ahead = foresee(self._foresight, self._dataset, plan, progress, measures.meter.scouts)
+                self._foresight = reader.foresight = ahead
             except BaseException:
                 engine.close()
                 raise

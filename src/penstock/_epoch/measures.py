@@ -16,9 +16,10 @@ from penstock._interrupts import interrupts_deferred
 from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
-from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, clock
+from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, Totals, clock
 from penstock.stats._figures import (
     Bucket,
+    CacheFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -249,6 +250,7 @@ class Measures:
             repeated=totals.repeated,
             skipped=totals.skipped,
             epochs=self._epochs if epoch is None else 1,
+            cache=_cache(totals, list(workers.values())),
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -300,6 +302,23 @@ def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> Wor
     name = here.format(seat) or f"worker {seat} (pid {counts.pid}{f' on {node}' if node else ''})"
     times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
     return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node)
+
+
+def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
+    def of(name: str) -> int:
+        return sum(getattr(counts, f"cache_{name}") for counts in workers)
+
+    found = CacheFigures(
+        hits=of("hits"),
+        misses=of("misses"),
+        waited=of("waited") * 1e-9,
+        fetched=of("fetched") + totals.fetched,
+        nbytes=of("nbytes") + totals.fetched_nbytes,
+        evicted=of("evicted") + totals.evicted,
+        retries=of("retries") + totals.retries,
+        decoded=of("decoded"),
+    )
+    return None if found == CacheFigures() else found
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock._ending import END, Instead, raises_instead
 from penstock._epoch.engine import Engine
+from penstock._epoch.foresight import Foresight
 from penstock._epoch.handout import Handout
 from penstock._epoch.measures import Measures
 from penstock._feed import Feed
@@ -54,6 +55,7 @@ class Reader:
         self._meter = loader.measures.meter
         self._yielded = 0
         self.skipped: list[tuple[Any, Exception]] = []
+        self.foresight: Foresight | None = None
 
     def _next(self) -> Handout:
         """The next batch; or an Instead, with no task."""
@@ -122,7 +124,11 @@ class Reader:
 
     def _let_go(self, cancel: bool) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
-        if engine is None or engine.closed:
+        if engine is None:
+            return
+        if cancel and self.foresight is not None:
+            self.foresight.close()
+        if engine.closed:
             return
         if cancel:
             engine.cancel()

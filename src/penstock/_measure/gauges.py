@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from penstock._measure.cached import CacheCounts
 from penstock._measure.histogram import BUCKETS, bucket
 from penstock._memory.slabs import mapped
 
@@ -46,6 +47,14 @@ class Counts(NamedTuple):
     waited_task: int = 0
     waited_room: int = 0
     cpu: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_waited: int = 0
+    cache_fetched: int = 0
+    cache_nbytes: int = 0
+    cache_evicted: int = 0
+    cache_retries: int = 0
+    cache_decoded: int = 0
 
     @property
     def fetch(self) -> int:
@@ -99,14 +108,15 @@ class Record(NamedTuple):
 
 
 _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
-_READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK = map(
-    Counts._fields.index, ("ready", "first", "since", "timed", "waited_task")
+_READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
+    Counts._fields.index, ("ready", "first", "since", "timed", "waited_task", "cache_hits")
 )
 _MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "since")]
 _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
 _IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
+_CACHE = struct.Struct("8q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
@@ -263,6 +273,7 @@ class Gauge:
         self._timed = counts.timed, counts.fetching, counts.writing
         self._idle = counts.waited_task, counts.waited_room
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
+        self.cache = CacheCounts(*counts[_CACHED:])
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]
@@ -316,6 +327,9 @@ class Gauge:
         self._steps += steps
         self._busy += now - began
         _TASKS.pack_into(self._memory, self._at + 8 * _SINCE, 0, self._tasks, self._steps, self._busy)
+        if self.cache.changed:
+            self.cache.changed = False
+            _CACHE.pack_into(self._memory, self._at + 8 * _CACHED, *self.cache.words())
         if now > self._due:
             self.flush(now)
         if self._head[_TRACING]:
@@ -387,6 +401,7 @@ class NoGauge:
 
     detailed = times = False
     fetched = made = 0
+    cache = None
 
     def begin_epoch(self, epoch: int) -> None:
         pass

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, Slow
 from penstock._measure.histogram import BUCKETS, buckets
 
@@ -51,6 +52,10 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
+    fetched: int = 0  # by scouts: pieces, their bytes, those that were evicted for them, repeated requests
+    fetched_nbytes: int = 0
+    evicted: int = 0
+    retries: int = 0
 
     def minus(self, before: Totals) -> Totals:
         """What was added since these totals."""
@@ -75,7 +80,7 @@ class Mark(NamedTuple):
 
     totals: Totals
     answers: bytes  # since then, packed
-    more: tuple[int, int, int, int]
+    more: tuple[int, ...]  # all that follows in Totals
     workers: dict[int, Counts]
     times: list[bytes]  # histograms: words
 
@@ -103,6 +108,7 @@ class Meter:
         self.next_tick = 0
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
         self.replaced = self.repeated = self.skipped = 0
+        self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
         # Counted, and not yet counted. In one tuple, so that another thread sees each answer once.
@@ -135,7 +141,9 @@ class Meter:
         """What was counted until now; `open_answers` were not counted yet."""
         totals, kept = self._state
         answers = b"".join([bytes(kept), *(_ANSWER.pack(*answer) for answer in open_answers)])
-        more = self.replaced, self.repeated, self.skipped, time.process_time_ns() - self._cpu
+        troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
+        cpu = time.process_time_ns() - self._cpu
+        more = *troubles, cpu, scouts.fetched, scouts.nbytes, scouts.evicted, scouts.retries
         times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
         return Mark(totals, answers, more, self.workers(live), times)
 

@@ -56,14 +56,14 @@ _libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
 _FAILED = _ADDRESS(-1).value
 
 
-def mapped(fd: int | None, length: int, offset: int = 0) -> memoryview:
+def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
     """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
 
     It is unmapped when nothing refers to it any more, and keeps no descriptor. `mmap.mmap` keeps one for each mapping
     (Python 3.13 has an option against that), and a caller with many large batches would run out of them.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
-    access = mmap.PROT_READ | mmap.PROT_WRITE
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with interrupts_deferred():
         address = _libc.mmap(None, length, access, flags, -1 if fd is None else fd, offset)
         if address == _FAILED:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from penstock._at_work import at_work
+
 A = TypeVar("A")
 T = TypeVar("T")
 Pause = Callable[[float], object]
@@ -60,12 +62,14 @@ class _Run:
 
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
         self._call, self._items, self._ahead = call, items, ahead
+        self._source = at_work.source  # what these threads do is counted for the worker that waits for them
         self._results: dict[int, tuple[Any, BaseException | None]] = {}
         self._next = self._taken = 0
         self._ended = threading.Event()
         self._changed = threading.Condition()
 
     def work(self) -> None:
+        at_work.source = self._source
         while (number := self._draw()) is not None:
             self._put(number, self._called(self._items[number]))
 

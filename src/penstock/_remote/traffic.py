@@ -6,6 +6,8 @@ import os
 import threading
 from dataclasses import dataclass, replace
 
+from penstock._at_work import at_work
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -27,6 +29,10 @@ def add(requests: int = 0, nbytes: int = 0, retries: int = 0, waited: float = 0.
         _counts.bytes += nbytes
         _counts.retries += retries
         _counts.waited += waited
+    source = at_work.source
+    if retries and source is not None and source.cache is not None:
+        source.cache.retries += retries
+        source.cache.changed = True
 
 
 def traffic() -> Traffic:

@@ -16,6 +16,7 @@ from penstock.plan._seeds import mix
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Empty
+    from penstock._measure.cached import CacheCounts
     from penstock._work.runner import Runner
 
 # How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000
@@ -78,6 +79,10 @@ class Samples(Source):
         self.keep: Callable[..., Any] = keep
         self._rngs: dict[int, np.random.Generator] = {}  # by row, and -1 for the step
         self.begin(0)
+
+    @property
+    def cache(self) -> CacheCounts | None:
+        return self._runner.gauge.cache
 
     def begin(self, number: int) -> None:
         """Another step begins, the one with this number among those of all ranks."""

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import RemoteError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._files import File
 from penstock.formats._format import Format
 from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+from penstock.formats._table import KEEP, Table, deserialized, need_pyarrow, serialized, unreadable
 
 
 class Arrow(Table):
@@ -48,6 +49,8 @@ class Arrow(Table):
         *,
         keep: int = KEEP,
         storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
     ) -> None:
         need_pyarrow("Arrow")
         super().__init__(keep)
@@ -56,7 +59,7 @@ class Arrow(Table):
         if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
             self._from_table(table_or_paths, columns)
         else:
-            self._from_files(table_or_paths, columns, storage)
+            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes))
 
     def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
         import pyarrow as pa
@@ -74,10 +77,10 @@ class Arrow(Table):
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
 
-    def _from_files(self, paths: Paths, columns: Iterable[str] | None, storage: Storage | None) -> None:
+    def _from_files(self, paths: Paths, columns: Iterable[str] | None, access: Access) -> None:
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths, storage)
+        Format.__init__(self, paths, access)
         self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
         self._local = [file for file in self._files if isinstance(file, File)]
         numbers = {file: number for number, file in enumerate(self._files)}
@@ -185,27 +188,13 @@ class Arrow(Table):
         state = super().__getstate__()
         state["_map"] = None
         if self._batches is not None:
-            state["_batches"] = _serialized(self.schema, self._batches)
+            state["_batches"] = serialized(self.schema, self._batches)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import pyarrow as pa
-
         super().__setstate__(state)
         if self._batches is not None:
-            with pa.ipc.open_stream(pa.py_buffer(self._batches)) as stream:
-                self._batches = list(stream)
+            self._batches = deserialized(self._batches)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._files else f"{type(self).__name__}({len(self):,} samples in memory)"
-
-
-def _serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return np.frombuffer(sink.getvalue(), np.uint8)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
+from penstock.formats._access import Access
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
@@ -37,15 +38,15 @@ class Extents(Format):
     `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
     """
 
-    def __init__(self, paths: Paths, kind: str, make: Make, storage: Storage | None) -> None:
-        super().__init__(paths, storage)
+    def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
+        super().__init__(paths, access)
         self._set_indexes(cached_each(self._files, kind, make))
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self._indexes = indexes
         self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
@@ -87,6 +88,10 @@ class Extents(Format):
                 raws[at] = raw
         found = zip(each(keys), raws, numbers, inside, strict=True)
         return [self._decoded(raw, number, row) for _, raw, number, row in found]
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        start, length = self._extent(number, stop - 1)
+        return [(self._extent(number, first)[0], start + length)]
 
     def _extent(self, number: int, row: int) -> tuple[int, int]:
         """The first byte of a sample, and the number of its bytes."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from operator import index as as_int
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
+from penstock._cache.lookout import Wanted
+from penstock._cache.scout import Scout
+from penstock.formats._access import Access, PiecesOnDisk
 from penstock.formats._files import AnyFile
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.formats._paths import Paths, find_files
+from penstock.formats._remotefile import RemoteFile
+from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset
@@ -31,15 +36,15 @@ class Format(Dataset[Any]):
     _edges: NDArray[np.int64]
     _files: list[AnyFile]
 
-    def __init__(self, paths: Paths, storage: Storage | None = None) -> None:
-        self._files = find_files(paths, self.suffixes, type(self).__name__, storage)
+    def __init__(self, paths: Paths, access: Access) -> None:
+        self._files = find_files(paths, self.suffixes, type(self).__name__, access)
 
     @property
     def paths(self) -> list[str]:
         """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self._files]
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is what is best read together: here, a file."""
         return np.unique(self._edges)
@@ -70,6 +75,20 @@ class Format(Dataset[Any]):
         numbers = self._edges.searchsorted(rows, "right") - 1
         return numbers, rows - self._edges[numbers]
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The bytes that a block is read from: here, all of its file.
+
+        They are given as ranges of the file `number`, in which the block has the rows from `first` to before `stop`.
+        """
+        return [(0, self._files[number].size)]
+
+    def __foresee__(self, forecast: Forecast) -> Any:
+        """Called by a loader: fetches pieces of remote files before workers ask for them, if they are cached."""
+        for file in self._files:
+            if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
+                return Scout(forecast, FilesInPieces(self), file.pieces.cache)
+        return None
+
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
@@ -85,3 +104,23 @@ class Format(Dataset[Any]):
     def __repr__(self) -> str:
         files = repr(self._files[0].path) if len(self._files) == 1 else f"{len(self._files):,} files"
         return f"{type(self).__name__}({files}, {len(self):,} samples)"
+
+
+class FilesInPieces:
+    """The blocks of a format, and the pieces of its files that have them: see `InPieces`."""
+
+    def __init__(self, samples: Format) -> None:
+        self.blocks = samples.blocks
+        self._samples = samples
+
+    def pieces_of(self, block: int) -> list[Wanted]:
+        first, stop = self.blocks[block : block + 2].tolist()
+        samples = self._samples
+        number = int(samples._edges.searchsorted(first, "right")) - 1
+        row = int(samples._edges[number])
+        file = samples._files[number]
+        if not isinstance(file, RemoteFile):
+            return []
+        ranges = samples._ranges_of(block, number, first - row, stop - row)
+        pieces = [piece for some in ranges for piece in file.pieces_of(*some)]
+        return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]

@@ -29,6 +29,7 @@ from penstock._at_work import is_worker_process
 from penstock._progress import progress
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
+from penstock.formats._access import cache_folder
 from penstock.formats._files import AnyFile, File
 from penstock.formats._remotefile import FromTheStart, RemoteFile
 from penstock.loader import DataLoader
@@ -152,7 +153,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[Path]:
     if isinstance(file, File):
         yield path.with_name(f".{path.name}.penstock-{kind}")
     with suppress(RuntimeError):  # there is no home folder
-        folder = Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
+        folder = cache_folder()
         number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
         yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -23,6 +23,8 @@ class Kept(Generic[K, T]):
         self._most = most
         self.dropped = 0
         """Values that were dropped so far."""
+        self.needed: set[K] = set()
+        """Values that stay, however large they are together."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 
@@ -34,6 +36,15 @@ class Kept(Generic[K, T]):
 
     def __contains__(self, number: K) -> bool:
         return number in self._values
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(tuple(self._values))
+
+    def drop(self, numbers: Iterable[K]) -> None:
+        with self._lock:
+            for number in numbers:
+                _, nbytes = self._values.pop(number, (None, 0))
+                self._nbytes -= nbytes
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
         """The value; if it is not kept, `read(number)` returns it with its number of bytes."""
@@ -59,7 +70,10 @@ class Kept(Generic[K, T]):
             _, before = self._values.pop(number, (None, 0))  # read by another thread too, after it was dropped
             self._values[number] = value
             self._nbytes += value[1] - before
-            while self._nbytes > self._most and len(self._values) > 1:
-                _, (_, nbytes) = self._values.popitem(last=False)
-                self._nbytes -= nbytes
-                self.dropped += 1
+            if self._nbytes > self._most:
+                for old in [old for old in self._values if old != number and old not in self.needed]:
+                    _, nbytes = self._values.pop(old)
+                    self._nbytes -= nbytes
+                    self.dropped += 1
+                    if self._nbytes <= self._most:
+                        break

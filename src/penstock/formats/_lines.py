@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays, Index
@@ -38,8 +39,15 @@ class TextLines(Extents):
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
 
-    def __init__(self, paths: Paths, *, storage: Storage | None = None) -> None:
-        super().__init__(paths, _KIND, find_lines, storage)
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact
 from penstock.formats._files import AnyFile, File
 from penstock.formats._index import Arrays, cached_each, for_each
@@ -43,9 +44,17 @@ class Megatron(Extents):
 
     suffixes = (".idx",)
 
-    def __init__(self, prefix: Paths, *, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        prefix: Paths,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         given = [prefix] if isinstance(prefix, (str, os.PathLike, AnyFile)) else list(prefix)
-        indexes = find_files(map(idx_path, given), self.suffixes, type(self).__name__, storage)
+        access = Access(storage, cache, cache_bytes)
+        indexes = find_files(map(idx_path, given), self.suffixes, type(self).__name__, access)
         self._files = list(for_each(_bin_of, indexes))
         self._set_indexes(cached_each(indexes, "megatron-1", find_sequences))
         dtypes = [_DTYPES[int(index["code"][0])] for index in self._indexes]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted, scheme_of
+from penstock.formats._access import Access
 from penstock.formats._files import AnyFile, File
 from penstock.formats._urls import find_remote
 
@@ -18,13 +18,13 @@ Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]
 
 
 def find_files(
-    paths: Paths, suffixes: Collection[str], reader: str, storage: Storage | None = None
+    paths: Paths, suffixes: Collection[str], reader: str, access: Access
 ) -> list[AnyFile]:
     """The files that are meant, sorted by their paths, each once.
 
     Of a folder these are all files below it that end in one of the suffixes, hidden ones excluded. A pattern (`*`,
-    `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors. `storage` has the
-    options of the library that reads URLs.
+    `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors. `access` says
+    how files of URLs are read.
     """
     found: dict[tuple[str, str], AnyFile] = {}
     local: list[str] = []
@@ -37,7 +37,7 @@ def find_files(
         (urls if is_url(text) else local).append(text)
     for file in map(File, expand(local, suffixes, reader) if local else ()):
         found[file.path, ""] = file
-    for remote in find_remote(urls, tuple(suffixes), reader, storage or {}):
+    for remote in find_remote(urls, tuple(suffixes), reader, access):
         found[remote.path, str(remote.modified)] = remote
     return [found[key] for key in sorted(found)]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import penstock.formats as formats
-from penstock._remote.store import Storage
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats._access import Access
 from penstock.formats._archive import HEADER, is_archive
 from penstock.formats._extents import refuse_compressed
 from penstock.formats._files import AnyFile, File
@@ -39,7 +39,7 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):
         return _class(name)(given[0], **settings)
-    files = _paired(_all_files(given, settings.get("storage")))
+    files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
@@ -53,19 +53,19 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     return _class(name)(files, **settings)
 
 
-def _all_files(given: list[Any], storage: Storage | None) -> list[AnyFile]:
+def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
     """The files that are meant, of all formats; a prefix of Megatron's means its `.idx`."""
     ends = (*_ENDS, ".idx")
     try:
         # Of a .bin that has an .idx both are named once, by the .idx.
         meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
-        return find_files(meant, ends, "penstock.open", storage)
+        return find_files(meant, ends, "penstock.open", access)
     except FileNotFoundError as error:
         prefixes = [idx_path(one) for one in given]
         if prefixes == meant:
             raise
         try:
-            return find_files(prefixes, ends, "penstock.open", storage)
+            return find_files(prefixes, ends, "penstock.open", access)
         except FileNotFoundError:
             raise error from None
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, member_at
 from penstock.formats._decoders import Decoder, decoded, decoders
 from penstock.formats._extents import Extents, compact, refuse_compressed
@@ -56,9 +56,11 @@ class Tar(Extents):
         decode: bool | Mapping[str, Decoder | None] = True,
         *,
         storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
     ) -> None:
         self.decode = decode  # first: it raises for what is no function, before files are read
-        super().__init__(paths, "tar-1", find_samples, storage)
+        super().__init__(paths, "tar-1", find_samples, Access(storage, cache, cache_bytes))
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
@@ -67,11 +69,6 @@ class Tar(Extents):
     @decode.setter
     def decode(self, decode: bool | Mapping[str, Decoder | None]) -> None:
         self._decode, self._decoders = decode, decoders(decode)
-
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each tar that has samples, and the end."""
-        return np.unique(self._edges)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         file = self._files[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from penstock._fill.cast import BLOCK, Empty, Into
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import for_each
@@ -61,8 +63,10 @@ class Tokens(Format):
         stride: int | None = None,
         *,
         storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
     ) -> None:
-        super().__init__(paths, storage)
+        super().__init__(paths, Access(storage, cache, cache_bytes))
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
@@ -79,13 +83,18 @@ class Tokens(Format):
                 "smaller length."
             )
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
         edges = self._edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
         return np.concatenate([*inside, self._edges[-1:]])
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        begin, end = first * self.stride, (stop - 1) * self.stride + self.length
+        header, width = int(self._headers[number]), self.dtype.itemsize
+        return [(header + begin * width, header + end * width)]
 
     def _sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]

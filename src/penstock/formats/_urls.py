@@ -8,23 +8,26 @@ from itertools import chain
 
 from penstock._remote.listing import listed
 from penstock._remote.parallel import Pause, in_parallel
-from penstock._remote.store import IN_FLIGHT, Remote, Storage, Stored, remotes
+from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
 from penstock._remote.urls import is_web
 from penstock.errors import RemoteError, RemoteFileNotFound
+from penstock.formats._access import Access
 from penstock.formats._index import shown
-from penstock.formats._pieces import PiecesInMemory
 from penstock.formats._remotefile import RemoteFile
 
 _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(
-    urls: list[str], suffixes: tuple[str, ...], reader: str, storage: Storage
+    urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access
 ) -> Iterator[RemoteFile]:
     """The files of URLs. If one names no file it is a folder. Those that name files are looked up many at a time."""
+    if not urls:
+        return
+    storage = {} if access.storage is None else access.storage
     if not isinstance(storage, Mapping):
         raise TypeError(f"storage must be a dict of options, but it is a {type(storage).__name__}.")
-    pieces = PiecesInMemory()
+    pieces = access.pieces()
     wanted = [
         _Wanted(remote, key, is_web(url), suffixes, reader)
         for url, (remote, key) in zip(urls, remotes(urls, storage), strict=True)

@@ -123,9 +123,12 @@ class OrderPlan:
 
         None with `rollover`, where an epoch can be resumed only in the same shape.
         """
-        if self.rollover:
-            return None
-        return min(self.start + (step - self.first_step) * self._stride, self.order.size(epoch))
+        return None if self.rollover else self.reached(epoch, step)
+
+    def reached(self, epoch: int, step: int) -> int:
+        """The first position of the epoch that no rank has been given before this step."""
+        begin = self.start - self._carried(epoch)
+        return min(max(0, begin + (step - self.first_step) * self._stride), self.order.size(epoch))
 
     def draw(self, epoch: int, start: int = 0) -> Draw:
         _check_start(start)

@@ -75,6 +75,26 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """The pieces of remote files that were read through a cache, and the blocks of tables.
+
+    `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for,
+    for `waited` seconds in all. `fetched`: pieces that were downloaded, for workers or ahead of time, with `nbytes`
+    bytes. `evicted`: pieces that were deleted to make room for others. `retries`: requests that were repeated.
+    `decoded`: blocks of tables, remote or local, that were decoded.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    waited: float = 0.0
+    fetched: int = 0
+    nbytes: int = 0
+    evicted: int = 0
+    retries: int = 0
+    decoded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Period:
     """The figures of an epoch, or of the loader's whole life.
 
@@ -89,6 +109,7 @@ class Period:
       than 20 µs on average are not timed one by one.
     - `replaced`: workers that crashed and were replaced. `repeated`: steps that were done again for that reason, or
       after `update()`. `skipped`: samples that failed and were left out or replaced (`on_error=`).
+    - `cache`: what was read through a cache; None if nothing was.
     """
 
     seconds: float = 0.0
@@ -107,6 +128,7 @@ class Period:
     repeated: int = 0
     skipped: int = 0
     epochs: int = 1
+    cache: CacheFigures | None = None
 
     @property
     def waiting(self) -> float:

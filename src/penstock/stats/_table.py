@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from penstock.stats._figures import Period, Spans, Stats, WorkerFigures
+from penstock.stats._figures import CacheFigures, Period, Spans, Stats, WorkerFigures
 from penstock.stats._units import count, seconds, share, size
 
 WIDTH = 100
@@ -58,6 +58,10 @@ def _periods(stats: Stats) -> Iterator[str]:
         for name, field in _TROUBLES.items()
         if any(numbers := [getattr(period, field) for period in columns.values()])
     ]
+    if any(period.cache for period in columns.values()):
+        caches = [period.cache or CacheFigures() for period in columns.values()]
+        shown = [(name, show) for field, (name, show) in _CACHE.items() if any(getattr(one, field) for one in caches)]
+        rows += [(name, *map(show, caches)) for name, show in shown]
     yield from _aligned(rows)
 
 
@@ -77,6 +81,18 @@ def _work(period: Period) -> str:
     return f"{seconds(period.works.total)} ({share(1 - period.waiting if period.works.total else 0.0)})"
 
 
+def _hits(cache: CacheFigures) -> str:
+    return f"{count(cache.hits)} ({share(cache.hits / max(1, cache.hits + cache.misses))})"
+
+
+_CACHE: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
+    "hits": ("cache hits", _hits),
+    "misses": ("  waited for misses", lambda cache: seconds(cache.waited)),
+    "fetched": ("  fetched", lambda cache: f"{count(cache.fetched)}, {size(cache.nbytes)}"),
+    "retries": ("  requests repeated", lambda cache: count(cache.retries)),
+    "evicted": ("  evicted", lambda cache: count(cache.evicted)),
+    "decoded": ("blocks decoded", lambda cache: count(cache.decoded)),
+}
 _TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
 _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("batches", lambda period: count(period.batches)),

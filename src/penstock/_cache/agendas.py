@@ -1,0 +1,139 @@
+"""What loaders of this machine need next of a folder: published in files, so that any process can evict by it.
+
+    magic (8 bytes), position, number of rows (8 each)
+    rows, one for each use of a piece: its digest, the first position that needs the piece, the one after the last
+
+Positions count the samples of all ranks and epochs. The scout that wrote an agenda keeps its position up to date, and
+holds a lock on the file: one that nobody holds is of a dead process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock._cache.locks import ByteLock, is_locked
+from penstock._cache.pieces import unlink
+from penstock._interrupts import interrupts_deferred
+
+SUFFIX = ".penstock-agenda"
+FAR = np.iinfo(np.int64).max // 2
+"""The distance of a piece that no agenda has."""
+
+_HEAD = struct.Struct("<8sqq")
+_MAGIC = b"pnstagnd"
+_POSITION = struct.Struct("<q")
+ROW = np.dtype([("digest", "S32"), ("first", "<i8"), ("stop", "<i8")])
+
+
+class Agenda(NamedTuple):
+    """The uses of pieces that lie ahead of a loader, in any order, and its position."""
+
+    position: int
+    rows: NDArray[Any]
+
+    def distances(self, ahead: int = 0) -> NDArray[np.int64]:
+        """How many samples from now each use is, after `ahead` more were handed out. FAR if it is over by then."""
+        rows, at = self.rows, self.position + ahead
+        coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
+        return np.where(at < rows["stop"], coming, FAR)
+
+
+def rows_of(digests: Sequence[str], first: ArrayLike, stop: ArrayLike) -> NDArray[Any]:
+    rows = np.empty(len(digests), ROW)
+    rows["digest"], rows["first"], rows["stop"] = digests, first, stop
+    return rows
+
+
+class Ranking(NamedTuple):
+    """The order in which pieces are evicted for a new one: numbers of pieces, the most dispensable first.
+
+    `spare`: by number, whether the piece may be evicted now, because it is needed later than the new one.
+    """
+
+    order: NDArray[np.intp]
+    spare: NDArray[np.bool_]
+
+
+def ranking(digests: Sequence[str], times: Sequence[int], agendas: Sequence[Agenda], new: str = "") -> Ranking:
+    """Furthest in the future first (Belady). Pieces that no agenda has go before all others, the oldest first.
+
+    The future begins when the piece `new` is needed, which is fetched ahead of that: a piece that is used before then
+    may be the one to evict then, but cannot be evicted yet.
+    """
+    ahead = int(_needs([new], agendas, 0)[0]) if new else 0
+    ahead = 0 if ahead == FAR else ahead
+    now, then = (_needs(digests, agendas, later) for later in (0, ahead))
+    order = np.lexsort((np.asarray(times, np.int64), -then))
+    return Ranking(order, (now >= ahead) & (then > ahead))
+
+
+def _needs(digests: Sequence[str], agendas: Sequence[Agenda], ahead: int) -> NDArray[np.int64]:
+    """How many samples from now each piece is needed, once `ahead` more were handed out."""
+    names = np.array(digests, "S32")
+    needs = np.full(len(names), FAR, np.int64)
+    sort = np.argsort(names)
+    for agenda in agendas if len(names) else ():
+        found = agenda.rows["digest"]
+        at = sort[np.minimum(np.searchsorted(names, found, sorter=sort), len(names) - 1)]
+        known = names[at] == found
+        np.minimum.at(needs, at[known], agenda.distances(ahead)[known])
+    return needs
+
+
+class Publisher:
+    """The agenda of one scout in a folder. All methods are called by one thread."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
+        self._locks: list[ByteLock] = []
+
+    def publish(self, agenda: Agenda) -> None:
+        """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
+        draft = f"{self._path}.draft"
+        lock = ByteLock(draft, 0)
+        self._locks.append(lock)
+        lock.begin()
+        os.write(lock.fd, _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows)) + agenda.rows.tobytes())
+        os.replace(draft, self._path)
+        while len(self._locks) > 1:
+            self._locks[0].end()
+            del self._locks[0]
+
+    def move(self, position: int) -> None:
+        """The loader has come to this position."""
+        if self._locks:
+            os.pwrite(self._locks[-1].fd, _POSITION.pack(position), 8)
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            if self._locks:
+                unlink(f"{self._path}.draft")
+                unlink(self._path)
+            while self._locks:
+                self._locks.pop().end()
+
+
+def read(path: str, *, sweeps: bool) -> Agenda | None:
+    """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
+    with suppress(OSError, ValueError, struct.error):
+        fd = os.open(path, os.O_RDWR)
+        try:
+            if not is_locked(fd):
+                if sweeps:
+                    unlink(path)
+                return None
+            found = os.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            os.close(fd)
+        magic, position, count = _HEAD.unpack_from(found)
+        if magic == _MAGIC:
+            return Agenda(position, np.frombuffer(found, ROW, count, _HEAD.size))
+    return None

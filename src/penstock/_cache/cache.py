@@ -1,0 +1,216 @@
+"""The cache of a machine: named pieces of bytes in a folder, each made once for all processes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from penstock._at_work import at_work
+from penstock._cache import pieces
+from penstock._cache.agendas import Agenda, Publisher
+from penstock._cache.folder import Folder, Room
+from penstock._cache.locks import LockError
+from penstock._cache.pieces import EXTRA
+from penstock._interrupts import with_loan
+from penstock._measure.cached import CacheCounts
+from penstock._warning import warn_caller
+
+Make = Callable[[], Any]
+"""Returns the bytes of a piece: a bytes-like object, or a list of them."""
+
+_MOST_MAPPED = 1024  # a process may have about 65,000 maps
+_MOST_LOOSE = 256 << 20  # bytes
+_MOST_SOUND = 1 << 16
+_LOOKED_AT = 4  # pieces, whenever another is mapped
+
+
+class _Made(NamedTuple):
+    """A piece, and why it is not in the folder, if it is not."""
+
+    buffers: list[memoryview]
+    refused: OSError | None = None
+
+
+class Cache:
+    """Pieces in a folder of a local disk, or of memory (/dev/shm), for all processes of this machine.
+
+    The pieces have `limit` bytes at most; beyond that, the piece that is needed last is evicted (see `agendas`), or
+    the oldest if no loader has said what it will need. A process keeps the pieces mapped that it has used last, so a
+    piece that it uses again costs a look into a dict.
+
+    Any number of processes and programs may use the folder. Locks are the kernel's: a process that dies at any moment
+    leaves no lock, and no piece that is wrong. Files in the folder that are not of the cache are not touched.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
+        self.path, self.limit = os.path.abspath(os.fspath(folder)), limit
+        with suppress(OSError):  # where there is no folder, pieces stay in memory
+            os.makedirs(self.path, exist_ok=True)
+        self._folder = Folder(self.path, limit)
+        self._mapped: OrderedDict[str, memoryview] = OrderedDict()
+        self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
+        self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
+        self._sound: dict[str, int] = {}  # pieces whose checksum was verified: digest, and number of the file
+        self._warned: set[int | None] = set()
+        self.counts = CacheCounts()
+        """What was counted outside of a loader's workers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (self.path, self.limit)
+
+    def __repr__(self) -> str:
+        return f"Cache({self.path!r}, {self.limit})"
+
+    def get(self, name: str, make: Make) -> memoryview:
+        """The bytes of a piece, read-only. They stay valid after the piece was evicted.
+
+        If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
+        `make` raises is raised here, and the next that waits calls its own `make`.
+        """
+        found = self._mapped.get(name)
+        if found is None:
+            return self._get(name, make)
+        try:
+            self._mapped.move_to_end(name)
+        except KeyError:  # another thread has dropped it
+            pass
+        self._counted().hits += 1
+        return found
+
+    def fetch(self, name: str, make: Make) -> bool:
+        """Makes a piece for a later `get`, unless it is in the folder or another process is making it.
+
+        Returns False, without a warning, if it could not be kept.
+        """
+        digest = digest_of(name)
+        try:
+            return with_loan(self._folder.lock(digest, waits=False), self._made, digest, make).refused is None
+        except LockError as error:
+            return error.is_taken
+
+    def has(self, name: str) -> bool:
+        """Whether the piece is in the folder."""
+        return os.path.exists(self._folder.piece(digest_of(name)))
+
+    def room(self) -> Room:
+        """What there is room for."""
+        return self._folder.room()
+
+    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
+        """Tells all processes what a loader will need. Raises OSError if the folder cannot be written."""
+        try:
+            self._folder.publish(publisher, agenda)
+        except LockError as error:
+            raise error.cause from None
+
+    # A piece that is not mapped here.
+
+    def _get(self, name: str, make: Make) -> memoryview:
+        digest, counts = digest_of(name), self._counted()
+        found = self._loose.get(name)
+        if found is None:
+            found = self._map(name, digest)
+        if found is not None:
+            counts.hits += 1
+            return found
+        begun = perf_counter_ns()
+        try:
+            made = with_loan(self._folder.lock(digest), self._made, digest, make)
+        except LockError as error:
+            made = _Made(self._call(make), error.cause)
+        counts.misses += 1
+        counts.waited += perf_counter_ns() - begun
+        if made.refused is not None:
+            self._warn(made.refused)
+        mapped = self._map(name, digest)
+        return self._keep_loose(name, made.buffers) if mapped is None else mapped
+
+    def _made(self, digest: str, make: Make) -> _Made:
+        """The piece, which another process may have made before this one had the lock."""
+        with suppress(OSError, ValueError, MemoryError):
+            return _Made([self._opened(digest, self._folder.piece(digest))])
+        buffers = self._call(make)
+        size = sum(map(len, buffers)) + EXTRA
+        if size > self.limit:
+            return _Made(buffers, OSError(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
+        try:
+            evicted, self._sound[digest] = self._folder.add(digest, buffers)
+        except OSError as error:
+            return _Made(buffers, error)
+        self._counted().evicted += evicted
+        return _Made(buffers)
+
+    def _call(self, make: Make) -> list[memoryview]:
+        made = make()
+        buffers = [memoryview(buffer).cast("B") for buffer in (made if isinstance(made, (list, tuple)) else [made])]
+        counts = self._counted()
+        counts.fetched += 1
+        counts.nbytes += sum(map(len, buffers))
+        return buffers
+
+    def _opened(self, digest: str, path: str) -> memoryview:
+        view, number = pieces.mapped(path, digest, self._sound.get(digest))
+        if len(self._sound) > _MOST_SOUND:
+            self._sound = {}
+        self._sound[digest] = number
+        return view
+
+    def _map(self, name: str, digest: str) -> memoryview | None:
+        """The piece from the folder, which stays mapped; None if it is not there, or damaged."""
+        try:
+            view = self._mapped[name] = self._opened(digest, self._folder.piece(digest))
+        except (OSError, ValueError, MemoryError):
+            return None
+        self._looked_at.append(name)
+        with suppress(KeyError, IndexError):  # another thread has dropped it
+            for _ in range(_LOOKED_AT):
+                # An evicted piece takes room on the disk for as long as it is mapped.
+                oldest = self._looked_at.popleft()
+                if self.has(oldest):
+                    self._looked_at.append(oldest)
+                else:
+                    self._mapped.pop(oldest, None)
+            while len(self._mapped) > _MOST_MAPPED:
+                self._mapped.popitem(last=False)
+        return view
+
+    def _keep_loose(self, name: str, made: list[memoryview]) -> memoryview:
+        """Keeps a piece in the memory of this process: its samples may be asked for one by one."""
+        whole = made[0] if len(made) == 1 else memoryview(b"".join(made))
+        piece = self._loose[name] = whole.toreadonly()
+        with suppress(KeyError):
+            while len(self._loose) > 1 and sum(map(len, self._loose.copy().values())) > _MOST_LOOSE:
+                self._loose.popitem(last=False)
+        return piece
+
+    def _counted(self) -> CacheCounts:
+        """The counters of the worker that this thread is, if it is one."""
+        source = at_work.source
+        counts = None if source is None else source.cache
+        if counts is None:
+            return self.counts
+        counts.changed = True
+        return counts
+
+    def _warn(self, error: OSError) -> None:
+        """Warns once of each kind of error."""
+        if error.errno not in self._warned:
+            self._warned.add(error.errno)
+            too_large = error.errno == errno.EFBIG
+            warn_caller(
+                f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
+                "process fetches them for itself. "
+                + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
+                RuntimeWarning,
+            )
+
+
+def digest_of(name: str) -> str:
+    """The name of a piece in its folder."""
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,196 @@
+"""The folder of a cache: which pieces are in it, how many bytes they have, and how one is added.
+
+    penstock-cache               the number of bytes of all pieces; its bytes are locks: of the folder, of each piece
+    <digest>.penstock-piece      a piece: see `pieces`
+    <digest>.penstock-part       a piece that is being written, by the process that has the lock of the piece
+    <name>.penstock-agenda       what a loader will need: see `agendas`
+
+Files with other names are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+from penstock._cache import agendas, pieces
+from penstock._cache.agendas import Agenda, Publisher, ranking
+from penstock._cache.locks import ByteLock, LockError
+from penstock._interrupts import with_loan
+
+_OURS = re.compile(r"([0-9a-f]{32})\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?")
+_STATE = "penstock-cache"
+_HEAD = struct.Struct("<8s36sqq")  # magic, boot, whether a change was begun, bytes
+_MAGIC = b"pnstcach"
+
+# To list 1,000 files takes 2 ms. Where there are more, one listing makes room for a hundredth of the cache.
+_FEW = 1000
+
+
+class Listed(NamedTuple):
+    """The pieces in a folder: digest, bytes, and when each was written, in nanoseconds."""
+
+    digests: list[str]
+    sizes: list[int]
+    times: list[int]
+    agendas: list[Agenda]
+
+
+class Room:
+    """What there is room for in a folder, with the pieces and the agendas that were there at some moment."""
+
+    def __init__(self, listed: Listed, limit: int) -> None:
+        self._listed, self._limit = listed, limit
+
+    def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
+        """Whether a piece that is needed later can be fetched now. If so, its room is taken.
+
+        Not if a piece would have to be evicted for it that is needed before it. With `waits`, not either if a piece
+        that is used before it will be the better one to evict after that use. Pieces that are coming count, too.
+        """
+        found = self._listed
+        over = sum(found.sizes) + nbytes + pieces.EXTRA - self._limit
+        if over > 0:
+            order, spare = ranking(found.digests, found.times, found.agendas, digest)
+            for at in order.tolist():
+                if over <= 0 or (waits and not spare[at]):
+                    break
+                over -= found.sizes[at] if spare[at] else 0
+        if over <= 0:
+            self.add(digest, nbytes)
+        return over <= 0
+
+    def add(self, digest: str, nbytes: int) -> None:
+        """The piece is coming, if it is not there already."""
+        found = self._listed
+        if digest not in found.digests:
+            found.digests.append(digest)
+            found.sizes.append(nbytes + pieces.EXTRA)
+            found.times.append(0)
+
+
+class Folder:
+    """The bytes of all pieces stay below `limit`, but for pieces that are being written."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.path, self.limit = path, limit
+        self._state = os.path.join(path, _STATE)
+        self._is_swept = False
+
+    def piece(self, digest: str) -> str:
+        return os.path.join(self.path, f"{digest}.penstock-piece")
+
+    def _part(self, digest: str) -> str:
+        return os.path.join(self.path, f"{digest}.penstock-part")
+
+    def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
+        """The lock of one piece: only the process that has it makes the piece."""
+        return ByteLock(self._state, 1 + int(digest[:15], 16), waits=waits)
+
+    def add(self, digest: str, buffers: Sequence[Any]) -> tuple[int, int]:
+        """Writes a piece, whose lock the caller has, and evicts others if they are too many.
+
+        Returns how many were evicted, and the number of the new file, which may be evicted in turn at any moment.
+
+        Raises OSError if the piece cannot be written.
+        """
+        part = self._part(digest)
+        pieces.write(part, digest, buffers)
+        lock = ByteLock(self._state, 0)
+        try:
+            return with_loan(lock, self._insert, lock, digest, part)
+        except LockError as error:
+            pieces.unlink(part)
+            raise error.cause from None
+        except BaseException:
+            pieces.unlink(part)
+            raise
+
+    def _insert(self, lock: ByteLock, digest: str, part: str) -> tuple[int, int]:
+        if not self._is_swept:
+            self.listed(sweeps=True)
+            self._is_swept = True
+        total, about = self._total(lock.fd), os.stat(part)
+        size = about.st_size
+        _write_total(lock.fd, total, is_changing=True)
+        evicted = 0
+        if total + size > self.limit:
+            total, evicted = self._evict(size, digest)
+        # In the place of a damaged piece, if there was one. Its bytes are noted until they are counted again.
+        os.replace(part, self.piece(digest))
+        _write_total(lock.fd, total + size, is_changing=False)
+        return evicted, about.st_ino
+
+    def _evict(self, size: int, digest: str) -> tuple[int, int]:
+        """Makes room for so many bytes. Returns how many bytes are left, and how many pieces were evicted."""
+        found = self.listed(sweeps=True)
+        total = sum(found.sizes)
+        many = len(found.sizes) > _FEW
+        most = self.limit - size - (self.limit // 100 if many else 0)
+        order, spare = ranking(found.digests, found.times, found.agendas, digest)
+        evicted = 0
+        for at in [*order[spare[order]].tolist(), *order[~spare[order]].tolist()]:
+            if total <= most:
+                break
+            if found.digests[at] != digest:
+                pieces.unlink(self.piece(found.digests[at]))
+                total -= found.sizes[at]
+                evicted += 1
+        return total, evicted
+
+    def room(self) -> Room:
+        return Room(self.listed(), self.limit)
+
+    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
+        """Raises OSError, or LockError, if the folder cannot be written."""
+        with_loan(ByteLock(self._state, 0), publisher.publish, agenda)
+
+    def listed(self, *, sweeps: bool = False) -> Listed:
+        """The pieces, and the agendas of live loaders.
+
+        `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
+        """
+        found = Listed([], [], [], [])
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                ours = _OURS.fullmatch(entry.name)
+                if ours is None:
+                    continue
+                digest, kind, draft = ours.groups()
+                if kind == "piece":
+                    with suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        found.digests.append(digest)
+                        found.times.append(about.st_mtime_ns)
+                        found.sizes.append(about.st_size)
+                elif kind == "part":
+                    with suppress(LockError):
+                        if sweeps:
+                            with_loan(self.lock(digest, waits=False), pieces.unlink, entry.path)
+                elif (agenda := agendas.read(entry.path, sweeps=sweeps)) is not None and draft is None:
+                    found.agendas.append(agenda)
+        return found
+
+    def _total(self, fd: int) -> int:
+        """The bytes of all pieces: as noted, or counted if the note cannot be trusted."""
+        with suppress(struct.error):
+            magic, boot, is_changing, total = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+            if (magic, boot, is_changing) == (_MAGIC, _boot(), 0):
+                return int(total)
+        return sum(self.listed().sizes)
+
+
+def _write_total(fd: int, total: int, *, is_changing: bool) -> None:
+    os.pwrite(fd, _HEAD.pack(_MAGIC, _boot(), is_changing, total), 0)
+
+
+@cache
+def _boot() -> bytes:
+    """Which start of the machine this is: after a power failure, notes and files may differ."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return file.read(36)

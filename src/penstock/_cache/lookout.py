@@ -1,0 +1,112 @@
+"""Decides which pieces are fetched ahead of time, from the forecast of a loader and the pieces in the folder.
+
+A piece that is `near` is fetched if no piece must be evicted for it that is needed before it. Otherwise the wait for
+it would begin only when it is needed. It costs room: pieces wait in the cache for their use.
+
+Beyond, a piece is fetched as early as it does not cost anything (the conservative way: Cao, Felten, Karlin and Li,
+1995): if the piece can be evicted now that will be the best to evict when the new one is needed. With `near=0` as few
+pieces are fetched as if none were fetched early, and these are the fewest possible (Belady).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._cache.agendas import ROW, Agenda
+from penstock._cache.cache import Cache, digest_of
+from penstock._cache.uses import Uses, uses
+from penstock.plan._forecast import Forecast
+
+
+class Wanted(NamedTuple):
+    """A piece that a block needs: its name in the cache, about how many bytes it has, and how it is made."""
+
+    name: str
+    nbytes: int
+    make: Callable[[], Any]
+
+
+class InPieces(Protocol):
+    """A dataset whose blocks are in one or more pieces each. Two blocks may have a piece in common."""
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first key of each block, and the end."""
+
+    def pieces_of(self, block: int) -> Sequence[Wanted]:
+        """The pieces that the samples of a block are read from."""
+
+
+class Lookout:
+    """`ahead`: how many bytes may be fetched before they are needed; `near`: the first of these, see above."""
+
+    def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
+        self.cache = cache
+        self._forecast, self._dataset = forecast, dataset
+        self._edges = np.asarray(dataset.blocks, np.int64)
+        self._ahead, self._near = min(ahead, cache.limit), near
+        self._digests: dict[int, list[str]] = {}  # by block
+        self._uses: Uses | None = None
+
+    @property
+    def position(self) -> int:
+        return self._forecast.position
+
+    def agenda(self) -> Agenda | None:
+        """What the loader will need; None if nothing was added to that since the last call."""
+        position = self.position
+        if self._uses is not None and position < self._uses.until:
+            return None
+        found = self._uses = uses(self._forecast, self._edges)
+        digests = [self._digests_of(block) for block in found.blocks.tolist()]
+        counts = [len(some) for some in digests]
+        rows = np.empty(sum(counts), ROW)
+        rows["digest"] = [digest for some in digests for digest in some]
+        rows["first"], rows["stop"] = np.repeat(found.first, counts), np.repeat(found.stop, counts)
+        return Agenda(position, rows)
+
+    def forget(self) -> None:
+        """The last agenda was not published."""
+        self._uses = None
+
+    def _digests_of(self, block: int) -> list[str]:
+        found = self._digests.get(block)
+        if found is None:
+            found = self._digests[block] = [digest_of(piece.name) for piece in self._dataset.pieces_of(block)]
+        return found
+
+    def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[Wanted]:
+        """At most `most` pieces to fetch now. `coming`: bytes of the pieces that are being fetched, by name.
+
+        The missing piece that is needed next comes first. If there is no room for it, there is none for later ones.
+        """
+        found: list[Wanted] = []
+        room, ahead = None, 0
+        for piece in self._upcoming():
+            ahead += piece.nbytes
+            if len(found) == most or ahead > self._ahead:
+                break
+            if piece.name in coming or piece.name in failed or self.cache.has(piece.name):
+                continue
+            if room is None:
+                room = self.cache.room()
+                for name, nbytes in coming.items():
+                    room.add(digest_of(name), nbytes)
+            if not room.take(digest_of(piece.name), piece.nbytes, waits=ahead > self._near):
+                break
+            found.append(piece)
+        return found
+
+    def _upcoming(self) -> Iterator[Wanted]:
+        """The pieces that are in use, or will be, each once, in the order in which they are needed."""
+        seen: set[str] = set()
+        if self._uses is not None:
+            for at in np.flatnonzero(self._uses.stop > self.position).tolist():
+                for piece in self._dataset.pieces_of(int(self._uses.blocks[at])):
+                    if piece.name not in seen:
+                        seen.add(piece.name)
+                        yield piece

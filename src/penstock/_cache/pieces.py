@@ -1,0 +1,77 @@
+"""A piece: bytes in a file of their own, with a length and a checksum behind them.
+
+    the bytes
+    magic (8 bytes), length (8), CRC-32 of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
+
+The bytes come first, so they begin at a page. A file that was cut off, or is damaged, is not a piece.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._memory.slabs import mapped as memory
+
+_MAGIC = b"pnstpiec"
+_END = struct.Struct("<8sQI")
+_CHECK = struct.Struct("<I")
+EXTRA = _END.size + _CHECK.size
+"""Bytes of a file beside those of its piece."""
+
+_AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
+
+
+def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
+    """Writes the file of a piece anew. After an error the file is gone."""
+    length = check = 0
+    try:
+        with open(path, "wb", buffering=0) as out:
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                check, length = zlib.crc32(view, check), length + len(view)
+                _write_all(out, view)
+            end = _END.pack(_MAGIC, length, check)
+            _write_all(out, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
+    except BaseException:
+        unlink(path)
+        raise
+
+
+def _write_all(out: Any, view: memoryview) -> None:
+    while len(view):
+        view = view[out.write(view[:_AT_ONCE]) :]
+
+
+def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryview, int]:
+    """The bytes of a piece, and the number of its file. Raises ValueError if the piece is damaged.
+
+    The bytes of the file with the number `checked` are not read for it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(fd)
+        size, number = about.st_size, about.st_ino
+        if size < EXTRA:
+            raise ValueError(f"{path} has only {size} bytes")
+        view = memory(fd, size, writable=False).toreadonly()
+    finally:
+        os.close(fd)
+    end = bytes(view[-EXTRA : -_CHECK.size])
+    magic, length, sum_of_bytes = _END.unpack(end)
+    if _CHECK.unpack(view[-_CHECK.size :])[0] != zlib.crc32(digest.encode() + end) or magic != _MAGIC:
+        raise ValueError(f"{path} does not end as a piece does")
+    if length + EXTRA != size or (number != checked and zlib.crc32(view[:length]) != sum_of_bytes):
+        raise ValueError(f"{path} is damaged")
+    return view[:length], number
+
+
+def unlink(path: str) -> None:
+    """Deletes a file, if it is there and can be deleted."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

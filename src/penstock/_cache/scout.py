@@ -1,0 +1,189 @@
+"""Fetches the pieces that a loader will need, before it needs them: threads beside the loader, in its process."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from penstock._at_work import Source, working_at
+from penstock._cache.agendas import Publisher
+from penstock._cache.cache import Cache
+from penstock._cache.lookout import InPieces, Lookout, Wanted
+from penstock._interrupts import interrupts_deferred
+from penstock._measure.cached import CacheCounts
+from penstock.plan._forecast import Forecast
+
+AHEAD = 512 << 20
+"""Bytes that are fetched ahead of time at most: some seconds of a fast network."""
+
+NEAR = 128 << 20
+"""Bytes for which the cache makes room in any case, but not more than a quarter of the cache: see `lookout`."""
+
+THREADS = 8
+"""Pieces that are fetched at a time."""
+
+_PAUSE = 0.02  # seconds between two looks
+_SHARE = 50  # a scout looks for 1/50 of the time at most: to list 100,000 pieces takes 0.3 s
+_AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
+_GRACE = 1.0  # seconds that the interpreter's exit waits for threads
+
+
+class Scout:
+    """What `__foresee__` returns: it fetches until it is closed or dropped.
+
+    It raises nothing. A piece that cannot be fetched is left to the worker that needs it, which names the sample.
+    """
+
+    def __init__(
+        self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
+    ) -> None:
+        self._lookout = Lookout(forecast, dataset, cache, ahead, min(NEAR, cache.limit // 4))
+        self._fetches = _Fetches(threads, forecast.counts or CacheCounts())
+        # The thread refers to the lookout only while it looks, so it ends when the scout is dropped.
+        work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
+        self._thread = threading.Thread(target=work, name="penstock-scout", daemon=True)
+        with interrupts_deferred():  # `start` waits for an Event
+            _running[self._thread] = self._fetches
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the scout. Fetches that are under way end in the background, and what they fetch is dropped."""
+        self._fetches.stop()
+        if threading.current_thread() is not self._thread:  # the garbage collector may run in it
+            self._thread.join(0.2)
+
+
+class _Stopped(Exception):
+    """The scout was closed while a piece was fetched."""
+
+
+class _Counting(Source):
+    def __init__(self) -> None:
+        self._counts = CacheCounts()
+
+    @property
+    def cache(self) -> CacheCounts:
+        return self._counts
+
+
+class _Fetches:
+    """The fetches of a scout that are under way, each in a thread."""
+
+    def __init__(self, most: int, counts: CacheCounts) -> None:
+        self.stopped = False
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock of Python's
+        self._counts = counts
+        self.threads: set[threading.Thread] = set()
+        self._most = most
+        self._lock = threading.Lock()  # of the attributes that fetches change
+        self._coming: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._done = 0
+        self._seen: object = None  # what was there when the scout looked last
+        self._not_before = 0.0
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.bell.put(None)
+
+    def rest(self) -> None:
+        """The folder cannot be used."""
+        self._not_before = time.monotonic() + _AFTER_FAILURE
+
+    def look(self, lookout: Lookout, publisher: Publisher) -> None:
+        """Starts the fetches that are due."""
+        if time.monotonic() < self._not_before:
+            return
+        agenda, position = lookout.agenda(), lookout.position
+        if agenda is not None:
+            lookout.cache.publish(publisher, agenda)
+            self._failed = set()
+        if self._seen == (position, self._done):
+            return
+        self._seen = position, self._done
+        publisher.move(position)
+        with self._lock:
+            coming, failed = dict(self._coming), set(self._failed)
+        for piece in lookout.look(self._most - len(coming), coming, failed):
+            thread = threading.Thread(
+                target=self._fetch, args=(lookout.cache, piece), name="penstock-fetch", daemon=True
+            )
+            with self._lock:
+                self._coming[piece.name] = piece.nbytes
+                self.threads.add(thread)
+            thread.start()
+
+    def _fetch(self, cache: Cache, piece: Wanted) -> None:
+        counting, failed = _Counting(), True
+        try:
+            with working_at(counting), suppress(Exception):
+                failed = not cache.fetch(piece.name, partial(self._made, piece.make))
+                if failed:
+                    self.rest()
+        finally:
+            with self._lock:
+                self._counts.add(counting.cache)
+                del self._coming[piece.name]
+                if failed:
+                    self._failed.add(piece.name)
+                self._done += 1
+                self.threads.discard(threading.current_thread())
+            self.bell.put(None)
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        made = make()
+        if self.stopped:
+            raise _Stopped
+        return made
+
+
+_running: dict[threading.Thread, _Fetches] = {}
+"""The threads of scouts, until they end."""
+
+
+def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
+    """The thread of a scout. It says nothing of a folder that cannot be used: workers warn of that."""
+    lookout = reference()
+    if lookout is None:
+        return
+    publisher = Publisher(lookout.cache.path)
+    try:
+        while lookout is not None and not fetches.stopped:
+            begun = time.monotonic()
+            try:
+                fetches.look(lookout, publisher)
+            except OSError:
+                lookout.forget()
+                fetches.rest()
+            lookout = None
+            pause = max(_PAUSE, _SHARE * (time.monotonic() - begun))
+            with suppress(queue.Empty):
+                fetches.bell.get(timeout=pause)
+            lookout = reference()
+    except Exception:
+        import logging
+
+        # An error of the dataset's, most likely, which the worker that meets it will raise.
+        logging.getLogger("penstock").debug("A scout has ended with an error.", exc_info=True)
+    finally:
+        publisher.close()
+        _running.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the interpreter exits: a thread must not be inside of numpy when numpy is taken down."""
+    threads = dict(_running)
+    for fetches in threads.values():
+        fetches.stop()
+    deadline = time.monotonic() + _GRACE
+    for fetches in threads.values():
+        for thread in (*threads, *fetches.threads):
+            thread.join(max(0.0, deadline - time.monotonic()))

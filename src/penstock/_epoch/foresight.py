@@ -1,0 +1,63 @@
+"""Tells a dataset what its loader will ask for, if the dataset wants to know."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from penstock._feed.base import Plan
+from penstock._interrupts import finalizer, interrupts_deferred
+from penstock._measure.cached import CacheCounts
+from penstock._resume.state import Progress
+from penstock.plan import OrderPlan
+from penstock.plan._forecast import Forecast
+from penstock.source._dataset import method_of
+
+
+class Foresight:
+    """A forecast, and what the dataset's `__foresee__` returned for it, which is closed in the end.
+
+    It is kept from one epoch to the next: what was fetched between the two is there when the next one begins. It ends
+    when an epoch is abandoned, when the loader is closed, and when nothing refers to it any more.
+    """
+
+    _returned: Any = None
+
+    def __init__(self, dataset: Any, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
+        self._process = os.getpid()
+        self._progress = progress
+        self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
+        self._forecast.counts = counts
+        with interrupts_deferred():  # what it returns must not be lost
+            self._returned = dataset.__foresee__(self._forecast)
+
+    def continues(self, plan: OrderPlan, progress: Progress) -> bool:
+        """Whether it is good for this epoch, which is about to begin, too."""
+        over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
+        if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
+            return False
+        self._progress = progress
+        return True
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            returned, self._returned = self._returned, None
+            if returned is not None and self._process == os.getpid():
+                returned.close()
+
+    __del__ = finalizer(close)
+
+
+def foresee(
+    last: Foresight | None, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
+) -> Foresight | None:
+    """The foresight for an epoch that begins: the last one, or a new one. None if the dataset does not want any.
+
+    Called after workers were started: a process that has more threads cannot fork them.
+    """
+    if method_of(dataset, "__foresee__") is None or not isinstance(plan, OrderPlan):
+        return None
+    if last is not None and last.continues(plan, progress):
+        return last
+    return Foresight(dataset, plan, progress, counts)

@@ -1,0 +1,76 @@
+"""What a loader will ask for, and when: for datasets that fetch ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan._order import Order
+from penstock.plan._plan import OrderPlan
+
+
+class Forecast:
+    """The order of a loader, this epoch and all that follow, and how far the loader is.
+
+    A loader whose order is known gives one to its dataset, if that has a method `__foresee__(forecast)`.
+
+    Epochs are counted through: position p of an epoch with base b is position b + p of the forecast. Positions
+    are those of all ranks together. Other threads may read it while the loader runs.
+
+    >>> from penstock.plan._order import Sequential
+    >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
+    >>> forecast.position, forecast.keys(2, 7).tolist()
+    (2, [2, 0, 1, 2, 0])
+    """
+
+    def __init__(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> None:
+        # Replaced as a whole, so that another thread sees all of it or nothing.
+        self._now = plan, epoch, 0, steps
+        self.counts: Any = None
+        """The loader's counters of what is fetched ahead of time (`CacheCounts`), if it has any."""
+
+    def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
+        """The loader begins an epoch, and has handed out `steps()` steps of it. False if it is not the next epoch."""
+        before, last, base, _ = self._now
+        if epoch != last + 1 or plan != before.after():
+            return False
+        self._now = plan, epoch, base + before.order.size(last), steps
+        return True
+
+    def snapshot(self) -> Forecast:
+        """The forecast as it is now, which stays in the present epoch."""
+        copy = Forecast.__new__(Forecast)
+        copy._now = self._now
+        return copy
+
+    @property
+    def order(self) -> Order:
+        return self._now[0].order
+
+    @property
+    def position(self) -> int:
+        """The first position that was not handed out."""
+        plan, epoch, base, steps = self._now
+        return base + plan.reached(epoch, steps())
+
+    def epochs(self) -> Iterator[tuple[int, int, int]]:
+        """Each epoch from the present one on, without end: its number, base, and size."""
+        plan, epoch, base, _ = self._now
+        while True:
+            size = plan.order.size(epoch)
+            yield epoch, base, size
+            epoch, base = epoch + 1, base + size
+
+    def keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at these positions, none of which is before the present epoch."""
+        found = [np.empty(0, np.int64)]
+        for epoch, base, size in self.epochs():
+            if base >= stop or not size:
+                break
+            first, last = max(start, base) - base, min(stop, base + size) - base
+            if first < last:
+                found.append(self.order.at(epoch, np.arange(first, last)))
+        return np.concatenate(found)

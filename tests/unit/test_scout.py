@@ -1,0 +1,359 @@
+"""Pieces are fetched before workers ask for them: the scout of a loader, on a folder that plays the remote store."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock._cache import scout as module
+from penstock._cache.cache import Cache
+from penstock._cache.lookout import Wanted
+from penstock._cache.scout import Scout
+from penstock.plan._forecast import Forecast
+
+ROWS = 10
+
+
+class Store(penstock.Dataset[int]):
+    """Blocks of ten numbers in a folder that plays the remote store. It notes who fetches what."""
+
+    def __init__(self, folder: Path, blocks: int, limit: int, delay: float = 0.0, scouts: bool = True) -> None:
+        self.log, self.delay, self._scouts = str(folder / "log"), delay, scouts
+        self.blocks = np.arange(blocks + 1) * ROWS
+        self.cache = Cache(folder / "cache", limit)
+
+    def __len__(self) -> int:
+        return int(self.blocks[-1])
+
+    def __getitem__(self, key: int) -> int:
+        block = key // ROWS
+        piece = self.cache.get(f"{block}", partial(self.fetch, block))
+        return int(np.frombuffer(piece, np.int64)[key % ROWS])
+
+    def pieces_of(self, block: int) -> list[Wanted]:
+        return [Wanted(f"{block}", 8 * ROWS, partial(self.fetch, block))]
+
+    def fetch(self, block: int) -> bytes:
+        thread = "scout" if threading.current_thread().name == "penstock-fetch" else "worker"
+        with open(self.log, "a") as log:
+            log.write(f"{block} {thread}\n")
+        if self.delay:
+            time.sleep(self.delay)
+        return np.arange(block * ROWS, (block + 1) * ROWS).tobytes()
+
+    def __foresee__(self, forecast: Forecast) -> Scout | None:
+        return Scout(forecast, self, self.cache) if self._scouts else None
+
+    def fetched(self) -> list[tuple[int, str]]:
+        if not os.path.exists(self.log):
+            return []
+        lines = Path(self.log).read_text().split("\n")[:-1]
+        return [(int(block), by) for block, by in map(str.split, lines)]
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Waits for what another thread does."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_and_no_agenda_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    gc.collect()
+    until(lambda: not threads())
+    assert not list(tmp_path.rglob("*.penstock-agenda*"))
+    assert not list(tmp_path.rglob("*.penstock-part"))
+    assert not module._running
+
+
+WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2, "backend": "thread"}, {"num_workers": 2}]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize("pieces", [0, 1, 3, 100], ids="room for {}".format)
+@pytest.mark.filterwarnings("ignore:A piece could not be kept")
+def test_the_stream_is_the_same_with_a_scout_and_a_cache_of_any_size(
+    tmp_path: Path, workers: dict[str, Any], pieces: int
+) -> None:
+    store = Store(tmp_path, 7, pieces * 104)
+    plain = penstock.DataLoader(np.arange(70), batch_size=4, shuffle=True, seed=3)
+    with penstock.DataLoader(store, batch_size=4, shuffle=True, seed=3, **workers) as loader:
+        for _ in range(2):
+            expected = [batch.tolist() for batch in plain]
+            assert [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["inline", "threads", "processes"])
+def test_each_piece_is_fetched_once_over_all_epochs_if_there_is_room(tmp_path: Path, workers: dict[str, Any]) -> None:
+    store = Store(tmp_path, 20, 1 << 20)
+    with penstock.DataLoader(store, batch_size=5, shuffle=True, seed=1, **workers) as loader:
+        for _ in range(3):
+            assert sorted(np.concatenate(list(loader)).tolist()) == list(range(200))
+    assert sorted(block for block, _ in store.fetched()) == list(range(20))
+
+
+def test_pieces_are_there_before_they_are_asked_for(tmp_path: Path) -> None:
+    store = Store(tmp_path, 20, 1 << 20)
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    until(lambda: len(store.fetched()) == 20)
+    assert sum(len(batch) for batch in batches) == 200
+    # The caller may have been quicker for the first.
+    assert all(by == "scout" for _, by in store.fetched())
+    loader.close()
+
+
+def test_no_more_is_fetched_ahead_than_the_cache_holds(tmp_path: Path) -> None:
+    store = Store(tmp_path, 20, 8 * 104)
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    until(lambda: len(store.fetched()) == 8)
+    for number in range(20):
+        # Two pieces are near: a quarter of the cache. The first six pieces are best kept for the next epoch.
+        until(lambda number=number: store.cache.has(f"{min(19, number + 1)}"))
+        assert max(block for block, _ in store.fetched()) <= max(7, number + 2)
+        assert next(batches).tolist() == list(range(10 * number, 10 * number + 10))
+    assert len(store.fetched()) == 20
+    assert all(by == "scout" for _, by in store.fetched())
+    loader.close()
+
+
+def test_the_next_epoch_is_fetched_before_it_begins(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    for piece in (tmp_path / "cache").glob("*.penstock-piece"):
+        piece.unlink()
+    assert len(list(batches)) == 1
+    until(lambda: all(store.cache.has(f"{block}") for block in range(9)))
+    before = len(store.fetched())
+    assert len(list(loader)) == 10
+    assert {by for _, by in store.fetched()[before:]} <= {"scout"}
+    loader.close()
+
+
+def test_one_scout_serves_all_epochs(tmp_path: Path) -> None:
+    store = Store(tmp_path, 4, 1 << 20)
+    forecasts = []
+
+    class Counting(Store):
+        def __foresee__(self, forecast: Forecast) -> Scout | None:
+            forecasts.append(forecast)
+            return super().__foresee__(forecast)
+
+    store.__class__ = Counting
+    loader = penstock.DataLoader(store, batch_size=3, shuffle=True, seed=1)
+    for _ in range(3):
+        list(loader)
+    assert len(forecasts) == 1
+    assert forecasts[0].position == 120
+    loader.set_epoch(7)
+    next(iter(loader))
+    assert len(forecasts) == 2
+    loader.close()
+
+
+@pytest.mark.parametrize("end", ["close", "drop the iterator", "drop both", "another epoch"])
+def test_the_scout_ends_with_its_loader_or_epoch(tmp_path: Path, end: str) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    next(batches)
+    assert "penstock-scout" in threads()
+    if end == "close":
+        loader.close()
+    elif end == "drop the iterator":
+        del batches
+    elif end == "drop both":
+        del batches, loader
+    else:
+        batches = iter(loader)
+        del batches
+    until(lambda: not threads())
+
+
+def test_a_loader_that_is_dropped_between_two_epochs_ends_its_scout(tmp_path: Path) -> None:
+    loader = penstock.DataLoader(Store(tmp_path, 10, 1 << 20), batch_size=10)
+    list(loader)
+    assert "penstock-scout" in threads()
+    del loader
+    until(lambda: not threads())
+
+
+def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+    go_on = threading.Event()
+
+    def slow(block: int) -> bytes:
+        if threading.current_thread().name == "penstock-fetch":
+            go_on.wait(10)
+        return Store.fetch(store, block)
+
+    store.fetch = slow  # type: ignore[method-assign]
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    until(lambda: threads().count("penstock-fetch") == 8)
+    begun = time.monotonic()
+    loader.close()
+    del batches
+    assert time.monotonic() - begun < 1
+    until(lambda: "penstock-scout" not in threads())
+    go_on.set()
+    until(lambda: not threads())
+    assert not list((tmp_path / "cache").glob("*.penstock-piece"))  # what comes too late is dropped
+
+
+def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+
+    def failing(block: int) -> bytes:
+        if block == 3:
+            raise ConnectionError("no route to host")
+        return Store.fetch(store, block)
+
+    store.fetch = failing  # type: ignore[method-assign]
+    loader = penstock.DataLoader(store, batch_size=10)
+    batches = iter(loader)
+    until(lambda: len(store.fetched()) == 9)
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(ConnectionError, match="no route to host") as caught:
+        next(batches)
+    assert "sample 30" in "".join(caught.value.__notes__)
+    assert next(batches).tolist() == list(range(40, 50))
+    loader.close()
+
+
+def test_without_a_folder_the_scout_fetches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    store = Store(tmp_path, 3, 1 << 20)
+    loader = penstock.DataLoader(store, batch_size=10)
+    with pytest.warns(RuntimeWarning, match="could not be kept"):
+        assert sum(len(batch) for batch in loader) == 30
+    assert [by for _, by in store.fetched()] == ["worker"] * 3
+    loader.close()
+
+
+def test_ranks_on_one_machine_share_the_cache(tmp_path: Path) -> None:
+    store = Store(tmp_path, 20, 1 << 20)
+    loaders = [penstock.DataLoader(store, batch_size=5, shuffle=True, seed=1, shard=(rank, 2)) for rank in range(2)]
+    for _ in range(2):
+        both = [np.concatenate([*batches]) for batches in zip(*map(iter, loaders), strict=True)]
+        assert sorted(np.concatenate(both).tolist()) == list(range(200))
+    assert sorted(block for block, _ in store.fetched()) == list(range(20))
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_resumed_epoch_fetches_from_its_position_on(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+    first = penstock.DataLoader(store, batch_size=10, seed=1)
+    batches = iter(first)
+    for _ in range(6):
+        next(batches)
+    state = first.state_dict()
+    first.close()
+    del batches
+    until(lambda: not threads())
+    (tmp_path / "again").mkdir()
+    other = Store(tmp_path / "again", 10, 4 * 104)
+    second = penstock.DataLoader(other, batch_size=10, seed=1)
+    second.load_state_dict(state)
+    beginning = iter(second)
+    until(lambda: len(other.fetched()) == 4)
+    assert {block for block, _ in other.fetched()} == {6, 7, 8, 9}
+    second.close()
+    del beginning
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["inline", "threads", "processes"])
+def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> None:
+    store = Store(tmp_path, 10, 1 << 20, scouts=False)
+    loader = penstock.DataLoader(store, batch_size=5, persistent_workers=False if workers else None, **workers)
+    list(loader)
+    first = loader.stats().epoch.cache
+    assert first is not None
+    assert (first.hits + first.misses, first.fetched, first.nbytes, first.evicted) == (100, 10, 800, 0)
+    assert first.misses >= 10
+    assert first.waited > 0
+    list(loader)
+    stats = loader.stats()
+    assert stats.epoch.cache is not None
+    assert stats.life.cache is not None
+    assert (stats.epoch.cache.hits, stats.epoch.cache.fetched, stats.life.cache.fetched) == (100, 0, 10)
+    assert "cache hits" in str(stats)
+    assert stats.to_dict()["life"]["cache"]["fetched"] == 10
+    loader.close()
+
+
+def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10, 5 * 104)
+    loader = penstock.DataLoader(store, batch_size=5)
+    list(loader)
+    loader.close()
+    until(lambda: not threads())
+    cache = loader.stats().life.cache
+    assert cache is not None
+    assert 10 <= cache.fetched <= len(store.fetched())  # what comes after the end is not counted
+    assert cache.nbytes == 80 * cache.fetched
+    assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
+
+
+def test_without_a_cache_there_are_no_figures_of_one() -> None:
+    loader = penstock.DataLoader(np.arange(10), batch_size=5)
+    list(loader)
+    assert loader.stats().life.cache is None
+    assert "cache" not in str(loader.stats())
+
+
+def test_a_dataset_of_any_kind_may_foresee(tmp_path: Path) -> None:
+    closed: list[int] = []
+
+    class Seeing(list):  # type: ignore[type-arg]
+        def __foresee__(self, forecast: Forecast) -> Any:
+            self.forecast = forecast
+            return self
+
+        def close(self) -> None:
+            closed.append(self.forecast.position)
+
+    data = Seeing(range(10))
+    loader = penstock.DataLoader(data, batch_size=2, shuffle=True, seed=5)
+    batches = iter(loader)
+    assert data.forecast.position == 0
+    given = [next(batches).tolist() for _ in range(2)]
+    assert data.forecast.position == 4
+    assert data.forecast.keys(0, 4).tolist() == [key for batch in given for key in batch]
+    rest = [batch.tolist() for batch in batches]
+    following = [batch.tolist() for batch in loader]
+    assert data.forecast.keys(10, 20).tolist() == [key for batch in following for key in batch]
+    assert len(rest) == 3
+    assert closed == []
+    del batches, loader
+    assert closed == [20]
+
+
+def test_an_order_that_is_not_known_has_no_forecast(tmp_path: Path) -> None:
+    store = Store(tmp_path, 3, 1 << 20)
+    loader = penstock.DataLoader(store, sampler=iter([3, 1, 2]))
+    assert [batch.tolist() for batch in loader] == [[3], [1], [2]]
+    assert not threads()
