@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._chunks import Extent, Fetched, edges, extents
+from penstock.formats._chunks import Extent, Fetched, edges, places
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -28,6 +28,7 @@ _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _NOTHING = np.empty(0, np.uint8)
+_NOWHERE = np.empty((0, 3), np.int64)
 
 
 class Parquet(Table):
@@ -68,10 +69,11 @@ class Parquet(Table):
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+        self._places = [self._found(file, footer) for file, footer in zip(self._files, footers, strict=True)]
 
     def _set_kept(self) -> None:
         super()._set_kept()
-        self._metadata: Kept[int, tuple[Any, list[list[Extent]]]] = Kept(_METADATA)
+        self._metadata: Kept[int, Any] = Kept(_METADATA)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -82,10 +84,10 @@ class Parquet(Table):
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
-        metadata, groups = self._metadata.get(number, self._parsed)
+        metadata = self._metadata.get(number, self._parsed)
         file: AnyFile | Fetched = self._files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
-            file = Fetched(file, groups[part])
+            file = Fetched(file, self._ranges_of(block, number, 0, 0))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         table = opened.read_row_group(part, self.columns, use_threads=False)
@@ -96,17 +98,25 @@ class Parquet(Table):
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
         """The bytes that a block is read from."""
-        return self._metadata.get(number, self._parsed)[1][self._part_of.item(block)]
+        places, part = self._places[number], self._part_of[block]
+        begin, end = places[:, 0].searchsorted([part, part + 1])
+        return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
 
-    def _parsed(self, number: int) -> tuple[tuple[Any, list[list[Extent]]], int]:
-        """The metadata of a file, and the bytes of its row groups, by which a remote file is divided into pieces."""
+    def _found(self, file: AnyFile, footer: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Where the columns of a remote file are, by which it is divided into pieces."""
+        if not isinstance(file, RemoteFile):
+            return _NOWHERE
+        try:
+            found = places(footer["end"].tobytes()[:-8], self.columns)
+        except ValueError:  # pyarrow will say what is wrong with a row group, when it reads it
+            return _NOWHERE
+        file.edges = edges(found, file.size)
+        return found
+
+    def _parsed(self, number: int) -> tuple[Any, int]:
         file = self._files[number]
-        end = self._ends[number] or _end(file)
-        metadata, groups = _metadata(file, end), list[list[Extent]]()
-        if isinstance(file, RemoteFile):
-            groups = extents(end[:-8], self.columns)
-            file.edges = edges(groups, file.size)
-        return (metadata, groups), metadata.serialized_size
+        metadata = _metadata(file, self._ends[number] or _end(file))
+        return metadata, metadata.serialized_size
 
 
 class _Ends:
