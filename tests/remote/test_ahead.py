@@ -88,3 +88,17 @@ def test_a_local_table_is_decoded_once_and_needs_no_cache(folder: Path) -> None:
         assert sorted(np.concatenate([batch["x"] for batch in loader])) == [*range(rows)]
         counted = loader.stats().life.cache
     assert counted is not None and (counted.decoded, counted.fetched) == (rows // group, 0)
+
+
+def test_ranks_on_one_machine_decode_each_block_once(folder: Path) -> None:
+    rows, group, world = 4000, 100, 2
+    pa.parquet.write_table(pa.table({"x": np.arange(rows)}), folder / "some.parquet", row_group_size=group)
+    given: dict[str, Any] = {"batch_size": 20, "seed": 1, "shuffle": "blocks", "num_workers": 2}
+    ranks = [
+        penstock.DataLoader(Parquet(folder / "some.parquet"), shard=(rank, world), **given) for rank in range(world)
+    ]
+    with ranks[0], ranks[1]:
+        found = [batch["x"] for step in zip(*ranks, strict=True) for batch in step]
+        decoded = [loader.stats().life.cache for loader in ranks]
+    assert sorted(np.concatenate(found)) == [*range(rows)]
+    assert sum(one.decoded for one in decoded if one is not None) == rows // group
