@@ -416,10 +416,12 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
-                engine.open(run)
-                measures.started(engine)
                 ahead = foresee(self._foresight, self._dataset, plan, progress, measures.meter.scouts)
                 self._foresight = reader.foresight = ahead
+                engine.open(run)
+                measures.started(engine)
+                if ahead is not None:
+                    ahead.start()
             except BaseException:
                 engine.close()
                 raise

@@ -73,14 +73,21 @@ class Cache:
         If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
         `make` raises is raised here, and the next that waits calls its own `make`.
         """
+        found = self.found(name)
+        return self._get(name, make) if found is None else found
+
+    def found(self, name: str) -> memoryview | None:
+        """The bytes of a piece that is in the folder; else None."""
         found = self._mapped.get(name)
-        if found is None:
-            return self._get(name, make)
-        try:
-            self._mapped.move_to_end(name)
-        except KeyError:  # another thread has dropped it
-            pass
-        self._counted().hits += 1
+        if found is not None:
+            try:
+                self._mapped.move_to_end(name)
+            except KeyError:  # another thread has dropped it
+                pass
+        else:
+            found = self._loose.get(name) or self._map(name, digest_of(name))
+        if found is not None:
+            self._counted().hits += 1
         return found
 
     def fetch(self, name: str, make: Make) -> bool:
@@ -118,12 +125,6 @@ class Cache:
 
     def _get(self, name: str, make: Make) -> memoryview:
         digest, counts = digest_of(name), self._counted()
-        found = self._loose.get(name)
-        if found is None:
-            found = self._map(name, digest)
-        if found is not None:
-            counts.hits += 1
-            return found
         begun = perf_counter_ns()
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)

@@ -37,7 +37,7 @@ _GRACE = 1.0  # seconds that the interpreter's exit waits for threads
 
 
 class Scout:
-    """What `__foresee__` returns: it fetches until it is closed or dropped.
+    """What `__foresee__` returns: from its start on it fetches, until it is closed or dropped.
 
     It raises nothing. A piece that cannot be fetched is left to the worker that needs it, which names the sample.
     """
@@ -50,6 +50,8 @@ class Scout:
         # The thread refers to the lookout only while it looks, so it ends when the scout is dropped.
         work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
         self._thread = threading.Thread(target=work, name="penstock-scout", daemon=True)
+
+    def start(self) -> None:
         with interrupts_deferred():  # `start` waits for an Event
             _running[self._thread] = self._fetches
             try:
@@ -61,7 +63,8 @@ class Scout:
     def close(self) -> None:
         """Ends the scout. Fetches that are under way end in the background, and what they fetch is dropped."""
         self._fetches.stop()
-        if threading.current_thread() is not self._thread:  # the garbage collector may run in it
+        # The garbage collector may run in the thread itself.
+        if self._thread.ident and self._thread is not threading.current_thread():
             self._thread.join(0.2)
 
 

@@ -31,6 +31,14 @@ class Foresight:
         self._forecast.counts = counts
         with interrupts_deferred():  # what it returns must not be lost
             self._returned = dataset.__foresee__(self._forecast)
+            self._start = getattr(self._returned, "start", None)
+
+    def start(self) -> None:
+        """The workers are up: now threads may be started."""
+        with interrupts_deferred():
+            start, self._start = self._start, None
+            if start is not None:
+                start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
         """Whether it is good for this epoch, which is about to begin, too."""
@@ -54,7 +62,8 @@ def foresee(
 ) -> Foresight | None:
     """The foresight for an epoch that begins: the last one, or a new one. None if the dataset does not want any.
 
-    Called after workers were started: a process that has more threads cannot fork them.
+    Called before workers have anything to do. After they were started, call `start`: a process that has more threads
+    cannot fork them.
     """
     if method_of(dataset, "__foresee__") is None or not isinstance(plan, OrderPlan):
         return None
