@@ -107,7 +107,7 @@ def test_killed_at_any_line_the_cache_is_right_and_nobody_waits(
     every = random.Random(7)
     while line == killed:
         # Every line with `make wide`; here some of them, and others in each part of the code.
-        line += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 10)
+        line += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 16)
         folder = tmp_path / f"{line}"
         full(folder, pieces)
         cache = Cache(folder, LIMIT)
@@ -160,7 +160,7 @@ def test_programs_that_share_a_folder_are_killed_one_by_one(tmp_path: Path, seed
 def test_interrupted_at_any_point_a_cache_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
     at, every = 0, random.Random(5)
     while True:
-        at += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 4)
+        at += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 12)
         folder = tmp_path / f"{at}"
         full(folder)
         cache = Cache(folder, LIMIT)
@@ -182,7 +182,7 @@ def test_interrupted_at_any_point_a_loader_leaves_no_scout(tmp_path: Path) -> No
 
     at, every = 0, random.Random(3)
     while True:
-        at += every.randint(1, 15 if "PENSTOCK_WIDE" in os.environ else 150)  # there are thousands
+        at += every.randint(1, 15 if "PENSTOCK_WIDE" in os.environ else 250)  # there are 3,000
         folder = tmp_path / f"{at}"
         folder.mkdir()
         done = interrupt(partial(work, folder), at)

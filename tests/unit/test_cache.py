@@ -340,6 +340,26 @@ def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:
     assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
 
 
+def test_fetch_waits_for_a_process_that_makes_the_piece(tmp_path: Path) -> None:
+    cache, fetched = Cache(tmp_path, 1000), list[bool]()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        inside.set()
+        go_on.wait(10)
+        return b"1"
+
+    maker = threading.Thread(target=cache.get, args=("a", make))
+    maker.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=lambda: fetched.append(Cache(tmp_path, 1000).fetch("a", never)))
+    other.start()
+    go_on.set()
+    maker.join()
+    other.join()
+    assert fetched == [True]
+
+
 def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

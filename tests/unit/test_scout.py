@@ -247,6 +247,8 @@ def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> No
     assert stats.life.cache is not None
     assert (stats.epoch.cache.hits, stats.epoch.cache.fetched, stats.life.cache.fetched) == (100, 0, 10)
     assert "cache hits" in str(stats)
+    loader.report(tmp_path / "report.html")
+    assert "cache: fetched" in (tmp_path / "report.html").read_text()
     assert stats.to_dict()["life"]["cache"]["fetched"] == 10
     loader.close()
 

@@ -84,15 +84,15 @@ class Cache:
         return found
 
     def fetch(self, name: str, make: Make) -> bool:
-        """Makes a piece for a later `get`, unless it is in the folder or another process is making it.
+        """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
 
         Returns False, without a warning, if it could not be kept.
         """
         digest = digest_of(name)
         try:
-            return with_loan(self._folder.lock(digest, waits=False), self._made, digest, make).refused is None
-        except LockError as error:
-            return error.is_taken
+            return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
+        except LockError:
+            return False
 
     def has(self, name: str) -> bool:
         """Whether the piece is in the folder."""
@@ -136,11 +136,17 @@ class Cache:
         mapped = self._map(name, digest)
         return self._keep_loose(name, made.buffers) if mapped is None else mapped
 
+    def _fetched(self, name: str, digest: str, make: Make) -> bool:
+        # One that is damaged is found by the process that maps it.
+        return self.has(name) or self._stored(digest, self._call(make)).refused is None
+
     def _made(self, digest: str, make: Make) -> _Made:
         """The piece, which another process may have made before this one had the lock."""
         with suppress(OSError, ValueError, MemoryError):
             return _Made([self._opened(digest, self._folder.piece(digest))])
-        buffers = self._call(make)
+        return self._stored(digest, self._call(make))
+
+    def _stored(self, digest: str, buffers: list[memoryview]) -> _Made:
         size = sum(map(len, buffers)) + EXTRA
         if size > self.limit:
             return _Made(buffers, OSError(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
