@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock._cache import cache as module
@@ -41,6 +42,7 @@ def test_a_piece_may_be_a_list_of_buffers_or_empty(tmp_path: Path) -> None:
     assert bytes(cache.get("a", lambda: [b"12", bytearray(b"3"), memoryview(b"45")])) == b"12345"
     assert bytes(cache.get("b", lambda: b"")) == bytes(cache.get("c", list)) == b""
     assert bytes(Cache(tmp_path, 1000).get("b", never)) == b""
+    assert bytes(cache.get("d", lambda: [np.empty((0, 3)), np.arange(2, dtype=np.uint8)])) == b"\0\1"
 
 
 def test_a_piece_is_read_only(tmp_path: Path) -> None:

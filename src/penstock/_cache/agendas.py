@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.locks import ByteLock, is_locked
-from penstock._cache.pieces import unlink
+from penstock._cache.pieces import unlink, write_all
 from penstock._interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
@@ -118,10 +118,16 @@ class Publisher:
         """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
         draft = f"{self._path}.draft"
         lock = ByteLock(draft, 0)
+        try:
+            lock.begin()
+            head = _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows))
+            write_all(lock.fd, memoryview(head + agenda.rows.tobytes()))
+            os.replace(draft, self._path)
+        except BaseException:
+            lock.end()
+            unlink(draft)
+            raise
         self._locks.append(lock)
-        lock.begin()
-        os.write(lock.fd, _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows)) + agenda.rows.tobytes())
-        os.replace(draft, self._path)
         while len(self._locks) > 1:
             self._locks[0].end()
             del self._locks[0]
@@ -134,7 +140,6 @@ class Publisher:
     def close(self) -> None:
         with interrupts_deferred():
             if self._locks:
-                unlink(f"{self._path}.draft")
                 unlink(self._path)
             while self._locks:
                 self._locks.pop().end()

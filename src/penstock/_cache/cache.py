@@ -159,7 +159,7 @@ class Cache:
 
     def _call(self, make: Make) -> list[memoryview]:
         made = make()
-        buffers = [memoryview(buffer).cast("B") for buffer in (made if isinstance(made, (list, tuple)) else [made])]
+        buffers = list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
         counts = self._counted()
         counts.fetched += 1
         counts.nbytes += sum(map(len, buffers))
@@ -183,10 +183,10 @@ class Cache:
             for _ in range(_LOOKED_AT):
                 # An evicted piece takes room on the disk for as long as it is mapped.
                 oldest = self._looked_at.popleft()
-                if self.has(oldest):
-                    self._looked_at.append(oldest)
-                else:
+                if not self.has(oldest):
                     self._mapped.pop(oldest, None)
+                elif oldest in self._mapped:
+                    self._looked_at.append(oldest)
             while len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
         return view
@@ -220,6 +220,11 @@ class Cache:
                 + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
                 RuntimeWarning,
             )
+
+
+def _flat(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def digest_of(name: str) -> str:

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock._cache import agendas, pieces
 from penstock._cache.agendas import Agenda, Publisher, ranking
@@ -110,11 +110,10 @@ class Folder:
         """The lock of one piece: only the process that has it makes the piece."""
         return ByteLock(self._state, 1 + int(digest[:15], 16), waits=waits)
 
-    def add(self, digest: str, buffers: Sequence[Any]) -> tuple[int, int]:
+    def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, int]:
         """Writes a piece, whose lock the caller has, and evicts others if they are too many.
 
         Returns how many were evicted, and the number of the new file, which may be evicted in turn at any moment.
-
         Raises OSError if the piece cannot be written.
         """
         part = self._part(digest)

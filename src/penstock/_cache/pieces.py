@@ -13,7 +13,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from penstock._interrupts import acquire
 from penstock._memory.slabs import mapped as memory
@@ -27,17 +26,16 @@ EXTRA = _END.size + _CHECK.size
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 
 
-def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
-    """Writes the file of a piece anew. After an error the file is gone."""
+def write(path: str, digest: str, buffers: Sequence[memoryview]) -> None:
+    """Writes the file of a piece anew, from buffers of bytes. After an error the file is gone."""
     length = check = 0
     fd = acquire(partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), os.close)
     try:
         for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            check, length = zlib.crc32(view, check), length + len(view)
-            _write_all(fd, view)
+            check, length = zlib.crc32(buffer, check), length + len(buffer)
+            write_all(fd, buffer)
         end = _END.pack(_MAGIC, length, check)
-        _write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
+        write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
     except BaseException:
         unlink(path)
         raise
@@ -45,7 +43,7 @@ def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
         os.close(fd)
 
 
-def _write_all(fd: int, view: memoryview) -> None:
+def write_all(fd: int, view: memoryview) -> None:
     while len(view):
         view = view[os.write(fd, view[:_AT_ONCE]) :]
 
