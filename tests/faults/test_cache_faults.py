@@ -157,6 +157,33 @@ def test_programs_that_share_a_folder_are_killed_one_by_one(tmp_path: Path, seed
     check(tmp_path)
 
 
+LOADER = """
+import sys
+from pathlib import Path
+import penstock
+from tests.stores import Store
+folder, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+store = Store(folder, 20, limit, delay=0.002)
+with penstock.DataLoader(store, batch_size=10, shuffle=True, seed=seed, num_workers=1) as loader:
+    for _ in range(3):
+        assert sorted(key for batch in loader for key in batch.tolist()) == list(range(200))
+"""
+
+
+@pytest.mark.parametrize("pieces", [6, 20])
+def test_two_programs_share_what_their_scouts_fetch(tmp_path: Path, pieces: int) -> None:
+    command = [sys.executable, "-W", "error", "-c", LOADER, str(tmp_path), str(pieces * 104)]
+    programs = [subprocess.Popen([*command, seed], stderr=subprocess.PIPE, text=True) for seed in "12"]
+    for program in programs:
+        assert program.communicate(timeout=60)[1] == ""
+        assert program.returncode == 0
+    fetched = [block for block, _ in Store(tmp_path, 20, pieces * 104).fetched()]
+    assert set(fetched) == set(range(20))
+    if pieces == 20:
+        assert len(fetched) == 20
+    assert not list(tmp_path.rglob("*.penstock-agenda*"))
+
+
 def test_interrupted_at_any_point_a_cache_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
     at, every = 0, random.Random(5)
     while True:
