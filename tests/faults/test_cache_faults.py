@@ -244,13 +244,13 @@ def test_an_agenda_of_another_program_keeps_its_pieces(tmp_path: Path) -> None:
 
 def test_what_is_needed_last_by_any_program_goes_first() -> None:
     names = [digest_of(f"{number}") for number in range(6)]
-    keys = list(map(key_of, names[:5]))
-    one = Agenda(0, rows_of(keys, [10, 50, 20, 60, 30], [11, 51, 21, 61, 31]))
-    other = Agenda(1000, rows_of(keys, [990, 1015, 1030, 1055, 1040], [1010, 1016, 1031, 1056, 1041]))
-    order, spare = ranking(names, [0] * 6, [one, other])
+    keys = [key_of(name) for name in names]
+    one = Agenda(0, rows_of(keys[:5], [10, 50, 20, 60, 30], [11, 51, 21, 61, 31]))
+    other = Agenda(1000, rows_of(keys[:5], [990, 1015, 1030, 1055, 1040], [1010, 1016, 1031, 1056, 1041]))
+    order, spare = ranking(keys, [0] * 6, [one, other])
     assert order.tolist() == [5, 3, 4, 2, 1, 0]  # in nobody's agenda, then needed in 55, 30, 20, 15 samples, and now
     assert spare.tolist() == [False, True, True, True, True, True]
     # For a piece that is needed in 20 samples: "1" is used before that, and then once more, in 50 samples.
-    order, spare = ranking(names, [0] * 6, [one, other], names[2])
+    order, spare = ranking(keys, [0] * 6, [one, other], keys[2])
     assert order.tolist() == [0, 5, 3, 1, 4, 2]
     assert spare.tolist() == [False, False, False, True, True, True]

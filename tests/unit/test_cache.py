@@ -375,3 +375,19 @@ def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
 
     monkeypatch.setattr(Folder, "add", evicted_at_once)
     assert bytes(Cache(tmp_path, 1000).get("a", lambda: [b"1", b"2"])) == b"12"
+
+
+def test_a_damaged_file_that_has_the_number_of_the_one_before_is_not_served(tmp_path: Path) -> None:
+    """Found by the model: the number of a deleted file is used again at once."""
+    cache = Cache(tmp_path, 1000)
+    cache.fetch("a", lambda: b"right")
+    (path,) = pieces(tmp_path)
+    content, number = bytearray(path.read_bytes()), path.stat().st_ino
+    content[1] ^= 1
+    path.unlink()
+    for attempt in range(100):
+        (tmp_path / f"{attempt}").write_bytes(content)
+        if (tmp_path / f"{attempt}").stat().st_ino == number:
+            break
+    (tmp_path / f"{attempt}").rename(path)
+    assert bytes(cache.get("a", lambda: b"right")) == b"right"

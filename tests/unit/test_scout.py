@@ -147,17 +147,18 @@ def test_a_loader_that_is_dropped_between_two_epochs_ends_its_scout(tmp_path: Pa
 
 def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> None:
     store = Store(tmp_path, 10, 1 << 20)
-    go_on = threading.Event()
+    go_on, begun_fetches = threading.Event(), list[int]()
 
     def slow(block: int) -> bytes:
         if threading.current_thread().name == "penstock-fetch":
+            begun_fetches.append(block)
             go_on.wait(10)
         return Store.fetch(store, block)
 
     store.fetch = slow  # type: ignore[method-assign]
     loader = penstock.DataLoader(store, batch_size=10)
     batches = iter(loader)
-    until(lambda: threads().count("penstock-fetch") == 10)
+    until(lambda: len(begun_fetches) == 10)
     begun = time.monotonic()
     loader.close()
     del batches

@@ -56,7 +56,7 @@ class Cache:
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
         self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
-        self._sound: dict[str, int] = {}  # pieces whose checksum was verified: digest, and number of the file
+        self._sound: dict[str, pieces.Mark] = {}  # the files whose checksum was verified, by digest
         self._warned: set[int | None] = set()
         self.counts = CacheCounts()
         """What was counted outside of a loader's workers."""
@@ -166,10 +166,10 @@ class Cache:
         return buffers
 
     def _opened(self, digest: str, path: str) -> memoryview:
-        view, number = pieces.mapped(path, digest, self._sound.get(digest))
+        view, mark = pieces.mapped(path, digest, self._sound.get(digest))
         if len(self._sound) > _MOST_SOUND:
             self._sound = {}
-        self._sound[digest] = number
+        self._sound[digest] = mark
         return view
 
     def _map(self, name: str, digest: str) -> memoryview | None:

@@ -48,15 +48,23 @@ def write_all(fd: int, view: memoryview) -> None:
         view = view[os.write(fd, view[:_AT_ONCE]) :]
 
 
-def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryview, int]:
-    """The bytes of a piece, and the number of its file. Raises ValueError if the piece is damaged.
+Mark = tuple[int, int]
+"""Tells a file from others of the same name: its number, which may be used again, and when it was written."""
 
-    The bytes of the file with the number `checked` are not read for it.
+
+def mark_of(about: os.stat_result) -> Mark:
+    return about.st_ino, about.st_mtime_ns
+
+
+def mapped(path: str, digest: str, checked: Mark | None = None) -> tuple[memoryview, Mark]:
+    """The bytes of a piece, and the mark of its file. Raises ValueError if the piece is damaged.
+
+    The bytes of the file with the mark `checked` are not read for it.
     """
     fd = acquire(partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW), os.close)
     try:
         about = os.fstat(fd)
-        size, number = about.st_size, about.st_ino
+        size, mark = about.st_size, mark_of(about)
         if size < EXTRA:
             raise ValueError(f"{path} has only {size} bytes")
         view = memory(fd, size, writable=False).toreadonly()
@@ -66,9 +74,9 @@ def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryvi
     magic, length, sum_of_bytes = _END.unpack(end)
     if _CHECK.unpack(view[-_CHECK.size :])[0] != zlib.crc32(digest.encode() + end) or magic != _MAGIC:
         raise ValueError(f"{path} does not end as a piece does")
-    if length + EXTRA != size or (number != checked and zlib.crc32(view[:length]) != sum_of_bytes):
+    if length + EXTRA != size or (mark != checked and zlib.crc32(view[:length]) != sum_of_bytes):
         raise ValueError(f"{path} is damaged")
-    return view[:length], number
+    return view[:length], mark
 
 
 def unlink(path: str) -> None:
