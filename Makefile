@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray wild soak planted interop bench bench-ray clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray remote wild soak planted interop bench bench-ray clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -76,6 +76,12 @@ pictures: $(VENV)/.browser
 ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray
 
+# Remote files from real servers, S3's protocol by moto and ranges by nginx, through a proxy that breaks answers: half a
+# minute; PENSTOCK_SOAK=60 breaks them for a minute. Installs Debian's nginx if it is missing, as root. `make test` runs
+# most of this on Python's own server.
+remote: $(VENV)/.remote
+	$(BIN)/python -m pytest tests/remote tests/on_stores
+
 # Programs of 25 other libraries, on torch's engine and on penstock's, compared and timed: 22 minutes of CPU, which took
 # an hour on two busy cores. Before the first run, 7 minutes to install 3 GB in an environment of its own.
 # `WILD_ONLY=timm` runs those of one library.
@@ -107,6 +113,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.auto
 	$(BIN)/python -m bench.formats
 	$(BIN)/python -m bench.tables
+	$(BIN)/python -m bench.shuffling
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.
@@ -142,6 +149,12 @@ $(VENV)/.browser: $(VENV)/.developed requirements-browser.txt
 	$(PIP) install --requirement requirements-browser.txt
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium chromium-driver; }
+	@touch $@
+
+$(VENV)/.remote: $(VENV)/.developed requirements-remote.txt
+	$(PIP) install --requirement requirements-remote.txt
+	@{ command -v nginx || test -x /usr/sbin/nginx; } > /dev/null || \
+	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes nginx-light; }
 	@touch $@
 
 # One by one: a peer without a wheel for this machine must not keep the others out.

@@ -6,7 +6,8 @@ array, or a tensor for the peers. Exits with 1 if penstock's Parquet has less th
 dataset in torch's DataLoader, or less than 2 times that of streaming. Needs `datasets`.
 
 The rows marked "small keep" show the worst case: a random order over row groups that are not kept, so that nearly
-every row costs the decoding of its whole row group.
+every row costs the decoding of its whole row group. With `shuffle="blocks"` and a window that fits, each worker
+decodes a row group once in an epoch.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ def endless(loader: Any) -> Iterator[Any]:
             yield batch["ids"]
 
 
-def parquet(folder: Path, shuffle: bool = True, **options: Any) -> Iterator[Any]:
+def parquet(folder: Path, shuffle: bool | str = True, window: int | None = None, **options: Any) -> Iterator[Any]:
     from penstock import DataLoader
     from penstock.formats import Parquet
 
     data = Parquet(folder, **options)
-    return endless(DataLoader(data, BATCH, shuffle=shuffle, seed=0, num_workers=WORKERS, last_batch="drop"))
+    order = {"shuffle": shuffle, "window": window, "seed": 0}
+    return endless(DataLoader(data, BATCH, **order, num_workers=WORKERS, last_batch="drop"))
 
 
 def parquet_as_tensors(folder: Path) -> Iterator[Any]:
@@ -121,6 +123,8 @@ LOADERS: dict[str, tuple[str, Loader]] = {
     "penstock Parquet in sequence": ("1000", partial(parquet, shuffle=False)),
     "penstock, small keep, groups of 1000": ("1000", partial(parquet, keep=KEEP_LITTLE)),
     "penstock, small keep, groups of 100": ("100", partial(parquet, keep=KEEP_LITTLE)),
+    "by blocks, small keep, groups of 1000": ("1000", partial(parquet, shuffle="blocks", window=3, keep=KEEP_LITTLE)),
+    "by blocks, small keep, groups of 100": ("100", partial(parquet, shuffle="blocks", window=16, keep=KEEP_LITTLE)),
 }
 OURS = "penstock Parquet"
 PEERS = {"datasets map-style": 3.0, "datasets streaming": 2.0}  # how many times as fast penstock must be

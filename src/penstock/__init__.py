@@ -17,6 +17,7 @@ from penstock.errors import (
 from penstock.loader import DataLoader
 from penstock.plan import (
     BatchSampler,
+    BlockSampler,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -46,6 +47,7 @@ __all__ = [
     "ArrayDataset",
     "Batch",
     "BatchSampler",
+    "BlockSampler",
     "CastError",
     "ChainDataset",
     "CollateError",

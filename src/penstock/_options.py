@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock._fill.cast import Cast
 from penstock.backends import _base as backends
+from penstock.plan._blocks import WINDOW
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
 
@@ -37,7 +38,8 @@ class Options:
     """The arguments of `DataLoader` besides the dataset, with their defaults resolved."""
 
     batch_size: int | None
-    shuffle: bool
+    shuffle: bool | str  # or "blocks"
+    window: int | None
     sampler: Any
     batch_sampler: Any
     num_workers: int
@@ -86,7 +88,10 @@ class Options:
         workers = given["num_workers"]
         if given["prefetch_factor"] is None and workers > 0:
             given["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
-        given["shuffle"] = bool(given["shuffle"])
+        if given["shuffle"] == "blocks":
+            given["window"] = given["window"] or WINDOW
+        else:
+            given["shuffle"] = bool(given["shuffle"])
         given["persistent_workers"] = workers > 0 and given["persistent_workers"] is not False
         given["backend"] = (given["backend"] or backends.DEFAULT) if workers else "inline"
         _check_machine(given["backend"], workers)
@@ -147,6 +152,7 @@ _INTEGERS = {
     "prefetch_factor": (1, True, ", or None, or \"auto\" (how many steps each worker may be ahead)"),
     "batch_size": (1, True, ", or None for samples that are not batched"),
     "max_errors": (0, True, " (how many samples of an epoch may fail), or None for no limit"),
+    "window": (1, True, f" (how many blocks may be needed at a time), or None for {WINDOW}"),
 }
 
 
@@ -167,8 +173,8 @@ def _check_values(given: dict[str, Any]) -> None:
     for name in ("pin_memory", "drop_last", "in_order"):
         if not isinstance(given[name], (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
-    for name in ("shuffle", "persistent_workers"):
-        _one_of(name, given[name], True, False, None)
+    _one_of("shuffle", given["shuffle"], True, False, None, "blocks")
+    _one_of("persistent_workers", given["persistent_workers"], True, False, None)
     _one_of("last_batch", given["last_batch"], None, "keep", "drop", "pad", "rollover")
     _one_of("on_error", given["on_error"], "raise", "skip", "replace")
     _one_of("backend", given["backend"], None, *backends.known())
@@ -229,6 +235,11 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         raise ValueError(
             f"A stream (IterableDataset) decides its own order, so {chosen[0]} cannot be given with it. Shuffle "
             "inside its __iter__."
+        )
+    if given["window"] is not None and given["shuffle"] != "blocks":
+        raise ValueError(
+            f'window={given["window"]} needs shuffle="blocks", whose blocks it counts, but shuffle is '
+            f"{given['shuffle']!r}."
         )
     if names["sampler"] and names["shuffle"]:
         raise ValueError("sampler and shuffle are mutually exclusive: the sampler determines the order.")

@@ -14,6 +14,8 @@ __all__ = [
     "InternalError",
     "LoaderTimeout",
     "RecordError",
+    "RemoteError",
+    "RemoteFileNotFound",
     "RemoteTraceback",
     "StateError",
     "UnshippableDataset",
@@ -61,6 +63,19 @@ class FormatError(ValueError):
 
 class RecordError(FormatError):
     """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
+
+
+class RemoteError(OSError):
+    """A file of a URL cannot be read. The message has the URL without credentials, and how often it was tried.
+
+    `changed` is True if the file is another one than when the dataset was made.
+    """
+
+    changed: bool = False
+
+
+class RemoteFileNotFound(RemoteError, FileNotFoundError):
+    """A URL names no file."""
 
 
 class RemoteTraceback(Exception):

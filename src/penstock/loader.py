@@ -72,7 +72,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
       `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
     - `generator`: a seed that you do not give is drawn from this numpy Generator, or else from numpy's global one.
-    - `shuffle`: a new order in each epoch. The default is the order of the keys.
+    - `shuffle`: a new order in each epoch. The default is the order of the keys. "blocks" is for a dataset with
+      `blocks`, as those of `penstock.formats` have: a random order that needs at most `window` blocks (16) at a time.
     - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
       replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
     - `shard`: `(rank, world)`, or "auto" under torchrun, SLURM or Open MPI: this loader gets one rank's share of each
@@ -112,7 +113,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = False,
+        shuffle: bool | str | None = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | str = 0,
@@ -140,6 +141,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         dtype: Any = None,
         casting: str = "checked",
         max_workers: int | None = None,
+        window: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)

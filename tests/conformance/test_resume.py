@@ -17,6 +17,7 @@ from same import same
 
 from penstock import (
     BatchSampler,
+    BlockSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -754,6 +755,16 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"sampler": WeightedRandomSampler([1] * 12, 12)},
         {"sampler": WeightedRandomSampler([1] + [0] * 11, 12)},
         "sampler was '12 keys, .* and is '12 keys, ",
+    ),
+    "window of blocks": (
+        {"sampler": BlockSampler([0, 4, 8, 12], 2)},
+        {"sampler": BlockSampler([0, 4, 8, 12], 1)},
+        "sampler was '12 keys in 3 blocks, window 2, .* and is '12 keys in 3 blocks, window 1",
+    ),
+    "blocks": (
+        {"sampler": BlockSampler([0, 4, 8, 12])},
+        {"sampler": BlockSampler([0, 4, 12])},
+        "sampler was '12 keys in 3 blocks, .* and is '12 keys in 2 blocks",
     ),
     "length of a sampler of the user's": (
         {"sampler": list(range(8))},

@@ -490,6 +490,7 @@ def _order(rng: random.Random, n: int, settings: Texts) -> Texts:
         {"sampler": f"penstock.RandomSampler(range({n}), replacement=True, num_samples={n + 3})"},
         {"sampler": f"penstock.WeightedRandomSampler({[1 + key % 3 for key in range(n)]}, {n + 2})"},
         {"sampler": f"penstock.SubsetRandomSampler({sorted(set(keys))})"},
+        {"sampler": f"penstock.BlockSampler({[*range(0, n, 5), n]}, 3)"},
     ]
     chance = rng.random()
     if chance < 0.4:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StateError
+from penstock.plan import BlockOrder
 from penstock.plan import _order as permutation_module
 from penstock.plan._order import Order, Permutation, Sequential, Shuffled
 from penstock.plan._plan import OrderPlan, SamplerPlan
@@ -28,7 +29,11 @@ law = settings(deadline=None)
 @st.composite
 def orders(draw: st.DrawFn) -> Order:
     n = draw(SIZES)
-    return Sequential(n) if draw(st.booleans()) else Shuffled(n, draw(KEYS))
+    kind = draw(st.sampled_from([Sequential, Shuffled, BlockOrder]))
+    if kind is BlockOrder:
+        edges = np.append(np.arange(0, n, draw(st.integers(1, 500))), n)
+        return BlockOrder(edges, draw(st.integers(1, 9)), draw(KEYS))
+    return Sequential(n) if kind is Sequential else Shuffled(n, draw(KEYS))
 
 
 @st.composite

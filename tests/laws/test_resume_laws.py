@@ -81,10 +81,15 @@ class Drawing(Dataset[Any]):
     def __getitem__(self, key: int) -> Any:
         return key, rng().random()
 
+    @property
+    def blocks(self) -> Any:
+        return np.append(np.arange(0, self.n, 7), self.n)
+
 
 ORDERS: dict[str, Any] = {
     "in sequence": lambda n: {},
     "shuffled": lambda n: {"shuffle": True},
+    "shuffled by blocks": lambda n: {"shuffle": "blocks", "window": 3},
     "more than there are": lambda n: {"sampler": RandomSampler(range(n), num_samples=2 * n + 1)},
     "with replacement": lambda n: {"sampler": RandomSampler(range(n), replacement=True)},
     "a subset": lambda n: {"sampler": SubsetRandomSampler(list(range(0, n, 2)))},

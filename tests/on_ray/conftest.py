@@ -75,8 +75,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     """In the place of the check of other tests: Ray has descriptors and threads of its own. Actors are looked at."""
     yield
     if ray.is_initialized():
-        # Some may be starting when their loader is closed: faults are given two seconds, by tests of their own.
-        until(lambda: not actors(), "no actor is left", 15)
+        until(lambda: not actors(), "no actor is left", 2)
 
 
 def actors() -> list[int]:

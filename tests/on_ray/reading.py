@@ -73,7 +73,7 @@ def read(
         batches, found, times = iter(loader), [], []
         for step in range(10**6):
             if step in faults:
-                until(lambda: all(worker.state.name == "UP" for worker in loader.workers), "all workers are up")
+                until(lambda: all(worker.state.name == "UP" for worker in loader.workers), "all workers are up", 120)
                 faults[step](loader)
             began = time.monotonic()
             batch = next(batches, None)

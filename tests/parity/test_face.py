@@ -42,6 +42,7 @@ def test_it_takes_torchs_arguments_and_ours() -> None:
         "max_workers",
         "backend",
         "ray_options",
+        "window",
         "dtype",
         "casting",
         "snapshot_every_n_steps",

@@ -78,6 +78,56 @@ def test_the_start_method_does_not_matter(method: str) -> None:
     assert difference(given, epochs(Noisy(), shuffle=True, batch_size=8)) is None
 
 
+class Blocked(Noisy):
+    blocks = np.array([0, 10, 20, 30, 37])
+
+
+def test_the_order_by_blocks_is_that_of_the_core() -> None:
+    core = penstock.DataLoader(Blocked(), 4, shuffle="blocks", window=2, seed=11)
+    expected = [[batch["key"].tolist() for batch in core] for _ in range(2)]
+    for given in ({"shuffle": "blocks", "num_workers": 1}, {"sampler": penstock.BlockSampler(Blocked.blocks, 2)}):
+        window = {"window": 2} if "shuffle" in given else {}
+        found = epochs(Blocked(), batch_size=4, **given, **window)
+        assert [[batch["key"].tolist() for batch in epoch] for epoch in found] == expected
+    by_position: Any = DataLoader(Blocked(), 4, "blocks", seed=11, window=2)
+    assert [batch["key"].tolist() for batch in by_position] == expected[0]
+    assert len(by_position) == 10
+
+
+def test_a_state_by_blocks_resumes_and_says_what_differs() -> None:
+    def make(**settings: Any) -> Any:
+        return DataLoader(Blocked(), 4, shuffle="blocks", **{"window": 2, **settings}, seed=11)
+
+    assert_resumes_everywhere(make, [{"num_workers": 0}])
+    first = make()
+    next(iter(first))
+    with pytest.raises(penstock.StateError, match=r"window 2, .* and is .* window 3"):
+        make(window=3).load_state_dict(first.state_dict())
+    copied = pickle.loads(pickle.dumps(first))
+    assert difference(list(copied), list(first)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "why"),
+    [
+        ({"shuffle": "blocks"}, ValueError, "shuffle='blocks' needs seed=: .*or sampler=penstock.BlockSampler"),
+        ({"window": 2}, ValueError, "window=2 needs seed="),
+        ({"window": 2, "seed": 1}, ValueError, 'window=2 needs shuffle="blocks"'),
+        ({"window": 2, "seed": 1, "shuffle": True}, ValueError, 'window=2 needs shuffle="blocks"'),
+        ({"shuffle": "block", "seed": 1}, ValueError, 'shuffle must be True, False, None or "blocks", got .block.'),
+        ({"shuffle": "blocks", "seed": 1, "window": 0}, ValueError, "window must be an integer of at least 1"),
+        ({"shuffle": "blocks", "seed": 1, "sampler": [0]}, ValueError, "mutually exclusive"),
+        ({"shuffle": "blocks", "seed": 1}, TypeError, "Noisy has no `blocks`"),
+    ],
+    ids=str,
+)
+def test_an_order_by_blocks_that_is_not_possible_is_refused(
+    settings: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        DataLoader(Noisy(), 4, **settings)
+
+
 def test_a_stream_is_read_once() -> None:
     with pytest.warns(UserWarning, match="read by one reader"):
         given = epochs(Numbers(), batch_size=5, num_workers=2)

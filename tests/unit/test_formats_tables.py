@@ -262,6 +262,20 @@ def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path: Path) -> None:
     assert found == [0, 1, 2, 1]
 
 
+def test_by_blocks_each_row_group_is_read_once_in_an_epoch_if_the_window_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    pa.parquet.write_table(pa.table({"x": range(1200)}), path, row_group_size=40)
+    group = pa.parquet.ParquetFile(path).read_row_group(0).nbytes
+    dataset = Parquet(path, keep=6 * group)
+    found = reads(dataset)
+    loader = DataLoader(dataset, 20, shuffle="blocks", window=6, seed=1)
+    for _ in range(2):
+        rows = [row for batch in loader for row in batch["x"].tolist()]
+        assert sorted(rows) == list(range(1200))
+    kept = len(found) - len(set(found[:30]))
+    assert sorted(found[:30]) == list(range(30)) and 24 <= kept <= 30  # some of the first epoch are still kept
+
+
 def test_a_random_order_over_row_groups_that_are_not_kept_warns_once(tmp_path: Path) -> None:
     path = tmp_path / "some.parquet"
     pa.parquet.write_table(pa.table({"x": range(400)}), path, row_group_size=40)

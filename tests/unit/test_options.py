@@ -48,7 +48,14 @@ ON_RAY = {"backend": "ray", "num_workers": 1}
         ({"batch_size": True}, ValueError, "at least 1, or None"),
         ({"batch_size": None, "drop_last": True}, ValueError, "mutually exclusive with drop_last"),
         ({"drop_last": 1}, ValueError, "drop_last must be True or False"),
-        ({"shuffle": "yes"}, ValueError, "shuffle must be"),
+        ({"shuffle": "block"}, ValueError, 'shuffle must be True, False, None or "blocks", got .block.'),
+        ({"shuffle": 3}, ValueError, 'shuffle must be True, False, None or "blocks", got 3'),
+        ({"window": 3}, ValueError, 'window=3 needs shuffle="blocks", whose blocks it counts, but shuffle is False'),
+        ({"window": 3, "shuffle": True}, ValueError, 'needs shuffle="blocks", .* but shuffle is True'),
+        ({"window": 0, "shuffle": "blocks"}, ValueError, "window must be an integer of at least 1"),
+        ({"sampler": [0], "shuffle": "blocks"}, ValueError, "mutually exclusive"),
+        ({"batch_sampler": [[0]], "shuffle": "blocks"}, ValueError, "mutually exclusive with shuffle"),
+        ({"shuffle": "blocks"}, TypeError, "list has no `blocks`. Define a property `blocks`"),
         ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
         ({"sampler": 3}, TypeError, "sampler must be an iterable of keys, got int"),
         ({"batch_sampler": 2.5}, TypeError, "batch_sampler must be an iterable of lists of keys, got float"),
@@ -86,7 +93,9 @@ def test_a_bad_argument_is_refused(kwargs: dict[str, Any], error: type[Exception
         DataLoader([1, 2, 3], **kwargs)
 
 
-@pytest.mark.parametrize("kwargs", [{"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{"shuffle": True}, {"shuffle": "blocks"}, {"sampler": [0]}, {"batch_sampler": [[0]]}], ids=str
+)
 def test_a_stream_has_its_own_order(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="decides its own order"):
         DataLoader(Stream(), **kwargs)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 
 # All of 20 positions.
@@ -25,6 +26,7 @@ ORDERS: list[Order] = [
     Weighted.by([1, 0, 2.5], 20, seed=3),
     Selected(Sequential(20), np.arange(100, 120)),
     Selected(Shuffled(20, seed=3), np.arange(100, 120)),
+    BlockOrder(np.array([0, 3, 3, 8, 12, 16, 20]), window=3, seed=3),
 ]
 OF_CHANCE = [order for order in ORDERS if "Sequential" not in repr(order)]
 
@@ -49,6 +51,7 @@ def test_each_epoch_has_another_order(order: Order) -> None:
         lambda seed: Shuffled(7, seed, 20),
         lambda seed: Drawn(9, 20, seed),
         lambda seed: Weighted.by([1, 0, 2.5], 20, seed),
+        lambda seed: BlockOrder(np.arange(0, 21, 4), 2, seed),
     ],
 )
 def test_each_seed_has_another_order(make: Any) -> None:
@@ -60,6 +63,7 @@ def test_orders_never_change() -> None:
     assert keys(Shuffled(3, 1, count=7), 2) == [2, 0, 1, 2, 1, 0, 1]
     assert keys(Drawn(10**12, 3, seed=1), 2) == [413685830182, 801010498469, 839980386233]
     assert keys(Weighted.by([1, 2, 3, 0], 8, seed=1), 2) == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert keys(BlockOrder(np.array([0, 3, 5, 8, 10]), window=3, seed=1), 2) == [8, 6, 7, 5, 0, 1, 9, 3, 2, 4]
 
 
 def test_a_later_epoch_is_not_the_first_epoch_of_the_next_seed() -> None:
@@ -81,7 +85,7 @@ def test_a_position_outside_is_an_error(order: Order, position: int) -> None:
         order.at(0, np.array([0, position]))
 
 
-@pytest.mark.parametrize("order", [Sequential(0), Shuffled(0, seed=1)])
+@pytest.mark.parametrize("order", [Sequential(0), Shuffled(0, seed=1), BlockOrder(np.array([0]), 3, seed=1)])
 def test_an_empty_order_has_no_keys(order: Order) -> None:
     assert order.size(0) == 0
     assert keys(order, 0) == []
@@ -129,6 +133,13 @@ def test_orders_with_arrays_are_equal_by_value() -> None:
     assert Selected(Sequential(2), np.array([1, 2])) != Selected(Sequential(2), np.array([2, 1]))
     assert Selected(Sequential(2), np.array([1, 2])) != Selected(Shuffled(2, 0), np.array([1, 2]))
     assert Selected(Sequential(1), np.array([1])) != Weighted.by([1, 2], 3, 1)
+    by_blocks = BlockOrder(np.array([0, 5, 9]), 3, 1)
+    assert by_blocks == BlockOrder(np.array([0, 5, 9]), 3, 1)
+    assert hash(by_blocks) == hash(BlockOrder(np.array([0, 5, 9]), 3, 1))
+    assert by_blocks != BlockOrder(np.array([0, 4, 9]), 3, 1)
+    assert by_blocks != BlockOrder(np.array([0, 5, 9]), 2, 1)
+    assert by_blocks != BlockOrder(np.array([0, 5, 9]), 3, 2)
+    assert by_blocks != Shuffled(9, 1)
 
 
 def test_shuffled_in_turns_repeats_no_key_before_all_have_come() -> None:
@@ -141,6 +152,35 @@ def test_shuffled_in_turns_repeats_no_key_before_all_have_come() -> None:
 
 def test_a_shorter_shuffle_is_the_beginning_of_the_whole() -> None:
     assert keys(Shuffled(50, 3, count=20), 1) == keys(Shuffled(50, 3), 1)[:20]
+
+
+def test_the_edges_of_blocks_are_a_copy_that_cannot_change() -> None:
+    edges = np.array([0, 5, 9])
+    order = BlockOrder(edges, 3, 1)
+    edges[1] = 7
+    assert order.edges.tolist() == [0, 5, 9]
+    with pytest.raises(ValueError, match="read-only"):
+        order.edges[1] = 7
+
+
+@pytest.mark.parametrize(
+    ("edges", "window", "message"),
+    [
+        ([0, 5, 3, 9], 3, r"never decrease .*, but blocks\[2\] is 3 after 5"),
+        ([1, 9], 3, r"begin with 0 .*, but blocks\[0\] is 1"),
+        ([-1, 9], 3, r"blocks\[0\] is -1"),
+        ([], 3, "shape"),
+        (7, 3, "shape"),
+        ([[0, 1]], 3, "shape"),
+        ([0.0, 4.0], 3, "dtype float64"),
+        ([0, 9], 0, "window must be a number of blocks of at least 1, got 0"),
+        ([0, 9], True, "window must be a number of blocks of at least 1, got True"),
+        ([0, (1 << 62) + 1], 3, "an order has 0 to"),
+    ],
+)
+def test_wrong_blocks_are_refused(edges: Any, window: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        BlockOrder(edges, window, 1)
 
 
 def test_selected_has_the_keys_in_the_order_of_their_numbers() -> None:
@@ -157,6 +197,7 @@ def test_selected_has_the_keys_in_the_order_of_their_numbers() -> None:
         Shuffled(10**10, 1, count=10**12),
         Drawn(10**10, 10**12, 1),
         Weighted.by([1, 2], 10**12, 1),
+        BlockOrder(np.arange(0, 10**12 + 1, 10**9), 16, 1),
     ],
 )
 def test_an_order_costs_no_more_than_what_is_asked_of_it(order: Order) -> None:

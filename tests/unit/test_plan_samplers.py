@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._samplers import (
     BatchSampler,
+    BlockSampler,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -42,6 +44,7 @@ RANDOM: dict[str, Callable[[np.random.Generator | None], Sampler[int]]] = {
     "random": lambda g: RandomSampler(range(50), generator=g),
     "with replacement": lambda g: RandomSampler(range(50), replacement=True, generator=g),
     "subset": lambda g: SubsetRandomSampler(range(50), generator=g),
+    "blocks": lambda g: BlockSampler(range(0, 51, 5), 3, generator=g),
     "weighted": lambda g: WeightedRandomSampler(np.ones(50), 50, generator=g),
     "weighted without replacement": lambda g: WeightedRandomSampler(np.ones(50), 50, False, generator=g),
 }
@@ -415,6 +418,8 @@ class TestOrdersOfSamplers:
             (SubsetRandomSampler(np.array([4, 2], np.int16)), Selected(Shuffled(2, 7), np.array([4, 2]))),
             (SubsetRandomSampler([np.int64(4), 2]), Selected(Shuffled(2, 7), np.array([4, 2]))),
             (SubsetRandomSampler(np.array([4, 2], np.uint8)), Selected(Shuffled(2, 7), np.array([4, 2]))),
+            (BlockSampler([0, 3, 5], 2), BlockOrder(np.array([0, 3, 5]), 2, 7)),
+            (BlockSampler(np.array([0, 3, 5], np.uint8)), BlockOrder(np.array([0, 3, 5]), 16, 7)),
             (SubsetRandomSampler([]), Selected(Shuffled(0, 7), np.array([], np.int64))),
         ],
     )

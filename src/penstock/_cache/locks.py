@@ -46,7 +46,7 @@ class ByteLock:
         """Opens the file, which is made if it is missing, and waits for the lock. Raises LockError."""
         command = fcntl.F_OFD_SETLKW if self._waits else fcntl.F_OFD_SETLK
         try:
-            self._fds.append(_open_alone(self._path))
+            self._fds.append(open_alone(self._path))
             fcntl.fcntl(self.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0))
         except OSError as error:
             raise LockError(error) from error
@@ -58,7 +58,7 @@ class ByteLock:
                 _descriptors.close(self._fds.pop())
 
 
-def _open_alone(path: str) -> int:
+def open_alone(path: str) -> int:
     """A descriptor for reading and writing that no forked child keeps open."""
     return acquire(partial(_open, path), _descriptors.close)
 

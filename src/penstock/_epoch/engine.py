@@ -66,6 +66,7 @@ class Engine(Held):
         super().__init__(backend)
         self._scheduler = scheduler
         self._retries, self._watch, self._hang = retries, watch, hang
+        self._look_again = -math.inf  # when to look for workers that hang
         self._looked = 0  # when `watch` was last asked
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
@@ -271,11 +272,18 @@ class Engine(Held):
         if left is not None and left <= 0:
             return False
         if self._hang is not None:
-            for one in self.backend.end_hung(self._hang):
-                warn_caller(hung(self._hang, one, self._course.find(one.seq)), RuntimeWarning)
-            left = min(self._hang / 4, math.inf if left is None else left)
+            left = min(self._end_hung(self._hang), math.inf if left is None else left)
         self._take_in(left)
         return True
+
+    def _end_hung(self, seconds: float) -> float:
+        """Looks for workers that hang, but not at each wait: there may be a thousand. Returns when to look again."""
+        now = self.backend.clock()
+        if now >= self._look_again:
+            self._look_again = now + seconds / 4
+            for one in self.backend.end_hung(seconds):
+                warn_caller(hung(seconds, one, self._course.find(one.seq)), RuntimeWarning)
+        return self._look_again - now
 
     def _timed_out(self, timeout: float | None) -> LoaderTimeout:
         task = self._course.find(self._scheduler.waits_for)

@@ -315,6 +315,8 @@ def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
         fetched=of("fetched") + totals.fetched,
         nbytes=of("nbytes") + totals.fetched_nbytes,
         evicted=of("evicted") + totals.evicted,
+        retries=of("retries") + totals.retries,
+        decoded=of("decoded"),
     )
     return None if found == CacheFigures() else found
 

@@ -15,9 +15,9 @@ from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError
-from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import BlockOrder, Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._dataset import method_of
+from penstock.source._dataset import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
@@ -98,11 +98,15 @@ class ByKey(Feed):
                 f"{type(self.dataset).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
             )
+        if self.options.shuffle == "blocks":
+            self._order(0)  # raises now, and not in the first epoch, if the dataset has no blocks
 
     @property
     def order_name(self) -> str:
         order = self._given()
         if order is None:
+            if self.options.shuffle == "blocks":
+                return "shuffled by blocks"
             return "shuffled" if self.options.shuffle else "in sequence"
         drawn = " with a generator" if getattr(order, "generator", None) is not None else ""
         return type(order).__name__ + drawn
@@ -143,6 +147,8 @@ class ByKey(Feed):
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
+        if self.options.shuffle == "blocks":
+            return BlockOrder(blocks_of(self.dataset), self.options.window or 1, seed)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:

@@ -53,6 +53,8 @@ class Counts(NamedTuple):
     cache_fetched: int = 0
     cache_nbytes: int = 0
     cache_evicted: int = 0
+    cache_retries: int = 0
+    cache_decoded: int = 0
 
     @property
     def fetch(self) -> int:
@@ -114,7 +116,7 @@ _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
 _IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
-_CACHE = struct.Struct("6q")  # cache_hits and so on
+_CACHE = struct.Struct("8q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10

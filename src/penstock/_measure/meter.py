@@ -52,9 +52,10 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
-    fetched: int = 0  # by scouts: pieces, their bytes, and those that were evicted for them
+    fetched: int = 0  # by scouts: pieces, their bytes, those that were evicted for them, repeated requests
     fetched_nbytes: int = 0
     evicted: int = 0
+    retries: int = 0
 
     def minus(self, before: Totals) -> Totals:
         """What was added since these totals."""
@@ -142,7 +143,7 @@ class Meter:
         answers = b"".join([bytes(kept), *(_ANSWER.pack(*answer) for answer in open_answers)])
         troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
         cpu = time.process_time_ns() - self._cpu
-        more = *troubles, cpu, scouts.fetched, scouts.nbytes, scouts.evicted
+        more = *troubles, cpu, scouts.fetched, scouts.nbytes, scouts.evicted, scouts.retries
         times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
         return Mark(totals, answers, more, self.workers(live), times)
 

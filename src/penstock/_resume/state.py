@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock._resume.reading import Mark, has_state, opened
 from penstock.errors import StateError
-from penstock.plan import OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
 
 VERSION = 1
 
@@ -133,7 +133,7 @@ class State(NamedTuple):
         elif self.consumed is None:
             why = (
                 f"The next samples are known only to {about.get('order')}, and were dealt to {world} ranks. Only "
-                "penstock's orders (in sequence, shuffle=True, its samplers without a generator) can continue with "
+                "penstock's orders (in sequence, shuffled, its samplers without a generator) can continue with "
                 "another number."
             )
         else:
@@ -307,7 +307,9 @@ def content(plan: Plan | None, length: int | None) -> str | None:
             return None
         digest = blake2b(digest_size=8)
         _digest(digest, order)
-        return f"{order.size(0)} keys, {digest.hexdigest()}"
+        of_blocks = isinstance(order, BlockOrder)
+        blocks = f" in {len(order.edges) - 1} blocks, window {order.window}" if of_blocks else ""
+        return f"{order.size(0)} keys{blocks}, {digest.hexdigest()}"
     if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
         return None
     number = None

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
+from penstock.errors import RemoteError
+from penstock.formats._access import Access, CachePath
+from penstock.formats._files import File
 from penstock.formats._format import Format
-from penstock.formats._index import shown
+from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
-from penstock.formats._messages import Messages, find_messages
+from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+from penstock.formats._table import KEEP, Table, deserialized, need_pyarrow, serialized, unreadable
 
 
 class Arrow(Table):
     """The rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`; a sample is a dict.
 
     `columns` names the columns to read, by default all. Files are mapped into memory, so that workers share their
-    pages, and rows of numbers are copied from there straight into the batch. Compressed record batches are
-    decompressed as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent to
-    workers once, and they share one copy. Needs `pip install ".[parquet]"`.
+    pages, and rows of numbers are copied from there straight into the batch. Files of URLs are read by record batch;
+    `storage` has the options of the store. Record batches that are compressed or remote are read as a whole, and kept
+    up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent to workers once, and they share one
+    copy. Needs `pip install ".[parquet]"`.
 
     If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
 
@@ -36,7 +42,16 @@ class Arrow(Table):
     _part = "record batch"
     _batches: Any = None  # of a table in memory
 
-    def __init__(self, table_or_paths: Any, columns: Iterable[str] | None = None, *, keep: int = KEEP) -> None:
+    def __init__(
+        self,
+        table_or_paths: Any,
+        columns: Iterable[str] | None = None,
+        *,
+        keep: int = KEEP,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         need_pyarrow("Arrow")
         super().__init__(keep)
         import pyarrow as pa
@@ -44,7 +59,7 @@ class Arrow(Table):
         if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
             self._from_table(table_or_paths, columns)
         else:
-            self._from_files(table_or_paths, columns)
+            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes))
 
     def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
         import pyarrow as pa
@@ -62,39 +77,60 @@ class Arrow(Table):
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
 
-    def _from_files(self, paths: Paths, columns: Iterable[str] | None) -> None:
+    def _from_files(self, paths: Paths, columns: Iterable[str] | None, access: Access) -> None:
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths)
+        Format.__init__(self, paths, access)
         self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
-        self._messages: list[Messages] = []
-        schemas = []
-        for messages, schema in shown(map(self._opened_file, range(len(self._files))), len(self._files)):
-            self._messages.append(messages)
-            schemas.append(schema)
-        self._set_schema(common_schema(self.paths, schemas, columns))
+        self._local = [file for file in self._files if isinstance(file, File)]
+        numbers = {file: number for number, file in enumerate(self._files)}
+        found = list(for_each(lambda file: self._opened_file(numbers[file]), self._files))
+        self._messages = [messages for messages, _ in found]
+        self._set_schema(common_schema(self.paths, [schema for _, schema in found], columns))
         self._set_blocks([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
         """Where the record batches of a file are, and its schema, serialized."""
         import pyarrow as pa
 
-        file, content = self._files[number], self._content(number)
-        messages = find_messages(file, content.data)
+        file = self._files[number]
+        if self._is_local:
+            content = self._content(number)
+            messages = find_messages(file, lambda start, stop: content.data[start:stop])
+        else:
+            messages = find_messages(file, look := look_ahead(file))
+            messages = replace(messages, held=bytes(look(*messages.schema)))
         try:
-            if messages.is_file and (count := pa.ipc.open_file(pa.py_buffer(content)).num_record_batches) != len(
-                messages.rows
-            ):
+            if not messages.is_file:
+                count = len(messages.rows)
+            elif self._is_local:
+                count = pa.ipc.open_file(pa.py_buffer(content)).num_record_batches
+            else:
+                count = count_batches(file, look)
+            if count != len(messages.rows):
                 raise ValueError(f"its footer names {count:,} record batches, but there are {len(messages.rows):,}")
             with pa.ipc.open_stream(self._stream(number, messages, [])) as stream:
                 return messages, stream.schema.serialize().to_pybytes()
+        except RemoteError:
+            raise
         except Exception as error:
             unreadable(file.path, error)
+
+    @property
+    def _is_local(self) -> bool:
+        """True if the files are mapped into memory. If one of them is remote, all are read."""
+        return len(self._local) == len(self._files)
+
+    def _bytes(self, number: int, start: int, stop: int) -> Any:
+        """Some bytes of a file, as a buffer."""
+        if self._is_local:
+            return self._content(number)[start:stop]
+        return self._files[number].read(start, stop - start)
 
     def _content(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a file, mapped into memory."""
         if self._map is None:
-            self._map = mapped(self._files)
+            self._map = mapped(self._local)
         whole, starts = self._map
         start = int(starts[number])
         return whole[start : start + self._files[number].size]
@@ -103,8 +139,8 @@ class Arrow(Table):
         """A stream with the schema, and these messages."""
         import pyarrow as pa
 
-        content = self._content(number)
-        return pa.py_buffer(b"".join(content[a:b].tobytes() for a, b in [messages.schema, *extents]))
+        schema = messages.held or bytes(self._bytes(number, *messages.schema))
+        return pa.py_buffer(schema + b"".join(bytes(self._bytes(number, a, b)) for a, b in extents))
 
     def _read(self, block: int) -> Any:
         import pyarrow as pa
@@ -114,8 +150,8 @@ class Arrow(Table):
         number, at = self._file_of.item(block), self._part_of.item(block)
         messages = self._messages[number]
         start, end = messages.extents[at].tolist()
-        if self._is_mapped(block):
-            message = pa.ipc.read_message(pa.py_buffer(self._content(number)[start:end]))
+        if self._is_plain(block):
+            message = pa.ipc.read_message(pa.py_buffer(self._bytes(number, start, end)))
             return pa.ipc.read_record_batch(message, self._whole_schema(number))
         # A stream may replace dictionaries as it goes on; a file has one of each.
         before = [each for each in messages.dictionaries if messages.is_file or each[0] < start]
@@ -125,15 +161,23 @@ class Arrow(Table):
         with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
             return stream.read_next_batch()
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The bytes that a block is read from."""
+        messages = self._messages[number]
+        start, end = messages.extents[self._part_of[block]].tolist()
+        return [*messages.dictionaries, (start, end)]
+
     def _whole_schema(self, number: int) -> Any:
         import pyarrow as pa
 
-        start, end = self._messages[number].schema
-        return pa.ipc.read_schema(pa.py_buffer(self._content(number)[start:end]))
+        messages = self._messages[number]
+        return pa.ipc.read_schema(pa.py_buffer(messages.held or self._bytes(number, *messages.schema)))
 
     def _is_mapped(self, block: int) -> bool:
-        if self._batches is not None:
-            return True
+        return self._batches is not None or (self._is_local and self._is_plain(block))
+
+    def _is_plain(self, block: int) -> bool:
+        """True if the columns of a block are its bytes, without compression and dictionaries."""
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]
 
@@ -144,27 +188,13 @@ class Arrow(Table):
         state = super().__getstate__()
         state["_map"] = None
         if self._batches is not None:
-            state["_batches"] = _serialized(self.schema, self._batches)
+            state["_batches"] = serialized(self.schema, self._batches)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import pyarrow as pa
-
         super().__setstate__(state)
         if self._batches is not None:
-            with pa.ipc.open_stream(pa.py_buffer(self._batches)) as stream:
-                self._batches = list(stream)
+            self._batches = deserialized(self._batches)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._files else f"{type(self).__name__}({len(self):,} samples in memory)"
-
-
-def _serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return np.frombuffer(sink.getvalue(), np.uint8)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._files import File
+from penstock.formats._access import Access
+from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
 from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._paths import Paths
@@ -36,15 +38,15 @@ class Extents(Format):
     `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
     """
 
-    def __init__(self, paths: Paths, kind: str, make: Make) -> None:
-        super().__init__(paths)
+    def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
+        super().__init__(paths, access)
         self._set_indexes(cached_each(self._files, kind, make))
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self._indexes = indexes
         self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
@@ -103,8 +105,8 @@ def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 
-def refuse_compressed(file: File) -> None:
-    begin = file.read(0, min(file.size, 8))
+def refuse_compressed(file: AnyFile) -> None:
+    begin = file.peek(0, min(file.size, 8))
     for magic, name, command in _COMPRESSED:
         if begin.startswith(magic):
             file.refused(

@@ -1,4 +1,8 @@
-"""Reads local files by position, from any number of threads and processes, with a bounded number of descriptors."""
+"""Files as formats read them: by position. `AnyFile` says what a file can do; `File` is a local one.
+
+A local file is read from any number of threads and processes, with a bounded number of descriptors. Files of URLs are
+in `_remotefile.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,55 @@ _MOST_OPEN = 256  # a process may usually have 1024 descriptors
 _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
 
 
-class File:
+class AnyFile:
+    """A file that is read by position and must not change: `File`, or `RemoteFile`.
+
+    It may be pickled, and read from any number of threads. `path` names it in messages, without credentials.
+    `modified` changes with the content, if the size does not: the time of a local file, in ns; the ETag or time of a
+    remote one.
+    """
+
+    __slots__ = ("modified", "path", "size")
+
+    path: str
+    size: int
+    modified: int | str
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start` on."""
+        raise NotImplementedError
+
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """The bytes of several extents, in the order given."""
+        raise NotImplementedError
+
+    def peek(self, start: int, length: int) -> bytes:
+        """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
+        return self.read(start, length)
+
+    def beyond(self, start: int, length: int) -> NoReturn:
+        """Raises FormatError for bytes that the file does not have."""
+        self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
+
+    def refused(self, place: int, what: str) -> NoReturn:
+        """Raises FormatError for a byte of this file. `what` also says what to do."""
+        raise FormatError(f"{self.path}, byte {place:,}: {what}.")
+
+    def damaged(self, place: int, what: str) -> NoReturn:
+        advice = "copy it or write it again"
+        self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
+
+    def has_changed(self) -> NoReturn:
+        raise FormatError(
+            f"{self.path} has changed since the dataset was made, when it had {self.size:,} bytes, so the positions "
+            "of its samples are not valid. Make the dataset again when no program writes to the file."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self.size:,} bytes)"
+
+
+class File(AnyFile):
     """A local file that is read by position and must not change.
 
     The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
@@ -26,7 +78,7 @@ class File:
     first is closed; it is opened again when it is read. A file that has changed since is an error.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "modified", "path", "size")
+    __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str) -> None:
         found = os.stat(path)
@@ -41,7 +93,7 @@ class File:
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start` on."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
-            self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
+            self.beyond(start, length)
         descriptor = self.descriptor()  # held while it is used: another thread may take it from this object
         try:
             found = os.pread(descriptor.number, length, start)
@@ -55,7 +107,7 @@ class File:
                 f"{self.path}, byte {start:,}: {length:,} bytes cannot be read: {error}. Check the disk."
             ) from error
         if len(found) != length:
-            self._changed()
+            self.has_changed()
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
@@ -75,14 +127,6 @@ class File:
 
         return mapped([self])[0][: self.size]
 
-    def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError for a byte of this file. `what` also says what to do."""
-        raise FormatError(f"{self.path}, byte {place:,}: {what}.")
-
-    def damaged(self, place: int, what: str) -> NoReturn:
-        advice = "copy it or write it again"
-        self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
-
     def descriptor(self) -> Descriptor:
         """The open file. It stays open while a reference to it is held."""
         descriptor = self._descriptor
@@ -90,7 +134,7 @@ class File:
             descriptor = Descriptor(self.path)
             found = os.fstat(descriptor.number)
             if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
-                self._changed()
+                self.has_changed()
             self._descriptor = descriptor
             _open_files.append(weakref.ref(self))
             while len(_open_files) > _MOST_OPEN:
@@ -99,17 +143,8 @@ class File:
                     first._descriptor = None
         return descriptor
 
-    def _changed(self) -> NoReturn:
-        raise FormatError(
-            f"{self.path} has changed since the dataset was made, when it had {self.size:,} bytes, so the positions "
-            "of its samples are not valid. Make the dataset again when no program writes to the file."
-        )
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.path, self.size, self.modified)
-
-    def __repr__(self) -> str:
-        return f"File({self.path!r}, {self.size:,} bytes)"
 
 
 _open_files: deque[weakref.ref[File]] = deque()

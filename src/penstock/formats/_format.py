@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import index as as_int
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.cache import Cache
 from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
-from penstock.formats._files import File
+from penstock.formats._access import Access, PiecesOnDisk
+from penstock.formats._files import AnyFile
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
-from penstock.formats._paths import Paths, expand
+from penstock.formats._paths import Paths, find_files
+from penstock.formats._remotefile import RemoteFile
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
@@ -33,17 +34,17 @@ class Format(Dataset[Any]):
     """Ends of the names of files that are read if a folder is given."""
 
     _edges: NDArray[np.int64]
-    _cache: Cache | None = None  # where the files are remote
+    _files: list[AnyFile]
 
-    def __init__(self, paths: Paths) -> None:
-        self._files = [File(path) for path in expand(paths, self.suffixes, type(self).__name__)]
+    def __init__(self, paths: Paths, access: Access) -> None:
+        self._files = find_files(paths, self.suffixes, type(self).__name__, access)
 
     @property
     def paths(self) -> list[str]:
-        """The files, as absolute paths."""
+        """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self._files]
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is what is best read together: here, a file."""
         return np.unique(self._edges)
@@ -81,9 +82,12 @@ class Format(Dataset[Any]):
         """
         return [(0, self._files[number].size)]
 
-    def __foresee__(self, forecast: Forecast) -> Scout | None:
-        """Called by a loader: fetches pieces of remote files before workers ask for them."""
-        return None if self._cache is None else Scout(forecast, FilesInPieces(self), self._cache)
+    def __foresee__(self, forecast: Forecast) -> Any:
+        """Called by a loader: fetches pieces of remote files before workers ask for them, if they are cached."""
+        for file in self._files:
+            if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
+                return Scout(forecast, FilesInPieces(self), file.pieces.cache)
+        return None
 
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
@@ -114,7 +118,9 @@ class FilesInPieces:
         samples = self._samples
         number = int(samples._edges.searchsorted(first, "right")) - 1
         row = int(samples._edges[number])
-        file: Any = samples._files[number]
+        file = samples._files[number]
+        if not isinstance(file, RemoteFile):
+            return []
         ranges = samples._ranges_of(block, number, first - row, stop - row)
         pieces = [piece for some in ranges for piece in file.pieces_of(*some)]
         return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]

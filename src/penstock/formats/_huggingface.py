@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class HuggingFace(Table):
         """The files of the dataset; empty if it is in memory."""
         return [each["filename"] for each in self.dataset.cache_files]
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each record batch, and the end; one block if `select` or `shuffle` has chosen the rows."""
         return self._starts if self._chosen is None and self.is_direct else self._edges

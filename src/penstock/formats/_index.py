@@ -20,19 +20,24 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
 from penstock._progress import progress
-from penstock.formats._files import File
+from penstock._remote.parallel import in_parallel
+from penstock._remote.store import IN_FLIGHT
+from penstock.formats._access import cache_folder
+from penstock.formats._files import AnyFile, File
+from penstock.formats._remotefile import FromTheStart, RemoteFile
 from penstock.loader import DataLoader
 from penstock.source._dataset import Dataset
 
+T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
-Make = Callable[[File], Arrays]
+Make = Callable[[AnyFile], Arrays]
 
 _MAGIC, _VERSION = b"penstock", 1
 _HEAD = struct.Struct("<8sIII")
@@ -46,7 +51,7 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 class Index(Mapping[str, NDArray[Any]]):
     """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
 
-    def __init__(self, file: File, kind: str, make: Make, arrays: Arrays, kept: bool) -> None:
+    def __init__(self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool) -> None:
         self._origin = file, kind, make
         self._arrays, self.kept = arrays, kept
 
@@ -63,7 +68,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
 
 
-def cached(file: File, kind: str, make: Make) -> Index:
+def cached(file: AnyFile, kind: str, make: Make) -> Index:
     """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
 
     `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
@@ -73,7 +78,7 @@ def cached(file: File, kind: str, make: Make) -> Index:
     return _loaded(file, kind, make) or _made(file, kind, make)
 
 
-def cached_each(files: Sequence[File], kind: str, make: Make) -> list[Index]:
+def cached_each(files: Sequence[AnyFile], kind: str, make: Make) -> list[Index]:
     """The index of each file; those that must be made are made in parallel, with a progress bar."""
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
@@ -82,11 +87,11 @@ def cached_each(files: Sequence[File], kind: str, make: Make) -> list[Index]:
     return [index for index in found if index is not None]
 
 
-def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
+def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Index]:
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
     workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
     if workers < 2:
-        yield from shown((_made(file, kind, make) for file in files), len(files))
+        yield from for_each(lambda file: _made(file, kind, make), files)
         return
     # In processes: half of the work is Python code that holds the lock of the interpreter.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
@@ -98,7 +103,7 @@ def _made_each(files: Sequence[File], kind: str, make: Make) -> Iterator[Index]:
 class _Making(Dataset[dict[str, NDArray[Any]]]):
     """Indexes to be made by workers: a sample is an empty dict if its index was kept, else its arrays."""
 
-    def __init__(self, files: Sequence[File], kind: str, make: Make) -> None:
+    def __init__(self, files: Sequence[AnyFile], kind: str, make: Make) -> None:
         self._files, self._kind, self._make = files, kind, make
 
     def __len__(self) -> int:
@@ -109,17 +114,25 @@ class _Making(Dataset[dict[str, NDArray[Any]]]):
         return {} if index.kept else dict(index)
 
 
-def shown(made: Iterable[Any], total: int) -> Iterator[Any]:
+def shown(made: Iterable[Any], total: int | None, what: str = "indexing files") -> Iterator[Any]:
     """The same items, with a progress bar if they take longer than a second."""
     begun, items = time.monotonic(), iter(made)
     for done, item in enumerate(items, 1):
         yield item
         if time.monotonic() - begun > _QUIET:
-            yield from progress(items, "indexing files", total=total - done)
+            yield from progress(items, what, total=None if total is None else total - done)
 
 
-def _made(file: File, kind: str, make: Make) -> Index:
-    arrays = {name: np.ascontiguousarray(array) for name, array in make(file).items()}
+def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
+    """`call(file)` for each file, in order, with a progress bar; of remote files many at a time."""
+    if any(isinstance(file, RemoteFile) for file in files):
+        threads = IN_FLIGHT
+    return shown(in_parallel(lambda file, _: call(file), files, threads), len(files))
+
+
+def _made(file: AnyFile, kind: str, make: Make) -> Index:
+    source = FromTheStart(file) if isinstance(file, RemoteFile) else file
+    arrays = {name: np.ascontiguousarray(array) for name, array in make(source).items()}
     for path in _places(file, kind):
         with suppress(OSError):
             _write(path, file, kind, arrays)
@@ -127,24 +140,25 @@ def _made(file: File, kind: str, make: Make) -> Index:
     return Index(file, kind, make, arrays, False)
 
 
-def _loaded(file: File, kind: str, make: Make) -> Index | None:
+def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
     for path in _places(file, kind):
         with suppress(OSError, ValueError, TypeError):
             return Index(file, kind, make, _read(path, file, kind), True)
     return None
 
 
-def _places(file: File, kind: str) -> Iterator[Path]:
-    """Where an index may be: beside its file, or in the cache folder."""
+def _places(file: AnyFile, kind: str) -> Iterator[Path]:
+    """Where an index may be: beside its file, if that is local, or in the cache folder."""
     path = Path(file.path)
-    yield path.with_name(f".{path.name}.penstock-{kind}")
+    if isinstance(file, File):
+        yield path.with_name(f".{path.name}.penstock-{kind}")
     with suppress(RuntimeError):  # there is no home folder
-        folder = Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
+        folder = cache_folder()
         number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
         yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
 
 
-def _write(path: Path, file: File, kind: str, arrays: Arrays) -> None:
+def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
     described = [[name, array.dtype.str, array.shape, zlib.crc32(array.data)] for name, array in arrays.items()]
     description = json.dumps(
         {"kind": kind, "size": file.size, "modified": file.modified, "arrays": described}
@@ -163,7 +177,7 @@ def _write(path: Path, file: File, kind: str, arrays: Arrays) -> None:
         part.unlink(missing_ok=True)
 
 
-def _read(path: Path, file: File, kind: str) -> Arrays:
+def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
     """The arrays of a sound index of this file; raises ValueError, OSError or TypeError if it is not that."""
     index = File(os.fspath(path))
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))

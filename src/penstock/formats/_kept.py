@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
-    """Values by number; each is read when it is asked for, and dropped when others were used more recently.
+class Kept(Generic[K, T]):
+    """Values by number or another key; each is read when it is asked for, and dropped when others were used later.
 
     At least one value is kept, however large. Several threads may ask at once: a value is then read by one of them,
     while the others wait for it. A forked child has the values of its parent, and locks of its own.
@@ -22,19 +23,30 @@ class Kept(Generic[T]):
         self._most = most
         self.dropped = 0
         """Values that were dropped so far."""
-        self._values: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self.needed: set[K] = set()
+        """Values that stay, however large they are together."""
+        self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        self._reading: dict[int, threading.Lock] = {}
+        self._reading: dict[K, threading.Lock] = {}
         self._nbytes = sum(nbytes for _, nbytes in self._values.values())
         self._process = os.getpid()
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: K) -> bool:
         return number in self._values
 
-    def get(self, number: int, read: Callable[[int], tuple[T, int]]) -> T:
+    def __iter__(self) -> Iterator[K]:
+        return iter(tuple(self._values))
+
+    def drop(self, numbers: Iterable[K]) -> None:
+        with self._lock:
+            for number in numbers:
+                _, nbytes = self._values.pop(number, (None, 0))
+                self._nbytes -= nbytes
+
+    def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
         """The value; if it is not kept, `read(number)` returns it with its number of bytes."""
         found = self._values.get(number)
         if found is not None:
@@ -53,12 +65,15 @@ class Kept(Generic[T]):
         self._reading.pop(number, None)
         return found[0]
 
-    def _add(self, number: int, value: tuple[T, int]) -> None:
+    def _add(self, number: K, value: tuple[T, int]) -> None:
         with self._lock:
             _, before = self._values.pop(number, (None, 0))  # read by another thread too, after it was dropped
             self._values[number] = value
             self._nbytes += value[1] - before
-            while self._nbytes > self._most and len(self._values) > 1:
-                _, (_, nbytes) = self._values.popitem(last=False)
-                self._nbytes -= nbytes
-                self.dropped += 1
+            if self._nbytes > self._most:
+                for old in [old for old in self._values if old != number and old not in self.needed]:
+                    _, nbytes = self._values.pop(old)
+                    self._nbytes -= nbytes
+                    self.dropped += 1
+                    if self._nbytes <= self._most:
+                        break

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact, refuse_compressed
-from penstock.formats._files import File
+from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays, Index
 from penstock.formats._paths import Paths
 
@@ -37,8 +39,15 @@ class TextLines(Extents):
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
 
-    def __init__(self, paths: Paths) -> None:
-        super().__init__(paths, _KIND, find_lines)
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)
@@ -96,7 +105,7 @@ class JsonLines(TextLines):
             self._refuse(number, row, byte, what)
 
 
-def find_lines(file: File) -> Arrays:
+def find_lines(file: AnyFile) -> Arrays:
     """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
     refuse_compressed(file)
     mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0

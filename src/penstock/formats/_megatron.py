@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
+from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact
-from penstock.formats._files import File
-from penstock.formats._index import Arrays, cached_each
-from penstock.formats._paths import FilePath, Paths, expand
+from penstock.formats._files import AnyFile, File
+from penstock.formats._index import Arrays, cached_each, for_each
+from penstock.formats._paths import FilePath, Paths, find_files
+from penstock.formats._remotefile import RemoteFile
 
 MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -40,10 +44,18 @@ class Megatron(Extents):
 
     suffixes = (".idx",)
 
-    def __init__(self, prefix: Paths) -> None:
-        given = [prefix] if isinstance(prefix, (str, os.PathLike)) else list(prefix)
-        indexes = [File(path) for path in expand(map(idx_path, given), self.suffixes, type(self).__name__)]
-        self._files = [File(os.path.splitext(file.path)[0] + ".bin") for file in indexes]
+    def __init__(
+        self,
+        prefix: Paths,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        given = [prefix] if isinstance(prefix, (str, os.PathLike, AnyFile)) else list(prefix)
+        access = Access(storage, cache, cache_bytes)
+        indexes = find_files(map(idx_path, given), self.suffixes, type(self).__name__, access)
+        self._files = list(for_each(_bin_of, indexes))
         self._set_indexes(cached_each(indexes, "megatron-1", find_sequences))
         dtypes = [_DTYPES[int(index["code"][0])] for index in self._indexes]
         if len(set(dtypes)) > 1:
@@ -66,15 +78,28 @@ class Megatron(Extents):
         return np.frombuffer(raw, self.dtype).copy()  # writable
 
 
-def idx_path(path: FilePath) -> FilePath:
-    """The `.idx` that a prefix means; the path itself if it is that of a folder, or a pattern."""
+def _bin_of(index: AnyFile) -> AnyFile:
+    if isinstance(index, RemoteFile):
+        return index.beside(".bin")
+    return File(os.path.splitext(index.path)[0] + ".bin")
+
+
+def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
+    """The `.idx` that a prefix means; the path itself if it is that of a folder, or a pattern.
+
+    A URL without a slash at its end is a prefix, unless it ends in `.idx`, or is a pattern.
+    """
+    if isinstance(path, AnyFile):
+        return path
     text = os.fspath(path)
+    if is_url(text) and not text.endswith((".bin", ".idx", "/")) and not set("*?[") & set(text):
+        return f"{text}.idx"
     if text.endswith(".bin"):
         return text.removesuffix(".bin") + ".idx"
     return f"{text}.idx" if os.path.isfile(f"{text}.idx") else path
 
 
-def find_sequences(file: File) -> Arrays:
+def find_sequences(file: AnyFile) -> Arrays:
     """The first byte of each sequence, and the end; documents; the dtype's code. Checks all of it."""
     head = file.read(0, min(file.size, _HEAD.size))
     if head.startswith(_OLD):

@@ -13,17 +13,22 @@ pyarrow has no function for this that does not also decompress the batches.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._files import File
+from penstock._remote.parallel import in_parallel
+from penstock._remote.store import IN_FLIGHT
+from penstock.formats._files import AnyFile
 
 _CONTINUED = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _MOST_METADATA = 256 << 20
+_LOOK, _MOST_JOINED = 64 << 10, 4 << 20  # bytes that are read at once from a remote file
 
 Extent = tuple[int, int]
 """The first byte of a message, and its end."""
@@ -39,15 +44,21 @@ class Messages:
     rows: NDArray[np.int64]
     compressed: NDArray[np.bool_]
     is_file: bool
+    held: bytes = b""
+    """The bytes of the schema, of a remote file."""
 
 
-def find_messages(file: File, content: memoryview) -> Messages:
+Look = Callable[[int, int], Any]
+"""The bytes of a file between two positions, as a buffer."""
+
+
+def find_messages(file: AnyFile, look: Look) -> Messages:
     """Follows the messages from the first to the last, and reads the metadata of each."""
-    start = bytes(content[:8])
+    start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
         file.damaged(0, "this is Feather V1, which is not read. Write it again as Feather V2 or Arrow IPC")
-    if is_file and bytes(content[-6:]) != b"ARROW1":
+    if is_file and bytes(look(file.size - 6, file.size)) != b"ARROW1":
         file.damaged(file.size, "an Arrow file ends with ARROW1, and this one does not: it was cut off")
     schema: Extent | None = None
     dictionaries: list[Extent] = []
@@ -55,7 +66,7 @@ def find_messages(file: File, content: memoryview) -> Messages:
     rows: list[int] = []
     compressed: list[bool] = []
     at = 8 if is_file else 0
-    while (found := _message(file, content, at)) is not None:
+    while (found := _message(file, look, at)) is not None:
         kind, count, packed, end = found
         if (kind == _SCHEMA) != (schema is None):
             file.damaged(at, "an Arrow file or stream begins with its schema, and has only one")
@@ -78,21 +89,22 @@ def find_messages(file: File, content: memoryview) -> Messages:
     )
 
 
-def _message(file: File, content: memoryview, at: int) -> tuple[int, int, bool, int] | None:
+def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
     """Type, rows, whether it is compressed, and end of the message at a position; None at the end of the stream."""
-    if at == len(content):
+    if at == file.size:
         return None  # the end is optional in a stream
     try:
-        (length,) = struct.unpack_from("<I", content, at)
+        head = look(at, min(at + 8, file.size))
+        (length,) = struct.unpack_from("<I", head)
         begin = at + 4
         if length == _CONTINUED:
-            (length,) = struct.unpack_from("<I", content, begin)
+            (length,) = struct.unpack_from("<I", head, 4)
             begin += 4
         if length == 0:
             return None
-        if not 8 < length < _MOST_METADATA or begin + length > len(content):
+        if not 8 < length < _MOST_METADATA or begin + length > file.size:
             raise struct.error
-        message = content[begin : begin + length]
+        message = look(begin, begin + length)
         table = _Table(message, *struct.unpack_from("<I", message))
         kind, body = table.number(1, "<B"), table.number(3, "<q")
         header = _Table(message, table.below(2))
@@ -102,19 +114,91 @@ def _message(file: File, content: memoryview, at: int) -> tuple[int, int, bool, 
     end = begin + length + body
     if body < 0 or rows < 0:
         _unreadable(file, at)
-    if end > len(content):
-        file.damaged(at, f"a message of {end - at:,} bytes begins here, but the file ends at byte {len(content):,}")
+    if end > file.size:
+        file.damaged(at, f"a message of {end - at:,} bytes begins here, but the file ends at byte {file.size:,}")
     return kind, rows, packed, end
 
 
-def _unreadable(file: File, at: int) -> NoReturn:
+def _unreadable(file: AnyFile, at: int) -> NoReturn:
     file.damaged(at, "a message of Arrow was expected here, and cannot be read")
+
+
+def count_batches(file: AnyFile, look: Look) -> int:
+    """The number of record batches that the footer names."""
+    return len(_named(file, look)[1])
+
+
+def _named(file: AnyFile, look: Look) -> tuple[list[Extent], list[Extent]]:
+    """The metadata of the dictionaries, and of the record batches, that the footer of a file names."""
+    (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
+    if not 8 < length <= file.size - 10:
+        raise struct.error
+    footer = look(file.size - 10 - length, file.size - 10)
+    table = _Table(footer, *struct.unpack_from("<I", footer))
+    return _blocks(footer, table, 2), _blocks(footer, table, 3)
+
+
+def _blocks(footer: Any, table: _Table, field: int) -> list[Extent]:
+    """A field of a footer with positions: of each message the first byte, and the end of its metadata."""
+    if not table.has(field):
+        return []
+    at = table.below(field)
+    (count,) = struct.unpack_from("<I", footer, at)
+    blocks = [struct.unpack_from("<qi", footer, at + 4 + 24 * number) for number in range(count)]
+    return [(start, start + length) for start, length in blocks]
+
+
+def look_ahead(file: AnyFile) -> Look:
+    """Looks into a remote file. What its footer names is asked for at once, and not message by message."""
+    looks = _Looks(file)
+    try:
+        if looks(0, min(6, file.size)) == b"ARROW1":
+            dictionaries, batches = _named(file, looks)
+            looks.ask([*dictionaries, *batches])
+    except struct.error:
+        pass  # the messages are followed one by one, and show the damage
+    return looks
+
+
+class _Looks:
+    """Small parts of a file, each read with some bytes before or after it that are likely to be needed."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file = file
+        self._starts: list[int] = []
+        self._parts: list[bytes] = []
+
+    def __call__(self, start: int, stop: int) -> bytes:
+        number = bisect_right(self._starts, start) - 1
+        if number < 0 or self._starts[number] + len(self._parts[number]) < stop:
+            first = max(0, min(start, self._file.size - _LOOK))  # at the end of the file: what is before it
+            number = self._add(first, self._file.peek(first, min(max(stop - first, _LOOK), self._file.size - first)))
+        at = start - self._starts[number]
+        return self._parts[number][at : at + stop - start]
+
+    def ask(self, extents: list[Extent]) -> None:
+        """Reads these extents, many at a time; those with a small gap between them together."""
+        joined: list[Extent] = []
+        for start, stop in sorted(extent for extent in extents if 0 <= extent[0] < extent[1] <= self._file.size):
+            if joined and start - joined[-1][1] < _LOOK and stop - joined[-1][0] < _MOST_JOINED:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            else:
+                joined.append((start, stop))
+        parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), joined, IN_FLIGHT)
+        for (start, _), part in zip(joined, parts, strict=True):
+            self._add(start, part)
+
+    def _add(self, start: int, part: bytes) -> int:
+        number = bisect_right(self._starts, start)
+        self._starts.insert(number, start)
+        self._parts.insert(number, part)
+        return number
 
 
 class _Table:
     """A table of a FlatBuffer: fields are found by their number. Raises struct.error outside of the buffer."""
 
-    def __init__(self, content: memoryview, at: int) -> None:
+    def __init__(self, content: Any, at: int) -> None:
         self._content, self._at = content, at
         (back,) = self._unpack("<i", at)
         self._fields = at - back

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
-from penstock.formats._files import File
+from penstock.formats._access import Access, CachePath
+from penstock.formats._chunks import Extent, Fetched, edges, places
+from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
-from penstock.formats._index import cached, shown
+from penstock.formats._index import cached, for_each
 from penstock.formats._kept import Kept
 from penstock.formats._paths import Paths
+from penstock.formats._remotefile import RemoteFile
 from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
 
 _THREADS = 8
 _LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read
 _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
-_END = struct.Struct("<I4s")  # length of the footer, and the magic
+_SENT = 256 << 20  # bytes of footers that are sent to workers
+_TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
+_LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
+_NOTHING = np.empty(0, np.uint8)
+_NOWHERE = np.empty((0, 3), np.int64)
 
 
 class Parquet(Table):
@@ -43,19 +50,30 @@ class Parquet(Table):
     suffixes = (".parquet", ".pq")
     _part = "row group"
 
-    def __init__(self, paths: Paths, columns: Iterable[str] | None = None, *, keep: int = KEEP) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Iterable[str] | None = None,
+        *,
+        keep: int = KEEP,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         need_pyarrow("Parquet")
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths)
+        Format.__init__(self, paths, Access(storage, cache, cache_bytes))
         super().__init__(keep)
-        footers = list(shown(_footers(self._files), len(self._files)))
+        footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
+        self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+        self._places = [self._found(file, footer) for file, footer in zip(self._files, footers, strict=True)]
 
     def _set_kept(self) -> None:
         super()._set_kept()
-        self._metadata: Kept[Any] = Kept(_METADATA)
+        self._metadata: Kept[int, Any] = Kept(_METADATA)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -65,50 +83,96 @@ class Parquet(Table):
     def _read(self, block: int) -> Any:
         from pyarrow.parquet import ParquetFile
 
-        number = self._file_of.item(block)
+        number, part = self._file_of.item(block), self._part_of.item(block)
         metadata = self._metadata.get(number, self._parsed)
+        file: AnyFile | Fetched = self._files[number]
+        if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
+            file = Fetched(file, self._ranges_of(block, number, 0, 0))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
-        file = ParquetFile(
-            _Reader.of(self._files[number]),
-            metadata=metadata,
-            pre_buffer=False,
-            page_checksum_verification=True,
-        )
-        table = file.read_row_group(self._part_of.item(block), self.columns, use_threads=False)
+        opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+        table = opened.read_row_group(part, self.columns, use_threads=False)
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
         return batches[0]
 
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
+        """The bytes that a block is read from."""
+        places, part = self._places[number], self._part_of[block]
+        begin, end = places[:, 0].searchsorted([part, part + 1])
+        return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
+
+    def _found(self, file: AnyFile, footer: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Where the columns of a remote file are, by which it is divided into pieces."""
+        if not isinstance(file, RemoteFile):
+            return _NOWHERE
+        try:
+            found = places(footer["end"].tobytes()[:-8], self.columns)
+        except ValueError:  # pyarrow will say what is wrong with a row group, when it reads it
+            return _NOWHERE
+        file.edges = edges(found, file.size)
+        return found
+
     def _parsed(self, number: int) -> tuple[Any, int]:
-        metadata = _metadata(self._files[number])
+        file = self._files[number]
+        metadata = _metadata(file, self._ends[number] or _end(file))
         return metadata, metadata.serialized_size
 
 
-def _footers(files: Sequence[File]) -> Iterator[dict[str, NDArray[Any]]]:
-    """The index of each file: rows of its row groups, and its schema."""
-    if len(files) < _THREADS:
-        yield from map(_footer, files)
-        return
-    with ThreadPoolExecutor(_THREADS) as threads:  # they have ended when workers are forked
-        yield from threads.map(_footer, files)
+class _Ends:
+    """The ends of remote files, with the footers: they are sent to workers, which do not read them again."""
+
+    def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
+        sizes = np.array([len(end) for end in ends], np.int64)
+        sizes[sizes.cumsum() > _SENT] = 0
+        self._all = np.concatenate([end[:size] for end, size in zip(ends, sizes, strict=True)])
+        self._edges = np.concatenate([[0], sizes.cumsum()])
+
+    def __getitem__(self, number: int) -> bytes:
+        """The end of a file; empty if the file is local, or if the ends were too many."""
+        return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
-def _footer(file: File) -> Any:
+def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
+    """The rows of each row group, and the schema; of a remote file also its end."""
+    if not isinstance(file, RemoteFile):
+        (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
+        return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
+    end = _end(file)
+    return {**_described(file, _metadata(file, end)), "end": np.frombuffer(end, np.uint8)}
+
+
+def _end(file: AnyFile) -> bytes:
+    """The footer and the eight bytes after it, by one request if the footer is not large."""
+    some = min(file.size, _TAIL)
+    end = _checked(file, file.peek(file.size - some, some))
+    (length,) = _LENGTH.unpack(end[-8:-4])
+    if length + 8 > file.size:
+        raise FormatError(
+            f"the footer of {file.path} cannot be read: it should have {length:,} bytes, but the file has "
+            f"{file.size:,}. The file is damaged or cut off: copy it or write it again."
+        )
+    return end[-length - 8 :] if length + 8 <= some else file.peek(file.size - length - 8, length + 8)
+
+
+def _checked(file: AnyFile, end: bytes) -> bytes:
+    """The last bytes of a file, if they are those of a Parquet file. The first ones of remote files are not read."""
     if file.size < 12:
         raise FormatError(f"{file.path} is not a Parquet file: it has only {file.size:,} bytes.")
-    length, magic = _END.unpack(file.read(file.size - 8, 8))
-    if magic == b"PARE":
+    if end.endswith(b"PARE"):
         raise FormatError(f"{file.path} is an encrypted Parquet file, which cannot be read.")
-    if magic != b"PAR1" or file.read(0, 4) != magic:
+    if not end.endswith(_MAGIC) or (isinstance(file, File) and file.read(0, 4) != _MAGIC):
         raise FormatError(
             f"{file.path} is not a Parquet file, or it is cut off: it does not begin and end with PAR1."
         )
-    return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
+    return end
 
 
-def _index(file: File) -> dict[str, NDArray[Any]]:
-    metadata = _metadata(file)
+def _index(file: AnyFile) -> dict[str, NDArray[Any]]:
+    return _described(file, _metadata(file, _end(file)))
+
+
+def _described(file: AnyFile, metadata: Any) -> dict[str, NDArray[Any]]:
     try:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)
         schema = np.frombuffer(metadata.schema.to_arrow_schema().serialize(), np.uint8)
@@ -120,13 +184,12 @@ def _index(file: File) -> dict[str, NDArray[Any]]:
     return {"rows": rows, "schema": schema}
 
 
-def _metadata(file: File) -> Any:
+def _metadata(file: AnyFile, end: bytes) -> Any:
+    import pyarrow as pa
     from pyarrow.parquet import read_metadata
 
     try:
-        return read_metadata(_Reader.of(file))
-    except FormatError:
-        raise
+        return read_metadata(pa.BufferReader(end))
     except Exception as error:
         unreadable(f"the footer of {file.path}", error)
 
@@ -136,11 +199,11 @@ class _Reader:
 
     closed = False
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: AnyFile | Fetched) -> None:
         self._file, self._at = file, 0
 
     @classmethod
-    def of(cls, file: File) -> Any:
+    def of(cls, file: AnyFile | Fetched) -> Any:
         import pyarrow as pa
 
         return pa.PythonFile(cls(file), "r")

@@ -1,44 +1,79 @@
-"""Which files a path means: the file itself, a list of paths, a pattern, or a folder."""
+"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local, or of a URL."""
 
 from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from penstock._remote.urls import is_url, redacted, scheme_of
+from penstock.formats._access import Access
+from penstock.formats._files import AnyFile, File
+from penstock.formats._urls import find_remote
 
 FilePath = str | os.PathLike[str]
-Paths = FilePath | Iterable[FilePath]
+Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+def find_files(
+    paths: Paths, suffixes: Collection[str], reader: str, access: Access
+) -> list[AnyFile]:
+    """The files that are meant, sorted by their paths, each once.
+
+    Of a folder these are all files below it that end in one of the suffixes, hidden ones excluded. A pattern (`*`,
+    `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors. `access` says
+    how files of URLs are read.
+    """
+    found: dict[tuple[str, str], AnyFile] = {}
+    local: list[str] = []
+    urls: list[str] = []
+    for path in _given(paths, reader):
+        if isinstance(path, AnyFile):
+            found[path.path, str(path.modified)] = path
+            continue
+        text = _text(path, reader)
+        (urls if is_url(text) else local).append(text)
+    for file in map(File, expand(local, suffixes, reader) if local else ()):
+        found[file.path, ""] = file
+    for remote in find_remote(urls, tuple(suffixes), reader, access):
+        found[remote.path, str(remote.modified)] = remote
+    return [found[key] for key in sorted(found)]
 
 
 def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
-    """The files that are meant, as absolute paths, sorted and each once.
-
-    Of a folder these are all files below it that end in one of the suffixes, hidden ones excluded. A pattern (`*`,
-    `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors.
-    """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if not given:
-        raise ValueError(f"{reader} needs at least one path, but got an empty list.")
+    """The local files that are meant, as absolute paths, sorted and each once."""
     found: set[str] = set()
-    for path in given:
-        found.update(_files_of(_local(path, reader), suffixes, reader))
+    for path in _given(paths, reader):
+        text = _text(path, reader)
+        if is_url(text):
+            raise ValueError(
+                f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
+                "mount them, and pass their path."
+            )
+        found.update(_files_of(os.path.abspath(text), suffixes, reader))
     return sorted(found)
 
 
-def _local(path: FilePath, reader: str) -> str:
-    """The absolute path, so that it means the same file after a change of the working directory."""
-    text = os.fspath(path)
+def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
+    given: list[Any] = [paths] if isinstance(paths, (str, os.PathLike, AnyFile)) else list(paths)
+    if not given:
+        raise ValueError(f"{reader} needs at least one path, but got an empty list.")
+    return given
+
+
+def _text(path: FilePath | AnyFile, reader: str) -> str:
+    """The path or URL; a file:// URL is a path."""
+    text = path.path if isinstance(path, AnyFile) else os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"{reader} takes paths as str or os.PathLike, but got {path!r}.")
-    if _URL.match(text):
-        raise ValueError(
-            f"{reader} reads local files, and {text!r} is a URL. Copy the files to a local disk, or mount them, and "
-            "pass their path."
-        )
-    return os.path.abspath(text)
+    if scheme_of(text) != "file":
+        return text
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{text!r} names a host. The URL of a local file has three slashes: file:///folder/file.")
+    return unquote(parts.path)
 
 
 def _files_of(path: str, suffixes: Collection[str], reader: str) -> Iterable[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import penstock.formats as formats
+from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats._access import Access
 from penstock.formats._archive import HEADER, is_archive
 from penstock.formats._extents import refuse_compressed
-from penstock.formats._files import File
+from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
-from penstock.formats._paths import Paths, expand
+from penstock.formats._paths import FilePath, expand, find_files
 
 # The format of a file by its first bytes, and by the end of its name.
 _BEGINNINGS = (
@@ -31,25 +34,40 @@ _PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
 _PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
 
 
-def open_files(path: Paths, settings: dict[str, Any]) -> Any:
+def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
     """The dataset of these files; `settings` are the arguments of its class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):
         return _class(name)(given[0], **settings)
-    # Of a .bin that has an .idx both are named once, by the .idx.
-    given = [one if os.path.exists(one) else idx_path(one) for one in given]
-    files = _paired(expand(given, (*_ENDS, ".idx"), "penstock.open"))
+    files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
-            f"{files[0]} looks like a file of token ids, which do not say their dtype: pass it, and the length of a "
-            "sample, for example penstock.open(path, dtype='uint16', length=1024)."
+            f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
+            "of a sample, for example penstock.open(path, dtype='uint16', length=1024)."
         )
     if name in ("RecordFile", "CaffeLMDB"):
         if len(files) > 1:
             raise ValueError(f"{name} reads one file, but there are {len(files)}. Join them with ConcatDataset.")
-        return _class(name)(files[0], **settings)
+        return _class(name)(expand(files, (), name)[0], **settings)
     return _class(name)(files, **settings)
+
+
+def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
+    """The files that are meant, of all formats; a prefix of Megatron's means its `.idx`."""
+    ends = (*_ENDS, ".idx")
+    try:
+        # Of a .bin that has an .idx both are named once, by the .idx.
+        meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
+        return find_files(meant, ends, "penstock.open", access)
+    except FileNotFoundError as error:
+        prefixes = [idx_path(one) for one in given]
+        if prefixes == meant:
+            raise
+        try:
+            return find_files(prefixes, ends, "penstock.open", access)
+        except FileNotFoundError:
+            raise error from None
 
 
 def _folder(folder: str) -> str | None:
@@ -66,27 +84,37 @@ def _folder(folder: str) -> str | None:
     return None
 
 
-def _paired(files: list[str]) -> list[str]:
+def _paired(files: list[AnyFile]) -> list[AnyFile]:
     """The files without those that are read with another: the `.bin` of Megatron's `.idx`, the `.idx` of a `.rec`."""
-    indexed = {file for file in map(_own_index, files) if file is not None}
-    return sorted({_own_index(file) or file for file in files if not file.endswith(".idx")} | indexed) or files
-
-
-def _own_index(file: str) -> str | None:
-    """Megatron's `.idx` of a file, which may be that `.idx` itself."""
-    stem, end = os.path.splitext(file)
-    if end not in (".bin", ".idx") or not os.path.isfile(f"{stem}.idx"):
-        return None
-    index = File(f"{stem}.idx")
-    return index.path if index.read(0, min(index.size, len(MEGATRON))) == MEGATRON else None
-
-
-def _name(files: list[str]) -> str:
-    """The name of the class that reads the files, which all must be of one format."""
-    by_end: dict[str, str] = {}
+    by_path = {file.path: file for file in files}
+    found: dict[str, AnyFile] = {}
     for file in files:
-        by_end.setdefault(os.path.splitext(file)[1].lower(), file)
-    names = {end: _name_of(File(file)) for end, file in by_end.items()}
+        index = _own_index(file, by_path)
+        if index is not None or not file.path.endswith(".idx"):
+            file = index or file
+            found[file.path] = file
+    return [found[path] for path in sorted(found)] or files
+
+
+def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
+    """Megatron's `.idx` of a file, which may be that `.idx` itself. Those of remote files are looked for by name."""
+    stem, end = os.path.splitext(file.path)
+    if end not in (".bin", ".idx"):
+        return None
+    index = by_path.get(f"{stem}.idx")
+    if index is None:
+        if not isinstance(file, File) or not os.path.isfile(f"{stem}.idx"):
+            return None
+        index = File(f"{stem}.idx")
+    return index if index.peek(0, min(index.size, len(MEGATRON))) == MEGATRON else None
+
+
+def _name(files: list[AnyFile]) -> str:
+    """The name of the class that reads the files, which all must be of one format."""
+    by_end: dict[str, AnyFile] = {}
+    for file in files:
+        by_end.setdefault(os.path.splitext(file.path)[1].lower(), file)
+    names = {end: _name_of(file) for end, file in by_end.items()}
     if len(set(names.values())) > 1:
         kinds = ", ".join(f"{end} ({name})" for end, name in sorted(names.items()))
         raise FormatError(
@@ -95,8 +123,8 @@ def _name(files: list[str]) -> str:
     return next(iter(names.values()))
 
 
-def _name_of(file: File) -> str:
-    begin = file.read(0, min(file.size, HEADER))
+def _name_of(file: AnyFile) -> str:
+    begin = file.peek(0, min(file.size, HEADER))
     for magic, name in _BEGINNINGS:
         if begin.startswith(magic):
             return name

@@ -5,18 +5,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._at_work import at_work, is_worker_process
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
-from penstock.errors import FormatError
+from penstock.errors import FormatError, RemoteError
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
+from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
+from penstock.formats._shared import Board, Shared
+from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 
 if TYPE_CHECKING:
@@ -59,12 +65,13 @@ class Table(Format):
         self._set_kept()
 
     def _set_kept(self) -> None:
-        self._kept: Kept[Block] = Kept(self.keep)
+        self._kept: Kept[int, Block] = Kept(self.keep)
+        self._shared: Shared | None = None
         self._decoded = self._used = 0  # rows
         self._is_judged = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -74,7 +81,7 @@ class Table(Format):
         self.schema = schema
         self.columns = list(schema.names)
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is decoded as a whole."""
         return self._starts
@@ -119,20 +126,57 @@ class Table(Format):
 
         expected = int(self._starts[number + 1] - self._starts[number])
         try:
-            batch = self._read(number)
+            batch, is_elsewhere = self._batch(number)
             batch.validate()
             if batch.num_rows != expected:
                 raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
             block = Block([cells(batch.column(name)) for name in self.columns])
-        except FormatError:
+        except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
+        return block, _VIEW if is_elsewhere else batch.nbytes
+
+    def _batch(self, number: int) -> tuple[Any, bool]:
+        """The record batch of a block, and whether it is in memory that other processes have as well."""
         if self._is_mapped(number):
-            return block, _VIEW
-        self._decoded += expected
+            return self._read(number), True
+        if not is_worker_process():  # its threads have `_kept` in common
+            return self._decode(number), False
+        if self._shared is None:
+            self._shared = Shared(self._identity(), self.keep)
+        found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
+        if found is None:
+            return self._decode(number), False
+        self._kept.drop({*self._kept} - self._shared.wanted())
+        return deserialized(found)[0], True
+
+    def __foresee__(self, forecast: Forecast) -> Any:
+        """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
+        scout, board = super().__foresee__(forecast), self._watched(forecast)
+        watching = [each for each in (scout, board) if each is not None]
+        return _Watch(watching) if watching else None
+
+    def _watched(self, forecast: Forecast) -> Keeper | Board | None:
+        if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
+            return None
+        if hasattr(forecast.order, "spans"):
+            return Keeper(forecast, self._identity(), self.blocks, self._kept)
+        return Board(self._identity(), planned=False)
+
+    def _decode(self, number: int) -> Any:
+        source = at_work.source
+        if source is not None and source.cache is not None:
+            source.cache.decoded += 1
+            source.cache.changed = True
+        self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
-        return block, batch.nbytes
+        return self._read(number)
+
+    def _identity(self) -> str:
+        """The same in all processes that read the same columns of the same files."""
+        about = type(self).__name__, self.columns, [(file.path, file.size, file.modified) for file in self._files]
+        return blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def _check_use(self) -> None:
         """Warns, once, if blocks are decoded again and again for a few of their rows."""
@@ -143,9 +187,8 @@ class Table(Format):
             per_row = self._decoded * (len(self._starts) - 1) / len(self) / self._used
             warn_caller(
                 f"{type(self).__name__} decodes {per_row:.1f} {self._part}s for each row that is read: the order "
-                f"is random, and the {self._part}s do not fit into keep={self.keep:,} bytes. Raise keep=, write "
-                f"smaller {self._part}s, or write the table as an Arrow file without compression, which is not "
-                "decoded (see docs/tables.md).",
+                f"is random, and the {self._part}s do not fit into keep={self.keep:,} bytes. Use "
+                f'shuffle="blocks", raise keep=, or write smaller {self._part}s (see docs/blocks.md).',
                 UserWarning,
             )
 
@@ -229,6 +272,25 @@ class Table(Format):
         return tuple(FieldInfo(each.name, form_of(each.type), shapes.get(each.name)) for each in self.schema)
 
 
+def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
+    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def deserialized(data: Any) -> list[Any]:
+    """The batches, as views of these bytes."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        return list(stream)
+
+
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
     """Raises FormatError for what pyarrow has raised, which is of many types and may be long."""
     said = " ".join(str(error).split()).rstrip(".")[:300]
@@ -244,6 +306,17 @@ def need_pyarrow(reader: str) -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ImportError(f'{reader} needs pyarrow: pip install ".[parquet]" in a clone of penstock') from error
+
+
+class _Watch:
+    """What `__foresee__` returns: everything that the loader closes in the end."""
+
+    def __init__(self, watching: list[Any]) -> None:
+        self.watching = watching
+
+    def close(self) -> None:
+        for each in self.watching:
+            each.close()
 
 
 class _Out:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
+from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, member_at
 from penstock.formats._decoders import Decoder, decoded, decoders
 from penstock.formats._extents import Extents, compact, refuse_compressed
-from penstock.formats._files import File
+from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays
 from penstock.formats._paths import Paths
 
@@ -49,9 +50,17 @@ class Tar(Extents):
 
     suffixes = (".tar",)
 
-    def __init__(self, paths: Paths, decode: bool | Mapping[str, Decoder | None] = True) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        decode: bool | Mapping[str, Decoder | None] = True,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         self.decode = decode  # first: it raises for what is no function, before files are read
-        super().__init__(paths, "tar-1", find_samples)
+        super().__init__(paths, "tar-1", find_samples, Access(storage, cache, cache_bytes))
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
@@ -60,11 +69,6 @@ class Tar(Extents):
     @decode.setter
     def decode(self, decode: bool | Mapping[str, Decoder | None]) -> None:
         self._decode, self._decoders = decode, decoders(decode)
-
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each tar that has samples, and the end."""
-        return np.unique(self._edges)
 
     def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         file = self._files[number]
@@ -93,7 +97,7 @@ class Tar(Extents):
 class _Part:
     """The bytes of a file from `start` on that were read at once. `size` is that of the file up to their end."""
 
-    def __init__(self, file: File, raw: bytes, start: int) -> None:
+    def __init__(self, file: AnyFile, raw: bytes, start: int) -> None:
         self._file, self._raw, self._start = file, raw, start
         self.size = start + len(raw)
 
@@ -117,7 +121,7 @@ def split_name(member: Member) -> tuple[str, str] | None:
     return folder + slash + stem, field.lower()
 
 
-def find_samples(file: File) -> Arrays:
+def find_samples(file: AnyFile) -> Arrays:
     """The first byte of each sample, and the end of the last."""
     refuse_compressed(file)
     starts, at, current = array("q"), 0, None
@@ -140,7 +144,7 @@ def find_samples(file: File) -> Arrays:
     return {"starts": compact(np.array(starts, np.int64), file.size)}
 
 
-def _check_rest(file: File, end: int) -> None:
+def _check_rest(file: AnyFile, end: int) -> None:
     """Raises FormatError unless only zeros follow the end of the archive."""
     for at in range(end, file.size, _PIECE):
         piece = file.read(at, min(_PIECE, file.size - at))

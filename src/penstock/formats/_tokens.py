@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock._fill.cast import BLOCK, Empty, Into
+from penstock._remote.store import Storage
 from penstock.errors import FormatError
-from penstock.formats._files import File
+from penstock.formats._access import Access, CachePath
+from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
+from penstock.formats._index import for_each
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._mapping import mapped
 from penstock.formats._paths import Paths
+from penstock.formats._remotefile import RemoteFile
 from penstock.source._array import checked_keys
 
 _BLOCK = 8 << 20  # bytes of a block of samples
@@ -35,9 +40,9 @@ class Tokens(Format):
     header are recognised, and the header is skipped.
 
     Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
-    when the first sample is read. They must not be cut off while they are in use: the system kills a process that
-    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
-    loader.
+    when the first sample is read, and must not be cut off while they are in use: the system kills a process that
+    reads beyond the end of a mapped file. Files of URLs are read by pieces; `storage` has the options of the store.
+    For torch, which cannot compute with uint16, pass `dtype="int64"` to the loader.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"
@@ -48,16 +53,26 @@ class Tokens(Format):
     """
 
     suffixes = (".bin",)
-    _windows: _Windows | None = None
+    _windows: _Windows | _Ranges | None = None
 
-    def __init__(self, paths: Paths, dtype: DTypeLike, length: int, stride: int | None = None) -> None:
-        super().__init__(paths)
+    def __init__(
+        self,
+        paths: Paths,
+        dtype: DTypeLike,
+        length: int,
+        stride: int | None = None,
+        *,
+        storage: Storage | None = None,
+        cache: CachePath = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(paths, Access(storage, cache, cache_bytes))
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
-        self._headers = np.array([_header(file, self.dtype) for file in self._files], np.int64)
+        self._headers = np.array(list(for_each(self._header, self._files)), np.int64)
         sizes = np.array([file.size for file in self._files], np.int64)
         ids = (sizes - self._headers) // self.dtype.itemsize
         rows = np.maximum(0, (ids - self.length) // self.stride + 1)
@@ -68,7 +83,7 @@ class Tokens(Format):
                 "smaller length."
             )
 
-    @property
+    @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
@@ -107,10 +122,14 @@ class Tokens(Format):
             empty.field.write(out[at : at + size], ids[: len(some)], at)
         return out
 
-    def _mapped(self) -> _Windows:
+    def _mapped(self) -> _Windows | _Ranges:
         if self._windows is None:
-            self._windows = _Windows(self)
+            local = [file for file in self._files if isinstance(file, File)]
+            self._windows = _Windows(self, local) if len(local) == len(self._files) else _Ranges(self)
         return self._windows
+
+    def _header(self, file: AnyFile) -> int:
+        return _header(file, self.dtype)
 
     def _fields(self) -> tuple[FieldInfo, ...]:
         return (FieldInfo("", str(self.dtype), (self.length,)),)
@@ -122,8 +141,8 @@ class Tokens(Format):
 class _Windows:
     """The memory of all files, and the samples in it. All positions are in units: whole samples, or parts of them."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        memory, begins = mapped(tokens._files)
+    def __init__(self, tokens: Tokens, files: Sequence[File]) -> None:
+        memory, begins = mapped(files)
         size = tokens.dtype.itemsize
         self.width, step = tokens.length * size, tokens.stride * size
         begins = begins + tokens._headers
@@ -160,6 +179,29 @@ class _Windows:
             batch[at : at + size] = self._at_ids[starts[at : at + size]]
 
 
+class _Ranges:
+    """The samples of files of which some are remote: read, not mapped."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._files, self._headers, self._edges = tokens._files, tokens._headers, tokens._edges
+        size = tokens.dtype.itemsize
+        self.width, self._step = tokens.length * size, tokens.stride * size
+
+    def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the samples of these rows into `out`."""
+        numbers = self._edges.searchsorted(rows, "right") - 1
+        starts = (rows - self._edges[numbers]) * self._step + self._headers[numbers]
+        batch = out.view(np.uint8).reshape(len(rows), self.width)
+        for number in np.unique(numbers).tolist():
+            file, places = self._files[number], np.flatnonzero(numbers == number)
+            if isinstance(file, RemoteFile):
+                file.read_rows(starts[places], batch, places)
+                continue
+            raws = file.read_each(starts[places].tolist(), [self.width] * len(places))
+            for place, raw in zip(places.tolist(), raws, strict=True):
+                batch[place] = np.frombuffer(raw, np.uint8)
+
+
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     found = np.dtype(dtype)
     if found.kind not in "iu" or not found.isnative:
@@ -167,10 +209,10 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _header(file: File, dtype: np.dtype[Any]) -> int:
+def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
     if file.size >= _LLMC_HEADER:
-        magic, _, ids = np.frombuffer(file.read(0, 12), "<i4").tolist()
+        magic, _, ids = np.frombuffer(file.peek(0, 12), "<i4").tolist()
         own = _LLMC.get(magic)
         if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
             if own != dtype:

@@ -1,9 +1,11 @@
 """Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
+from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._plan import END, Calls, Draw, OrderPlan, Plan, Rest, SamplerPlan
 from penstock.plan._samplers import (
     BatchSampler,
+    BlockSampler,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -16,6 +18,8 @@ from penstock.plan._seeds import mix
 __all__ = [
     "END",
     "BatchSampler",
+    "BlockOrder",
+    "BlockSampler",
     "Calls",
     "DistributedSampler",
     "Draw",

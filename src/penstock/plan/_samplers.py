@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.plan._blocks import WINDOW, BlockOrder
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
 from penstock.plan._seeds import check_generator, draw_key, mix
 
@@ -132,6 +133,33 @@ class SubsetRandomSampler(Sampler[T]):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class BlockSampler(Sampler[int]):
+    """Keys in a random order that needs few blocks at a time, a new order for each `iter()`.
+
+    `blocks` has the first key of each block, and the end; `window` is the number of blocks that a reader holds. For
+    a dataset that has `blocks` itself, `DataLoader(dataset, shuffle="blocks")` does the same. `generator`: see
+    `RandomSampler`.
+
+    >>> keys = list(BlockSampler(range(0, 101, 10), window=3, generator=np.random.default_rng(0)))
+    >>> sorted(keys) == list(range(100)), len({key // 10 for key in keys[:10]})
+    (True, 2)
+    """
+
+    def __init__(
+        self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None
+    ) -> None:
+        check_generator(generator)
+        self.window, self.generator = positive("window", window), generator
+        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # which are checked
+
+    def __iter__(self) -> Iterator[int]:
+        order = BlockOrder(self.blocks, self.window, draw_key(self.generator))
+        return _one_by_one(order.at(0, positions) for positions in _blocks(len(self)))
+
+    def __len__(self) -> int:
+        return self.blocks.item(-1)
 
 
 class WeightedRandomSampler(Sampler[int]):
@@ -293,6 +321,8 @@ def order_of(sampler: object, seed: int) -> Order | None:
         if sampler.replacement:
             return Drawn(n, count, seed)
         return Shuffled(n, seed, None if count == n else count)
+    if type(sampler) is BlockSampler:
+        return BlockOrder(sampler.blocks, sampler.window, seed)
     if type(sampler) is WeightedRandomSampler and sampler.replacement:
         sampler._check()
         return Weighted.by(sampler.weights, sampler.num_samples, seed)

@@ -40,6 +40,26 @@ def method_of(dataset: object, name: str) -> Any:
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
 
 
+def blocks_of(dataset: Any) -> Any:
+    """The dataset's `blocks`, the first key of each block and the end; raises if it has none, or for other keys."""
+    name = type(dataset).__name__
+    try:
+        blocks = dataset.blocks
+    except AttributeError as error:
+        raise TypeError(
+            f'shuffle="blocks" needs a dataset that knows its blocks, but {name} has no `blocks`. Define a property '
+            "`blocks` that returns the first key of each block, and the end: np.array([0, 100, 200]). If the dataset "
+            "wraps one of penstock.formats and has the same keys, return the `blocks` of that. Or use shuffle=True."
+        ) from error
+    n, end = len(dataset), np.asarray(blocks).reshape(-1)[-1:].tolist()
+    if end != [n]:
+        raise ValueError(
+            f"The blocks of {name} must end with its length, {n}, but they end with {end[0] if end else 'nothing'}. "
+            "`blocks` is the first key of each block, and the end."
+        )
+    return blocks
+
+
 # The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
 _METHODS = ("__gather__", "__getitems__", "__getitem__")
 

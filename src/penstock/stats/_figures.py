@@ -76,11 +76,12 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """The pieces of remote files that were read through a cache.
+    """The pieces of remote files that were read through a cache, and the blocks of tables.
 
     `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for,
     for `waited` seconds in all. `fetched`: pieces that were downloaded, for workers or ahead of time, with `nbytes`
-    bytes. `evicted`: pieces that were deleted to make room for others.
+    bytes. `evicted`: pieces that were deleted to make room for others. `retries`: requests that were repeated.
+    `decoded`: blocks of tables, remote or local, that were decoded.
     """
 
     hits: int = 0
@@ -89,6 +90,8 @@ class CacheFigures:
     fetched: int = 0
     nbytes: int = 0
     evicted: int = 0
+    retries: int = 0
+    decoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

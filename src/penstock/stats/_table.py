@@ -60,7 +60,8 @@ def _periods(stats: Stats) -> Iterator[str]:
     ]
     if any(period.cache for period in columns.values()):
         caches = [period.cache or CacheFigures() for period in columns.values()]
-        rows += [(name, *map(show, caches)) for name, show in _CACHE]
+        shown = [(name, show) for field, (name, show) in _CACHE.items() if any(getattr(one, field) for one in caches)]
+        rows += [(name, *map(show, caches)) for name, show in shown]
     yield from _aligned(rows)
 
 
@@ -84,12 +85,14 @@ def _hits(cache: CacheFigures) -> str:
     return f"{count(cache.hits)} ({share(cache.hits / max(1, cache.hits + cache.misses))})"
 
 
-_CACHE: tuple[tuple[str, Callable[[CacheFigures], str]], ...] = (
-    ("cache hits", _hits),
-    ("  waited for misses", lambda cache: seconds(cache.waited)),
-    ("  fetched", lambda cache: f"{count(cache.fetched)}, {size(cache.nbytes)}"),
-    ("  evicted", lambda cache: count(cache.evicted)),
-)
+_CACHE: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
+    "hits": ("cache hits", _hits),
+    "misses": ("  waited for misses", lambda cache: seconds(cache.waited)),
+    "fetched": ("  fetched", lambda cache: f"{count(cache.fetched)}, {size(cache.nbytes)}"),
+    "retries": ("  requests repeated", lambda cache: count(cache.retries)),
+    "evicted": ("  evicted", lambda cache: count(cache.evicted)),
+    "decoded": ("blocks decoded", lambda cache: count(cache.decoded)),
+}
 _TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
 _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("batches", lambda period: count(period.batches)),

@@ -144,7 +144,7 @@ def _settings(loader: Any) -> dict[str, Any]:
     names = ["dataset", "collate_fn", "num_workers", "timeout", "worker_init_fn", "in_order"]
     if loader.num_workers:
         names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
-    settings = {**loader._ours, "dtype": loader._cast, **_order(loader)}
+    settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in names} | loader._auto
     if "num_workers" not in loader._auto:
         # Frameworks make loaders again from the attributes of others, and these have the present number.

@@ -43,6 +43,8 @@ _NEED_SEED = {
     "backend": "workers are processes of this machine, as in torch: a worker that is lost with its node cannot be "
     "replaced.",
     "ray_options": "workers are processes of this machine, as in torch.",
+    "shuffle": "the order is torch's, which knows no blocks. Give seed=, or sampler=penstock.BlockSampler(blocks).",
+    "window": "the order is torch's, which knows no blocks.",
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
@@ -74,7 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
     penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `backend="ray"`, `ray_options=`, `batches()` and `update()` are those of penstock's loader.
+    `backend="ray"`, `ray_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are those of penstock's
+    loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -105,6 +108,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         hang: float | None = None,
         backend: str | None = None,
         ray_options: Mapping[str, Any] | None = None,
+        window: int | None = None,
         dtype: Any = None,
         casting: str = "checked",
         **kwargs: Any,
@@ -122,7 +126,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "a process share. Use processes, or penstock.DataLoader."
             )
         auto, args, kwargs = _automatic(args, kwargs)
-        for name, value in {**ours, **auto}.items() if seed is None else ():
+        by_blocks, args, kwargs = _by_blocks(args, kwargs)
+        by_blocks["window"] = window
+        for name, value in {**ours, **auto, **by_blocks}.items() if seed is None else ():
             if value != ("raise" if name == "on_error" else None):
                 raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
         every = snapshot_every_n_steps
@@ -132,6 +138,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # The arguments that torch's constructor does not have. A subclass may use their names for itself.
         self._ours: dict[str, Any] = {"seed": None if seed is None else operator.index(seed), **ours}
         self._auto = auto  # the settings that penstock tunes
+        # Not among the arguments that frameworks read: these make a loader again with a sampler.
+        self._by_blocks = by_blocks
         self._cast = cast
         self.snapshot_every_n_steps = every
         # Frameworks read the arguments from `vars`.
@@ -141,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        checked = (shard, last_batch, hang, backend, ray_options, auto or None)
+        checked = (shard, last_batch, hang, backend, ray_options, auto or None, window, by_blocks.get("shuffle"))
         if on_error != "raise" or any(value is not None for value in checked):
             core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
@@ -268,6 +276,20 @@ def _automatic(args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, str], Any, 
     return auto, args, {name: values[name] if name in auto else value for name, value in kwargs.items()}
 
 
+def _by_blocks(args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """`shuffle="blocks"` if it was given, and the arguments for torch's constructor, which takes it for True."""
+    given = args[_SHUFFLE_AT] if len(args) > _SHUFFLE_AT else kwargs.get("shuffle")
+    if not isinstance(given, str):
+        return {}, args, kwargs
+    if given != "blocks":
+        raise ValueError(f'shuffle must be True, False, None or "blocks", got {given!r}.')
+    if "shuffle" in kwargs:
+        kwargs = {**kwargs, "shuffle": True}
+    else:
+        args = (*args[:_SHUFFLE_AT], True, *args[_SHUFFLE_AT + 1 :])
+    return {"shuffle": given}, args, kwargs
+
+
 def _seeded(loader: DataLoader[Any], what: str) -> Core:
     if loader._ours["seed"] is None:
         raise ValueError(f"{what} needs seed=: without it {_NEED_SEED[what]}")
@@ -311,7 +333,7 @@ def _iterate(loader: DataLoader[Any]) -> Any:
 
 # The arguments of the installed torch, and ours.
 _all = [inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader)]
-_WORKERS_AT = [*_all[0].parameters].index("num_workers") - 1  # without `self`
+_SHUFFLE_AT, _WORKERS_AT = ([*_all[0].parameters].index(name) - 1 for name in ("shuffle", "num_workers"))
 _named = [each for each in _all[1].parameters.values() if each.kind is each.KEYWORD_ONLY]
 _signature = _all[0].replace(parameters=[*_all[0].parameters.values(), *_named])
 DataLoader.__init__.__signature__ = _signature  # type: ignore[attr-defined]

@@ -1,0 +1,116 @@
+"""Calls that wait for a network, many at a time, in threads that end with the call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from penstock._at_work import at_work
+
+A = TypeVar("A")
+T = TypeVar("T")
+Pause = Callable[[float], object]
+
+
+class Abandoned(Exception):
+    """The caller no longer waits for this call."""
+
+
+def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
+    """`call(item, pause)` for each item, in order; at most so many at a time, and so many results ahead.
+
+    `call` waits by `pause(seconds)`, which raises once the caller has gone: after an error, or an interrupt. The
+    threads are daemons: Ctrl-C does not wait for the requests that are under way.
+    """
+    items = list(items)
+    if threads < 2 or len(items) < 2:
+        for item in items:
+            yield call(item, time.sleep)
+        return
+    run = _Run(call, items, 2 * threads)
+    workers = [threading.Thread(target=run.work, daemon=True) for _ in range(min(threads, len(items)))]
+    for worker in workers:
+        worker.start()
+    try:
+        for number in range(len(items)):
+            yield run.result(number)
+    finally:
+        run.end()
+    for worker in workers:  # so that this process can be forked safely
+        worker.join()
+
+
+def interruptibly(call: Callable[[], T]) -> T:
+    """The result of a call of a library that does not notice Ctrl-C: for the main thread, another one makes it."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    run = _Run(lambda *_: call(), [None], 1)
+    thread = threading.Thread(target=run.work, daemon=True)
+    thread.start()
+    try:
+        result: T = run.result(0)
+    finally:
+        run.end()
+    thread.join()
+    return result
+
+
+class _Run:
+    """The state of one `in_parallel`, guarded by one condition."""
+
+    def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
+        self._call, self._items, self._ahead = call, items, ahead
+        self._source = at_work.source  # what these threads do is counted for the worker that waits for them
+        self._results: dict[int, tuple[Any, BaseException | None]] = {}
+        self._next = self._taken = 0
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+
+    def work(self) -> None:
+        at_work.source = self._source
+        while (number := self._draw()) is not None:
+            self._put(number, self._called(self._items[number]))
+
+    def _called(self, item: Any) -> tuple[Any, BaseException | None]:
+        try:
+            return self._call(item, self._pause), None
+        except BaseException as error:
+            return None, error
+
+    def _put(self, number: int, result: tuple[Any, BaseException | None]) -> None:
+        with self._changed:
+            if not self._ended.is_set():  # an error would keep this object, and its connections, alive
+                self._results[number] = result
+            self._changed.notify_all()
+
+    def _draw(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended.is_set() or self._next < self._taken + self._ahead)
+            if self._ended.is_set() or self._next == len(self._items):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _pause(self, seconds: float) -> None:
+        if self._ended.wait(seconds):
+            raise Abandoned
+
+    def result(self, number: int) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._results)
+            value, error = self._results.pop(number)
+            self._taken = number + 1
+            self._changed.notify_all()
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # its traceback has this frame
+
+    def end(self) -> None:
+        self._ended.set()
+        with self._changed:
+            self._changed.notify_all()

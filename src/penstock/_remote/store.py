@@ -1,0 +1,224 @@
+"""A store of objects, as formats use it: requests with retries, in a process that may have been forked."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+
+from penstock._remote.parallel import Pause, interruptibly
+from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
+from penstock._remote.traffic import add
+from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
+from penstock.errors import RemoteError, RemoteFileNotFound
+
+T = TypeVar("T")
+
+Storage = Mapping[str, Any]
+"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
+
+IN_FLIGHT = 32
+"""Requests of one process at a time."""
+
+_OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
+_OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # options that are no secrets
+
+
+class Stored(NamedTuple):
+    """An object of a store. `token` changes with its content: the ETag, else the time; "" if there is neither."""
+
+    key: str
+    size: int
+    token: str
+
+
+class Page(NamedTuple):
+    """A part of a listing. A listing that is not deep has the folders, too, instead of what is in them."""
+
+    objects: list[Stored]
+    folders: list[str]
+
+
+class Store(Protocol):
+    """What a library must do. Each call is one try, and raises `Failed` if it fails."""
+
+    def find(self, key: str) -> Stored: ...
+
+    def read(self, stored: Stored, start: int, stop: int) -> Any:
+        """The bytes, as a buffer. Raises `Failed` if the object is not the one that was found before."""
+
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
+        """The objects below a folder whose keys follow `after`, by pages."""
+
+
+class Remote:
+    """The store of a URL, with the options of the library that reads it.
+
+    Copies in other processes connect anew: the library's threads and connections do not survive a fork.
+    """
+
+    def __init__(self, root: str, user: str, storage: Storage) -> None:
+        self._root, self._user, self._storage = root, user, dict(storage)
+        self._store: Store | None = None
+        self._process = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: str, pause: Pause = time.sleep) -> Stored:
+        return self._tried(lambda store: store.find(key), f"{self.shown(key)} cannot be found", FINDING, pause)
+
+    def read(self, stored: Stored, start: int, stop: int, pause: Pause = time.sleep) -> Any:
+        """Exactly these bytes of an object, as a buffer. `pause` waits between two tries."""
+        what = f"Bytes {start:,} to {stop:,} of {self.shown(stored.key)} cannot be read"
+
+        def read(store: Store) -> Any:
+            found = store.read(stored, start, stop)
+            if len(found) != stop - start:
+                raise Failed(Fault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
+            add(nbytes=len(found))
+            return found
+
+        return self._tried(read, what, READING, pause)
+
+    @property
+    def sorts(self) -> bool:
+        """True if objects are listed in the order of their keys, and from any key on. (Directory buckets do not.)"""
+        return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
+
+    def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
+        """The objects below a folder by pages, those after a key; with the folders in it if the listing is not deep.
+
+        If a page fails, the listing begins again after the last page, or, where objects are not sorted, anew: then
+        some objects may come twice.
+        """
+        what = f"The files below {self.shown(folder)} cannot be listed"
+        listing: Iterator[Page] | None = None
+
+        def next_page(store: Store) -> Page | None:
+            nonlocal listing
+            going_on, listing = listing, None  # after an error a listing cannot go on
+            if going_on is None:
+                going_on = store.below(folder, deep, after if self.sorts else "")
+            found = next(going_on, None)
+            listing = going_on
+            return found
+
+        patience = FINDING
+        while (page := self._tried(next_page, what, patience, pause)) is not None:
+            yield page
+            patience = READING
+            after = page.objects[-1].key if page.objects else after
+
+    def shown(self, key: str) -> str:
+        """The URL of an object, for messages."""
+        return redacted(f"{self._root.partition('/?')[0]}/{key}")
+
+    def identity(self, key: str) -> str:
+        """What tells this object from those of other stores, whatever the credentials are."""
+        root, mark, query = self._root.partition("/?")
+        return f"{unsigned(f'{root}/{key}?{query}' if mark else f'{root}/{key}')} {self._storage.get('endpoint', '')}"
+
+    def _tried(
+        self,
+        call: Callable[[Store], T],
+        what: str,
+        patience: Patience,
+        pause: Pause = time.sleep,
+    ) -> T:
+        """The answer of the store, after as many tries as it takes. `what` says what fails."""
+        begun, failures = time.monotonic(), 0
+        while True:
+            failed: Failed | None = None
+            add(requests=1)
+            try:
+                return interruptibly(lambda: self._answer(call))
+            except Failed as error:
+                failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
+            failures += 1
+            elapsed = time.monotonic() - begun
+            seconds = patience.pause(failed.fault, failures, elapsed, random.random())
+            if seconds is None:
+                # Outside of `except`: the library's own error, which may hold credentials, is not chained.
+                self._give_up(failed, what, failures, elapsed)
+            add(retries=1)
+            pause(seconds)
+
+    def _answer(self, call: Callable[[Store], T]) -> T:
+        with _slots():
+            return call(self._connected())
+
+    def _give_up(self, failed: Failed, what: str, failures: int, elapsed: float) -> NoReturn:
+        came = scrubbed(failed.came, self._secrets()).rstrip(".")
+        tried = "once" if failures == 1 else f"{failures} times in {elapsed:.0f} s"
+        text = f"{what}: {came}. It was tried {tried}."
+        text = f"{text} {failed.remedy}".rstrip()
+        if failed.fault is Fault.MISSING:
+            raise RemoteFileNotFound(text)
+        error = RemoteError(text)
+        error.changed = failed.fault is Fault.CHANGED
+        raise error
+
+    def _secrets(self) -> tuple[str, ...]:
+        found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
+        user = self._user or self._root.partition("://")[2].rpartition("@")[0]
+        found += [user, *user.split(":"), self._root.partition("/?")[2]]
+        return tuple(text for text in found if len(text) > 3)
+
+    def _connected(self) -> Store:
+        """The store of this process."""
+        if self._process != os.getpid():  # a thread of the parent may have held the lock when it was forked
+            self._store, self._lock, self._process = None, threading.Lock(), os.getpid()
+        with self._lock:
+            if self._store is None:
+                self._store = _connect(self._root, self._user, self._storage)
+            return self._store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self._root, self._user, self._storage)
+
+    def __repr__(self) -> str:
+        return f"Remote({redacted(self._root)!r})"
+
+
+def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
+    """The store of each URL, and the key in it. URLs of one store share it, and its connections."""
+    stores: dict[tuple[str, str], Remote] = {}
+    found = []
+    for url in urls:
+        root, key, user = split(url)
+        if (root, user) not in stores:
+            stores[root, user] = Remote(root, user, storage)
+        found.append((stores[root, user], key))
+    return found
+
+
+def _connect(root: str, user: str, storage: Storage) -> Store:
+    scheme = scheme_of(root)
+    if scheme in _OWN:
+        from penstock._remote.objects import Objects
+
+        return Objects(root, user, storage)
+    from penstock._remote.filesystems import FileSystem
+
+    return FileSystem(scheme, root, storage)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (str, bytes)):
+        yield value if isinstance(value, str) else value.decode("latin-1")
+
+
+_semaphore, _semaphore_of = threading.BoundedSemaphore(IN_FLIGHT), os.getpid()
+
+
+def _slots() -> threading.BoundedSemaphore:
+    """Bounds the requests of this process; a forked child has its own bound."""
+    global _semaphore, _semaphore_of
+    if _semaphore_of != os.getpid():
+        _semaphore, _semaphore_of = threading.BoundedSemaphore(IN_FLIGHT), os.getpid()
+    return _semaphore

@@ -1,0 +1,69 @@
+"""Says which decoded blocks of a table are still needed, while a loader reads it in a block order."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._cache.uses import Uses, uses
+from penstock._interrupts import interrupts_deferred
+from penstock.formats._kept import Kept
+from penstock.formats._shared import Board
+from penstock.plan._forecast import Forecast
+
+_PAUSE = 0.05  # seconds between two looks
+
+
+class Keeper:
+    """Opens the board of a table. A thread drops the blocks that the loader has left behind, until it is closed.
+
+    `kept` has the blocks of this process, of which those that are needed stay.
+    """
+
+    def __init__(self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any]) -> None:
+        self._forecast, self._edges, self._kept = forecast, edges, kept
+        self._board = Board(table, planned=True)
+        self._uses: Uses | None = None
+        self._ended = threading.Event()
+        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+        work = partial(_look_on, weakref.ref(self), self._ended)
+        thread = threading.Thread(target=work, name="penstock-keeper", daemon=True)
+        with interrupts_deferred():  # `start` waits for an Event
+            thread.start()
+
+    @property
+    def board(self) -> Board:
+        return self._board
+
+    def look(self) -> None:
+        """Drops what is not needed now."""
+        position = self._forecast.position
+        if self._uses is None or position >= self._uses.until:
+            self._uses = uses(self._forecast, self._edges)
+        first, stop = self._uses.first, self._uses.stop
+        # Workers are ahead of the loader, by less than a block's samples are spread over: later uses are far away.
+        # Other ranks may be a few steps behind.
+        spread = int((stop - first).max(initial=0))
+        near = (stop > position - spread // 8) & (first < position + 2 * spread)
+        needed = {*self._uses.blocks[near].tolist()}
+        self._kept.needed = needed
+        self._board.drop(self._board.blocks() - needed)
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            self._ended.set()
+            self._kept.needed = set()
+            self._board.close()
+
+
+def _look_on(reference: weakref.ref[Keeper], ended: threading.Event) -> None:
+    while not ended.wait(_PAUSE) and (keeper := reference()) is not None:
+        with suppress(Exception):  # it is closed meanwhile; a block that is not dropped now is dropped later
+            keeper.look()
+        del keeper

@@ -1,0 +1,49 @@
+"""Pieces: the parts of a remote file that are fetched and kept as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from penstock.formats._kept import Kept
+
+_MOST = 128 << 20  # bytes that each process keeps
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `stop` of the file with this identity, which is another one after the file has changed."""
+
+    identity: str
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """A name for a file with these bytes: the same in all processes, different for all other bytes."""
+        return hashlib.sha256(f"{self.identity} {self.start} {self.stop}".encode()).hexdigest()[:40]
+
+
+Fetch = Callable[[Piece], Any]
+"""The bytes of a piece, as a buffer."""
+
+
+class Pieces(Protocol):
+    """Where the pieces of files are kept. Any number of threads may ask at once."""
+
+    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+        """The bytes of a piece; `fetch(piece)` returns them if they are not kept."""
+
+
+class PiecesInMemory:
+    """The pieces that this process used last. A copy in another process begins without any."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._kept: Kept[Piece, memoryview] = Kept(most)
+
+    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+        return self._kept.get(piece, lambda piece: (memoryview(fetch(piece)), piece.stop - piece.start))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PiecesInMemory, (self._most,)

@@ -1,0 +1,250 @@
+"""Decoded blocks that the processes of a machine share: each block is decoded by one of them.
+
+A process that reads a table with a loader opens a *board*: shared memory without a name, a memfd, which others find
+among the descriptors of that process (see `_measure/page.py`). The board says which process has which block. The
+block is a memfd as well, of the process that has decoded it; others open it there, and map it.
+
+    magic (8 bytes), when the board was opened, whether its owner knows the plan, blocks decoded so far (8 each)
+    rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free)
+
+So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
+process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
+byte 0 is that of the rows, byte 1 + n that of block n.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import _descriptors
+from penstock._cache.locks import ByteLock, LockError, open_alone
+from penstock._interrupts import finalizer, interrupts_deferred, with_loan
+from penstock._memory.slabs import mapped
+
+Make = Callable[[], Sequence[Any]]
+"""Returns the bytes of a block, as a list of buffers."""
+
+_NAME, _BLOCK = "penstock-board-", "penstock-block"
+_HEAD = struct.Struct("<8sqqq")
+_MAGIC = b"pnstbord"
+_ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
+_ROWS = 256  # each is a descriptor of some process
+_SIZE = _HEAD.size + _ROWS * _ROW.itemsize
+_AGAIN = 1.0  # seconds after which a process that found no board looks again
+_PATIENCE = 0.05  # seconds for which it looks at first: a loader opens its board just after it has begun an epoch
+
+
+class Board:
+    """The board of one table, for as long as it is open. `planned`: its owner drops blocks that are not needed.
+
+    Several ranks may open one each. All processes use the one that was opened first.
+    """
+
+    def __init__(self, table: str, *, planned: bool) -> None:
+        self._name = _NAME + table
+        self._fd = _descriptors.open_memfd(self._name)
+        os.ftruncate(self._fd, _SIZE)
+        os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), planned, 0), 0)
+        self._first: int | None = None  # a descriptor of the board that is used
+
+    @property
+    def decoded(self) -> int:
+        """How many blocks were decoded so far, by all processes."""
+        return _head(self._used())[2]
+
+    def blocks(self) -> set[int]:
+        """The blocks that some process holds for all."""
+        return _wanted(_rows(self._used()))
+
+    def drop(self, blocks: Collection[int]) -> None:
+        """These are not needed any more."""
+        lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
+        with_loan(lock, _drop, lock, blocks)
+
+    def _used(self) -> int:
+        if self._first is None:
+            self._first = _first_board(self._name)
+        return self._fd if self._first is None else self._first
+
+    def close(self) -> None:
+        with interrupts_deferred():
+            for fd in {self._fd, self._fd if self._first is None else self._first} - {-1}:
+                _descriptors.close(fd)
+            self._fd, self._first = -1, None
+
+
+def _drop(lock: ByteLock, blocks: Collection[int]) -> None:
+    rows = _rows(lock.fd)
+    rows[np.isin(rows["block"], [*blocks])] = 0
+    _write_rows(lock.fd, rows)
+
+
+class Shared:
+    """The blocks of one table that this process decodes for others, and has from others.
+
+    All blocks on a board have at most `most` bytes, unless the board is `planned`.
+    """
+
+    def __init__(self, table: str, most: int) -> None:
+        self._name, self._most = _NAME + table, most
+        self._renew()
+
+    def _renew(self) -> None:
+        self._process = os.getpid()
+        self._board: int | None = None  # its descriptor
+        self._look_again = 0.0
+        self._own: dict[int, int] = {}  # descriptors of blocks, by inode
+
+    def get(self, block: int, make: Make) -> memoryview | None:
+        """The bytes of a block; None if no loader of this machine has a board for the table."""
+        board = self._found()
+        if board is None:
+            return None
+        found = _mapped(board, block)
+        if found is not None:
+            return found
+        lock = ByteLock(f"/proc/self/fd/{board}", 1 + block)
+        try:
+            return with_loan(lock, self._made, board, block, make)
+        except (LockError, OSError):  # there are too many descriptors, or there is no memory
+            return None
+
+    def wanted(self) -> set[int]:
+        """The blocks that are on the board."""
+        board = self._found()
+        return set() if board is None else _wanted(_rows(board))
+
+    def _found(self) -> int | None:
+        if self._process != os.getpid():  # a forked child, in which the descriptors are closed
+            self._renew()
+        if self._board is None and time.monotonic() >= self._look_again:
+            end = 0.0 if self._look_again else time.monotonic() + _PATIENCE
+            self._board = _first_board(self._name)
+            while self._board is None and time.monotonic() < end:
+                time.sleep(0.002)
+                self._board = _first_board(self._name)
+            self._look_again = time.monotonic() + _AGAIN
+        return self._board
+
+    def _made(self, board: int, block: int, make: Make) -> memoryview:
+        found = _mapped(board, block)  # another process may have made it before this one had the lock
+        if found is not None:
+            return found
+        buffers = [memoryview(buffer).cast("B") for buffer in make()]
+        nbytes = sum(map(len, buffers))
+        with interrupts_deferred():
+            fd = _descriptors.open_memfd(_BLOCK)
+            inode = os.fstat(fd).st_ino
+            self._own[inode] = fd
+        os.ftruncate(fd, nbytes)
+        view, at = mapped(fd, nbytes), 0
+        for buffer in buffers:
+            view[at : at + len(buffer)] = buffer
+            at += len(buffer)
+        lock = ByteLock(f"/proc/self/fd/{board}", 0)
+        with_loan(lock, self._insert, lock, (block, os.getpid(), fd, inode, nbytes))
+        return view.toreadonly()
+
+    def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
+        opened, planned, decoded = _head(lock.fd)
+        rows = _rows(lock.fd)
+        rows[rows["block"] == about[0]] = 0  # of a process that has died
+        if not planned:
+            newest = np.argsort(-rows["number"])
+            rows[newest[rows["nbytes"][newest].cumsum() + about[-1] > self._most]] = 0
+        row = int(np.argmin(rows["number"]))  # a free one, or the oldest
+        rows[row] = (*about, decoded + 1)
+        _write_rows(lock.fd, rows)
+        os.pwrite(lock.fd, _HEAD.pack(_MAGIC, opened, planned, decoded + 1), 0)
+        wanted = {*rows["inode"].tolist()}
+        with interrupts_deferred():
+            for inode in {*self._own} - wanted:
+                _descriptors.close(self._own.pop(inode))
+
+    def close(self) -> None:
+        """Lets go of all blocks of this process. Those that others have mapped stay theirs."""
+        with interrupts_deferred():
+            if self._process == os.getpid():
+                while self._own:
+                    _descriptors.close(self._own.popitem()[1])
+                if self._board is not None:
+                    _descriptors.close(self._board)
+                    self._board = None
+
+    __del__ = finalizer(close)
+
+
+def _mapped(board: int, block: int) -> memoryview | None:
+    """The block, if a process that lives has it."""
+    rows = _rows(board)
+    found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
+    if not len(found):
+        return None
+    _, pid, number, inode, nbytes, _ = rows[found[0]].tolist()
+    path = f"/proc/{pid}/fd/{number}"
+    try:
+        if os.readlink(path) != f"/memfd:{_BLOCK} (deleted)":
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # the process has ended
+        return None
+    try:
+        if os.fstat(fd).st_ino != inode:
+            return None
+        return mapped(fd, nbytes, writable=False).toreadonly()
+    finally:
+        os.close(fd)
+
+
+def _head(fd: int) -> tuple[int, int, int]:
+    magic, opened, planned, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    if magic != _MAGIC:
+        raise OSError("not a board")
+    return opened, planned, decoded
+
+
+def _rows(fd: int) -> NDArray[Any]:
+    return np.frombuffer(bytearray(os.pread(fd, _ROWS * _ROW.itemsize, _HEAD.size)), _ROW)
+
+
+def _write_rows(fd: int, rows: NDArray[Any]) -> None:
+    os.pwrite(fd, rows.tobytes(), _HEAD.size)
+
+
+def _wanted(rows: NDArray[Any]) -> set[int]:
+    return {*rows["block"][rows["pid"] > 0].tolist()}
+
+
+def _first_board(name: str) -> int | None:
+    """A descriptor of the board of this name that was opened first, of all that processes of this user have open."""
+    link, user = f"/memfd:{name} (deleted)", os.getuid()
+    boards: list[tuple[int, str]] = []
+    for pid in os.listdir("/proc"):
+        with suppress(OSError):  # the process has ended, or may not be read
+            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
+                boards += _boards_of(f"/proc/{pid}/fd", link)
+    for _, path in sorted(boards):
+        with suppress(OSError):
+            return open_alone(path)
+    return None
+
+
+def _boards_of(folder: str, link: str) -> Iterator[tuple[int, str]]:
+    """When each board among these descriptors was opened, and its path."""
+    for number in os.listdir(folder):
+        with suppress(OSError):
+            path = f"{folder}/{number}"
+            if os.readlink(path) == link:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    yield _head(fd)[0], path
+                finally:
+                    os.close(fd)

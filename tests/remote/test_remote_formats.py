@@ -1,0 +1,378 @@
+"""Every format from URLs: the samples of local files, with all kinds of workers, and no credentials in sight."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.cli import main
+from penstock.errors import FormatError, RemoteError
+from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
+from penstock.formats import _remotefile as module
+from penstock.formats._chunks import places
+from remote.serving import Server, serving
+
+N = 40
+CASES: dict[str, Any] = {
+    "Tokens": (lambda paths, **more: Tokens(paths, "uint16", 6, 5, **more), ["0.bin", "1.bin"]),
+    "Megatron": (Megatron, ["0-documents", "1-documents.idx"]),
+    "TextLines": (TextLines, ["0.txt", "1.txt"]),
+    "JsonLines": (JsonLines, ["0.jsonl", "1.jsonl"]),
+    "Tar": (Tar, ["0.tar", "1.tar"]),
+    "Parquet": (Parquet, ["0.parquet", "1.parquet"]),
+    "Parquet, columns": (lambda paths, **more: Parquet(paths, ["x"], **more), ["0.parquet", "1.parquet"]),
+    "Arrow": (Arrow, ["0.arrow", "1.arrow"]),
+    "Arrow, stream": (Arrow, ["0.arrows"]),
+    "Arrow, compressed": (Arrow, ["0.feather"]),
+    "mixed": (JsonLines, ["local 0.jsonl", "1.jsonl"]),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("formats")
+    rng = np.random.default_rng(0)
+    for part in range(2):
+        numbers = range(N // 2 * part, N // 2 * part + N // 2)
+        (folder / f"{part}.txt").write_text("".join(f"line {number}\n" for number in numbers))
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"id": n, "of": [n]}) + "\n\n" for n in numbers))
+        with tarfile.open(folder / f"{part}.tar", "w") as tar:
+            for number in numbers:
+                for end, data in (("cls", b"%d" % number), ("txt", b"%d" % -number)):
+                    info = tarfile.TarInfo(f"{number:03}.{end}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        ids = rng.integers(0, 1000, 5 * len(numbers) + 1, np.uint16)
+        ids.tofile(folder / f"{part}.bin")
+        ids[:-1].tofile(folder / f"{part}-documents.bin")
+        n = len(numbers)
+        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1)
+        tables = np.full(n, 5, np.int32), np.arange(n) * 10, np.arange(n + 1)
+        (folder / f"{part}-documents.idx").write_bytes(head + b"".join(bytes(t.data) for t in tables))
+        columns = {"ids": list(rng.integers(0, 9, (n, 3))), "x": rng.random(n), "text": [f"row {n}" for n in numbers]}
+        table = pa.table({**columns, "nested": [{"a": number} for number in numbers]})
+        pa.parquet.write_table(table, folder / f"{part}.parquet", row_group_size=7)
+        for end, new in (("arrow", pa.ipc.new_file), ("arrows", pa.ipc.new_stream)):
+            with new(folder / f"{part}.{end}", table.schema) as writer:
+                for batch in table.to_batches(6):
+                    writer.write_batch(batch)
+        pyarrow.feather.write_feather(table, folder / f"{part}.feather", "lz4")
+    return folder
+
+
+@pytest.fixture
+def served(files: Path) -> Iterator[Server]:
+    with serving(files) as server:
+        yield server
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def both(case: str, files: Path, server: Server, **more: Any) -> tuple[Any, Any]:
+    """The dataset of local files, and that of their URLs."""
+    make, names = CASES[case]
+    local = [files / name.removeprefix("local ") for name in names]
+    urls = [str(files / n[6:]) if n.startswith("local ") else f"{server.url}/{n}" for n in names]
+    return make(local), make(urls, **more)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_equal_those_of_local_files(
+    case: str, files: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE", 100)  # so that samples cross from one to the next
+    local, remote = both(case, files, served)
+    assert len(local) == len(remote)
+    keys = np.random.default_rng(1).permutation(len(local)).tolist()
+    assert plain(remote.__getitems__(keys)) == plain(local.__getitems__(keys))
+    assert [plain(remote[key]) for key in keys[:5]] == [plain(local[key]) for key in keys[:5]]
+    assert remote.blocks.tolist() == local.blocks.tolist()
+    assert plain(remote.inspect().first) == plain(local.inspect().first)
+
+
+def one_by_one(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"multiprocessing_context": "spawn"}, {"backend": "thread"}], ids=["default", "spawn", "threads"]
+)
+def test_workers_give_the_batches_of_local_files(how: dict[str, Any], files: Path, served: Server) -> None:
+    cases = ("Tokens", "Megatron", "Parquet", "Arrow", "Tar", "JsonLines")
+    pairs = {case: both(case, files, served) for case in cases}
+    local, remote = (penstock.StackDataset(**{case: pair[at] for case, pair in pairs.items()}) for at in (0, 1))
+    settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 4}
+    expected = [plain(batch) for batch in penstock.DataLoader(local, **settings)]
+    with penstock.DataLoader(remote, num_workers=2, **settings, **how) as loader:
+        assert [plain(batch) for batch in loader] == expected
+
+
+def test_workers_read_no_footer_and_no_size_again(files: Path, served: Server) -> None:
+    _, data = both("Parquet", files, served)
+    before = len(served.log)
+    with penstock.DataLoader(data, batch_size=5, num_workers=2, collate_fn=one_by_one) as loader:
+        assert sum(len(batch) for batch in loader) == N
+    requests = served.log[before:]
+    asked = [tuple(map(int, part.removeprefix("bytes=").split("-"))) for _, _, part in requests]
+    footers = {f"/{part}.parquet": footer_of(files / f"{part}.parquet") for part in range(2)}
+    assert all(last < footers[path] for (_, path, _), (_, last) in zip(requests, asked, strict=True))
+
+
+def footer_of(path: Path) -> int:
+    content = path.read_bytes()
+    return len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+
+
+def test_a_column_is_read_without_the_others(tmp_path: Path) -> None:
+    wide = {"a": np.random.default_rng(0).random(400_000), "b": range(400_000), "c": np.arange(400_000) * 1.5}
+    pa.parquet.write_table(pa.table(wide), tmp_path / "x.parquet", compression="none", use_dictionary=False)
+    with serving(tmp_path) as server:
+        data = Parquet(f"{server.url}/x.parquet", columns=["b"])
+        before = len(server.log)
+        assert plain(data[399_999]) == {"b": 399_999}
+        assert len(server.log) == before + 1
+        first, last = map(int, server.log[-1][2].removeprefix("bytes=").split("-"))
+        assert 3_200_000 <= last - first < 3_300_000
+
+
+def test_the_pieces_of_a_block_are_those_that_reading_it_fetches(files: Path, served: Server) -> None:
+    for case in ("Parquet, columns", "Parquet", "Arrow", "Arrow, compressed"):
+        _, data = both(case, files, served)
+        for block, first in enumerate(data.blocks[:-1].tolist()):
+            number = int(data._edges.searchsorted(first, "right")) - 1
+            file = data._files[number]
+            wanted = [piece for some in data._ranges_of(block, number, 0, 0) for piece in file.pieces_of(*some)]
+            fetched: list[Any] = []
+            file.pieces = Fetching(fetched)
+            data[first]
+            assert fetched == wanted
+
+
+class Fetching:
+    """Keeps no pieces, but a list of those that were fetched."""
+
+    def __init__(self, fetched: list[Any]) -> None:
+        self._fetched = fetched
+
+    def get(self, piece: Any, fetch: Any) -> memoryview:
+        self._fetched.append(piece)
+        return memoryview(fetch(piece))
+
+
+@pytest.mark.parametrize("about", [{}, {"use_dictionary": False, "compression": "zstd", "write_page_index": True}])
+def test_the_extents_of_columns_are_those_that_pyarrow_names(about: Any) -> None:
+    table = pa.table({"a": range(900), "b.c": [{"a": [1], "b": "x"}] * 900, "b": [[1.5, None]] * 900})
+    written = io.BytesIO()
+    pa.parquet.write_table(table, written, row_group_size=400, **about)
+    content = written.getvalue()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    metadata = pa.parquet.read_metadata(written)
+    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["b", "a"], [0, 1, 2, 3])):
+        for group, *found in places(footer, columns).tolist():
+            chunks = [metadata.row_group(group).column(number) for number in numbers]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+            assert found == [min(starts), max(stops)]
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60))
+def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
+    try:
+        places(footer, ["a"])
+    except ValueError:
+        pass
+
+
+def test_opening_parquet_files_takes_two_requests_for_each(files: Path, served: Server) -> None:
+    both("Parquet", files, served)
+    ranges = [(path, part) for _, path, part in served.log]
+    sizes = {f"/{part}.parquet": (files / f"{part}.parquet").stat().st_size for part in range(2)}
+    footers = [(path, f"bytes={max(0, size - 65536)}-{size - 1}") for path, size in sizes.items()]
+    assert sorted(ranges) == sorted([*footers, *((path, "bytes=0-0") for path in sizes)])
+
+
+def test_an_index_of_a_remote_file_is_made_once(files: Path, cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "served" / "x.txt"
+    path.parent.mkdir()
+    path.write_text("one\ntwo\n")
+    with serving(path.parent) as server:
+        assert list(TextLines(f"{server.url}/x.txt", cache=False)) == ["one", "two"]
+        assert len(list(cache.iterdir())) == 1
+        before = len(server.log)
+        data = pickle.loads(pickle.dumps(TextLines(f"{server.url}/x.txt", cache=False)))
+        assert [part for _, _, part in server.log[before:]] == ["bytes=0-0"]
+        assert data[1] == "two"
+        path.write_text("six\nten\n")
+        assert list(TextLines(f"{server.url}/x.txt", cache=False)) == ["six", "ten"]
+        with pytest.raises(FormatError, match="has changed since"):
+            pickle.loads(pickle.dumps(data))[0]
+
+
+def test_a_damaged_remote_file_is_named(files: Path, tmp_path: Path) -> None:
+    content = (files / "0.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(content[:-1])
+    (tmp_path / "lies.parquet").write_bytes(content[:-8] + b"\xff\xff\xff\x7fPAR1")
+    (tmp_path / "cut.arrow").write_bytes((files / "0.arrow").read_bytes()[:-1])
+    (tmp_path / "cut.tar").write_bytes((files / "0.tar").read_bytes()[:1000])
+    with serving(tmp_path) as server:
+        kinds = {"cut.parquet": Parquet, "lies.parquet": Parquet, "cut.arrow": Arrow, "cut.tar": Tar}
+        for name, kind in kinds.items():
+            with pytest.raises(FormatError, match=name):
+                kind(f"{server.url}/{name}")
+
+
+def test_a_process_forked_by_wish_says_why_it_cannot_read(files: Path, served: Server) -> None:
+    _, data = both("Tokens", files, served, cache=False)  # what is in a cache could be read
+    loader = penstock.DataLoader(data, batch_size=5, num_workers=1, multiprocessing_context="fork")
+    with loader, pytest.raises(RemoteError, match=r"threads of obstore do not survive a fork.*forkserver"):
+        list(loader)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl", "deep/d.JSONL", "notes.txt", ".hidden.jsonl", ".git/e.jsonl"):
+        system.pipe(f"/bucket/{name}", json.dumps(name).encode())
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("memory://bucket", ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/d.JSONL"]),
+        ("memory://bucket/deep/", ["deep/c.jsonl", "deep/d.JSONL"]),
+        ("memory://bucket/*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("memory://bucket/*/[c]*", ["deep/c.jsonl"]),
+        ("memory://bucket/**/*.jsonl", ["a.jsonl", "b.jsonl", "deep/c.jsonl"]),
+        (["memory://bucket/b.jsonl", "memory://bucket/[ab]*"], ["a.jsonl", "b.jsonl"]),
+    ],
+)
+def test_a_url_means_a_file_a_folder_or_a_pattern(memory: Any, url: Any, names: list[str]) -> None:
+    data = JsonLines(url)
+    assert data.paths == [f"memory://bucket/{name}" for name in names]
+    assert list(data) == names
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "message"),
+    [
+        ("memory://bucket/none", FileNotFoundError, r"there is no file 'memory://bucket/none', and no"),
+        ("memory://bucket/*.rec", FileNotFoundError, r"no file matches the pattern 'memory://bucket/\*.rec'"),
+        ("file://host/x.jsonl", ValueError, "three slashes"),
+        ("nosuch://x/y.jsonl", RemoteError, "Protocol not known: nosuch"),
+    ],
+)
+def test_nothing_found_says_what_was_looked_for(memory: Any, url: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        JsonLines(url)
+
+
+def test_a_file_url_is_a_local_file(files: Path) -> None:
+    path = files / "0.jsonl"
+    assert JsonLines(path.as_uri()).paths == [str(path)]
+
+
+@pytest.mark.parametrize("url", ["{}/*.jsonl", "{}", "{}/folder/"])
+def test_by_http_there_is_no_list_of_files(served: Server, url: str) -> None:
+    with pytest.raises(ValueError, match=r"by http there is no list of files\. Name the files"):
+        JsonLines(url.format(served.url))
+
+
+def test_inspect_shows_a_url(files: Path, served: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{served.url}/0.parquet?sig=SECRET", "--samples", "1"]) == 0
+    assert capfd.readouterr().out.startswith(f"Parquet: {N // 2} samples, 1 file, 3 blocks, ")
+    assert main(["inspect", f"{served.url}/none.parquet?sig=SECRET"]) == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"penstock inspect: {served.url}/none.parquet cannot be found") and "SECRET" not in shown
+
+
+@pytest.mark.parametrize("library", ["obstore", "fsspec"])
+def test_a_library_that_is_missing_is_named(library: str) -> None:
+    url = "s3://bucket/x.jsonl" if library == "obstore" else "hf://datasets/x/y.jsonl"
+    code = f"import sys; sys.modules[{library!r}] = None; import penstock; penstock.open({url!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f'need {library}: pip install ".[remote]"' in ran.stderr.splitlines()[-1]
+
+
+def test_open_finds_the_format_of_a_url(served: Server) -> None:
+    for name, kind in (("0.parquet", Parquet), ("0.arrow", Arrow), ("1.tar", Tar), ("1.jsonl", JsonLines)):
+        assert type(penstock.open(f"{served.url}/{name}")) is kind
+    assert type(penstock.open(f"{served.url}/0-documents")) is Megatron
+    assert len(penstock.open(f"{served.url}/0.bin", dtype="uint16", length=5)) == N // 2
+
+
+def test_a_format_without_remote_files_says_so(memory: Any) -> None:
+    memory.pipe("/bucket/x.rec", b"\x0a\x23\xd7\xce" + bytes(100))
+    with pytest.raises(ValueError, match=r"RecordFile reads local files, and 'memory://bucket/x\.rec' is a URL"):
+        penstock.open("memory://bucket/x.rec")
+
+
+SECRET = "hunter2-hunter2"
+
+
+def test_no_credentials_are_shown_anywhere(files: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+    broken = False
+    with serving(files, status=lambda path: 403 if broken else 0) as server:
+        base = server.url.replace("//", f"//me:{SECRET}@")
+        storage = {"client_options": {"default_headers": {"x-token": SECRET}}}
+        urls = [f"{base}/{part}.jsonl?X-Amz-Signature={SECRET}" for part in range(2)]
+        data = JsonLines(urls, storage=storage)  # keeps pieces in the cache folder
+        assert data[0] and server.headers[-1]["x-token"] == SECRET
+        data = JsonLines(urls, storage=storage, cache=False)
+        with penstock.DataLoader(data, batch_size=4, num_workers=1, collate_fn=one_by_one) as loader:
+            next(iter(loader))
+            stats = loader.stats()
+            seen += [repr(loader.state_dict()), str(stats), str(stats.to_dict()), repr(loader), repr(data)]
+        seen += [repr(data.paths), repr(data.inspect()), repr(vars(data))]
+        broken = True
+        for fails in (
+            lambda: pickle.loads(pickle.dumps(data))[0],
+            lambda: JsonLines(urls, storage=storage),
+            lambda: penstock.open(urls, storage=storage),
+            lambda: JsonLines(f"{base}/none-{SECRET}?sig={SECRET}"[:-4] + "*", storage=storage),
+            lambda: list(penstock.DataLoader(pickle.loads(pickle.dumps(data)), num_workers=1)),
+        ):
+            with pytest.raises((RemoteError, ValueError)) as raised:
+                fails()
+            seen += [*texts(raised.value)]
+    seen += capfd.readouterr()
+    kept = [each for each in cache.rglob("*") if each.is_file()]
+    assert len(kept) > 2
+    seen += [os.fsdecode(each.read_bytes()) + each.name for each in kept]
+    assert sum(len(text) for text in seen) > 2000
+    found = [text for text in seen if SECRET in text.replace(f"none-{SECRET}", "")]
+    assert found == []
+
+
+def texts(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield from (str(error), repr(error), *getattr(error, "__notes__", []))
+        error = error.__cause__ or error.__context__

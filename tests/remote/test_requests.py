@@ -1,0 +1,218 @@
+"""One request: what is tried again and what is not, and what an error says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock._remote import store
+from penstock._remote.retry import Failed, Fault, Patience
+from penstock._remote.store import Remote, remotes
+from penstock._remote.traffic import traffic
+from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
+from penstock.formats._pieces import PiecesInMemory
+from penstock.formats._remotefile import RemoteFile
+from remote.serving import Server, serving
+
+QUICK = Patience(seconds=0.5, first=0.001, longest=0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "READING", QUICK)
+    monkeypatch.setattr(store, "FINDING", QUICK)
+
+
+def remote_file(url: str, **storage: Any) -> RemoteFile:
+    ((remote, key),) = remotes([url], storage)
+    return RemoteFile(remote, remote.find(key), PiecesInMemory())
+
+
+@given(st.integers(1, 60), st.floats(0, 299), st.floats(0, 1))
+def test_pauses_double_up_to_a_limit_with_jitter(failures: int, elapsed: float, dice: float) -> None:
+    patience = Patience()
+    pause = patience.pause(Fault.PASSING, failures, elapsed, dice)
+    longest = min(20.0, 0.2 * 2 ** (failures - 1))
+    assert pause is not None and longest / 2 <= pause <= longest
+    assert patience.pause(Fault.PASSING, failures, 300.0, dice) is None
+    assert (patience.pause(Fault.ODD, failures, elapsed, dice) is None) == (failures >= 5)
+    for fault in (Fault.FINAL, Fault.MISSING, Fault.CHANGED):
+        assert patience.pause(fault, failures, elapsed, dice) is None
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_status_that_passes_is_tried_again(folder: Path, server: Server, status: int) -> None:
+    (folder / "x").write_bytes(b"content")
+    file, tries = remote_file(f"{server.url}/x"), count()
+    before = traffic()
+    server.status = lambda path: status if next(tries) < 3 else 0
+    assert file.read(0, 7) == b"content"
+    after = traffic()
+    assert (after.requests - before.requests, after.retries - before.retries) == (4, 3)
+    assert after.bytes - before.bytes == 7
+    assert after.waited > before.waited
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405])
+def test_a_status_that_stays_is_an_error_at_once(folder: Path, server: Server, status: int) -> None:
+    (folder / "x").write_bytes(b"content")
+    file = remote_file(f"{server.url}/x")
+    server.status, before = lambda path: status, len(server.log)
+    with pytest.raises(RemoteError) as raised:
+        file.read(0, 7)
+    assert len(server.log) == before + 1
+    text = str(raised.value)
+    assert text.startswith(f"Bytes 0 to 7 of {server.url}/x cannot be read: the server answered {status}")
+    assert "(Refused). It was tried once. Check the " in text
+
+
+def test_an_outage_that_lasts_is_an_error_with_the_number_of_tries(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    file = remote_file(f"{server.url}/x")
+    server.status = lambda path: 503
+    with pytest.raises(RemoteError, match=r"answered 503 .*tried \d+ times in \d+ s\. The store is overloaded"):
+        file.read(0, 7)
+
+
+def test_a_host_that_is_not_there_is_an_error_after_a_while() -> None:
+    with pytest.raises(RemoteError, match=r":1/x cannot be found: no connection \(Connection refused\)\. It"):
+        remote_file("http://127.0.0.1:1/x")
+
+
+def test_a_file_that_is_not_there_is_an_error_of_two_types(server: Server) -> None:
+    with pytest.raises(RemoteFileNotFound, match=r"answered 404 .*Check the URL") as raised:
+        remote_file(f"{server.url}/x")
+    assert isinstance(raised.value, FileNotFoundError) and isinstance(raised.value, RemoteError)
+    assert len(server.log) == 1
+
+
+@pytest.mark.parametrize("etags", [True, False])
+def test_a_file_that_changed_is_never_a_sample(folder: Path, etags: bool) -> None:
+    path = folder / "x"
+    path.write_bytes(b"content")
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    with serving(folder, etags=etags) as server:
+        file = remote_file(f"{server.url}/x")
+        copy = pickle.loads(pickle.dumps(file))
+        path.write_bytes(b"another")  # of the same size
+        for one in (file, copy):
+            with pytest.raises(FormatError, match=r"/x has changed since the dataset was made"):
+                one.read(0, 7)
+
+
+def test_a_file_that_became_shorter_is_an_error(folder: Path) -> None:
+    (folder / "x").write_bytes(b"content")
+    with serving(folder, etags=False) as server:
+        file = remote_file(f"{server.url}/x")
+        (folder / "x").write_bytes(b"c")
+        with pytest.raises(FormatError, match=r"/x has changed"):
+            file.peek(3, 2)
+
+
+def test_a_server_without_ranges_is_named(folder: Path) -> None:
+    (folder / "x").write_bytes(b"content")
+    said = r"whole file instead of a part.*tried once.*http\.server cannot"
+    with serving(folder, ranges=False) as server, pytest.raises(RemoteError, match=said):
+        remote_file(f"{server.url}/x")
+
+
+def test_an_empty_file_has_no_bytes(folder: Path, server: Server) -> None:
+    (folder / "x").touch()
+    file = remote_file(f"{server.url}/x")
+    assert (file.size, file.read(0, 0), file.read_each([0], [0]), file.peek(0, 0)) == (0, b"", [b""], b"")
+
+
+def test_a_url_that_is_signed_for_get_is_read_without_head(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    assert remote_file(f"{server.url}/x").read(0, 7) == b"content"
+    assert {method for method, _, _ in server.log} == {"GET"}
+
+
+def test_a_user_in_the_url_is_sent_and_not_shown(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    file = remote_file(server.url.replace("//", "//me:SECRET@") + "/x?sig=SECRET")
+    assert file.read(0, 7) == b"content"
+    assert server.headers[-1]["authorization"].startswith("Basic ")
+    assert "SECRET" not in f"{file!r} {file.path} {file._remote!r} {file.modified}"
+
+
+def test_letters_that_urls_encode(folder: Path, server: Server) -> None:
+    (folder / "a b%c ä.bin").write_bytes(b"content")
+    file = remote_file(f"{server.url}/a%20b%25c%20%C3%A4.bin")
+    assert file.read(0, 7) == b"content"
+
+
+def test_an_option_that_the_library_does_not_know_is_an_error() -> None:
+    remote = Remote("s3://b", "", {"no_such": "SECRET"})
+    with pytest.raises(RemoteError, match=r"s3://b/k cannot be found: .*no_such.* options in storage=") as raised:
+        remote.find("k")
+    assert "SECRET" not in str(raised.value)
+
+
+def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
+    with pytest.raises(RemoteError) as raised:
+        remote_file(f"{server.url}/x?sig=SECRET")
+    assert raised.value.__cause__ is None and raised.value.__context__ is None
+    assert "SECRET" not in str(raised.value)
+
+
+def test_answers_of_another_length_are_errors_after_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        def find(self, key: str) -> Any:
+            return store.Stored(key, 10, "")
+
+        def read(self, stored: Any, start: int, stop: int) -> bytes:
+            return b"short"
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Short())
+    before = traffic().retries
+    with pytest.raises(RemoteError, match=r"5 bytes came instead of 10\. It was tried 5 times"):
+        remote_file("s3://b/k").read(0, 10)
+    assert traffic().retries - before == 4
+
+
+def test_a_failure_in_a_thread_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class One:
+        def find(self, key: str) -> Any:
+            return store.Stored(key, 100 << 20, "")
+
+        def read(self, stored: Any, start: int, stop: int) -> bytes:
+            fault = Fault.FINAL if start == 0 else Fault.PASSING
+            raise Failed(fault, "failed")
+
+    monkeypatch.setattr(store, "READING", Patience(seconds=1000, first=1000, longest=1000))
+    monkeypatch.setattr(store, "_connect", lambda *args: One())
+    with pytest.raises(RemoteError, match="Bytes 0 to"):
+        remote_file("s3://b/k").read(0, 100 << 20)
+
+
+def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(bytes(20 << 20))
+    file = remote_file(f"{server.url}/x")
+    held = threading.Event()
+    server.status = lambda path: int(held.wait(30)) and 503
+    for wanted in (1, 20 << 20):  # one piece, and several
+        asked = len(server.log)
+
+        def interrupt(asked: int = asked) -> None:
+            while len(server.log) == asked:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            file.read(0, wanted)
+        thread.join()
+    assert not held.is_set()
+    held.set()

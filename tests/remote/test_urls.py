@@ -1,0 +1,117 @@
+"""URLs: their parts, what messages show of them, and which objects a pattern or a folder means."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock._remote.listing import cuts, listed
+from penstock._remote.store import Page, Stored
+from penstock._remote.urls import redacted, scrubbed, split, unsigned
+from penstock.formats._urls import translated
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "parts"),
+    [
+        ("s3://b/k/x.tar", "s3://b/k/x.tar", ("s3://b", "k/x.tar", "")),
+        ("S3://b", "S3://b", ("s3://b", "", "")),
+        ("s3://b/part-?.tar", "s3://b/part-?.tar", ("s3://b", "part-?.tar", "")),
+        ("http://h:1/a%20b", "http://h:1/a%20b", ("http://h:1", "a b", "")),
+        ("https://h/x?sig=SECRET#f", "https://h/x", ("https://h/?sig=SECRET", "x", "")),
+        ("https://me:SECRET@h/x", "https://h/x", ("https://h", "x", "me:SECRET")),
+        ("https://me:SE%40RET@h/x", "https://h/x", ("https://h", "x", "me:SE@RET")),
+        ("sftp://me:SECRET@h/x", "sftp://h/x", ("sftp://me:SECRET@h", "x", "")),
+        ("abfss://c@acc.dfs.core.windows.net/x", "abfss://c@acc.dfs.core.windows.net/x",
+         ("abfss://c@acc.dfs.core.windows.net", "x", "")),
+        ("az://c/x?sv=1&sig=SECRET", "az://c/x", ("az://c", "x?sv=1&sig=SECRET", "")),
+    ],
+)  # fmt: skip
+def test_a_url_is_split_and_shown_without_credentials(url: str, shown: str, parts: tuple[str, ...]) -> None:
+    assert redacted(url) == shown
+    assert tuple(split(url)) == parts
+
+
+def test_a_signature_does_not_change_what_a_url_means() -> None:
+    one = unsigned("https://h/x?id=5&X-Amz-Signature=a&X-Amz-Date=b")
+    assert one == unsigned("https://h/x?id=5&X-Amz-Signature=c") == "https://h/x?id=5"
+    assert one != unsigned("https://h/x?id=6")
+
+
+def test_a_text_of_a_library_is_shown_without_secrets() -> None:
+    text = "GET https://me:pw12@h/x?sig=abcd failed with key abcd-key"
+    assert scrubbed(text, ("abcd", "abcd-key")) == "GET https://h/x failed with key ***"
+
+
+names = st.text("ab.0", min_size=1, max_size=3).filter(lambda name: name.strip("."))
+paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+segments = st.sampled_from(["**", "*", "a*", "?", "[ab]", "[!a]*", ".*", "b", "*.0"])
+patterns = st.lists(segments, min_size=1, max_size=3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(found=st.sets(paths, max_size=6), pattern=patterns.map("/".join))
+def test_a_pattern_means_what_it_means_on_a_disk(
+    tmp_path_factory: pytest.TempPathFactory, found: set[str], pattern: str
+) -> None:
+    folder = tmp_path_factory.mktemp("disk")
+    for path in found:
+        try:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).touch()
+        except OSError:  # a folder and a file of one name
+            continue
+    on_disk = [os.path.relpath(path, folder) for path in map(str, folder.rglob("*")) if Path(path).is_file()]
+    matches = glob.glob(pattern, root_dir=folder, recursive=True)
+    expected = {path for path in matches if (folder / path).is_file()}
+    assert {path for path in on_disk if translated(pattern).fullmatch(path)} == expected
+
+
+class Bucket:
+    """A store with sorted keys, pages of a few, and a count of requests."""
+
+    sorts = True
+
+    def __init__(self, keys: list[str], page: int) -> None:
+        self._keys, self._page, self.requests = sorted(keys), page, 0
+
+    def below(self, folder: str, deep: bool, after: str = "", pause: Any = time.sleep) -> Iterator[Page]:
+        at = bisect_right(self._keys, after)
+        while True:
+            self.requests += 1
+            yield Page([Stored(key, 1, "") for key in self._keys[at : at + self._page]], [])
+            at += self._page
+            if at >= len(self._keys):
+                return
+
+
+keys = st.one_of(st.integers(0, 30_000).map("part-{:06}.tar".format), st.text("09af-z", min_size=1, max_size=9))
+
+
+@settings(deadline=None, max_examples=100)
+@given(keys=st.sets(keys, max_size=300), page=st.integers(1, 20))
+def test_a_listing_in_parallel_has_each_object_once(keys: set[str], page: int) -> None:
+    found = [each.key for objects in listed(Bucket(list(keys), page), "") for each in objects]  # type: ignore[arg-type]
+    assert sorted(found) == sorted(keys)
+
+
+@given(last=keys, until=keys | st.just(""))
+def test_cuts_are_sorted_and_between_the_two(last: str, until: str) -> None:
+    found = cuts(last, until, 0)
+    assert found == sorted(set(found))
+    assert all(last < cut and (not until or cut < until) for cut in found)
+
+
+def test_few_requests_of_a_parallel_listing_find_nothing() -> None:
+    bucket = Bucket([f"part-{number:06}.tar" for number in range(100_000)], 1000)
+    assert sum(map(len, listed(bucket, ""))) == 100_000  # type: ignore[arg-type]
+    assert bucket.requests < 300

@@ -1,0 +1,155 @@
+"""Blocks that processes share: each is made once, by a process that may die, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.formats._shared import Board, Shared
+
+TABLES = count()
+
+
+@pytest.fixture
+def table() -> str:
+    return f"{os.getpid()}-{next(TABLES)}"
+
+
+@pytest.fixture
+def board(table: str) -> Iterator[Board]:
+    with closing(Board(table, planned=False)) as board:
+        yield board
+
+
+def made(text: bytes, calls: list[bytes] | None = None) -> list[bytes]:
+    if calls is not None:
+        calls.append(text)
+    return [text[:1], text[1:]]
+
+
+class Child:
+    """A forked process that runs a function, says what it returned, and waits until it is killed."""
+
+    def __init__(self, work: Callable[[], bytes]) -> None:
+        read, write = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                os.write(write, work())
+                os.close(write)
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(write)
+        with os.fdopen(read, "rb") as said:
+            self.said = said.read()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def three(shared: Shared) -> bytes:
+    found = shared.get(3, partial(made, b"three"))
+    assert found is not None
+    return bytes(found)
+
+
+def test_without_a_board_nothing_is_shared(table: str) -> None:
+    with closing(Shared(table, 100)) as shared:
+        assert shared.get(3, partial(made, b"three")) is None
+
+
+def test_a_block_that_another_process_has_made_is_not_made_again(table: str, board: Board) -> None:
+    child = Child(partial(three, Shared(table, 100)))
+    try:
+        calls: list[bytes] = []
+        with closing(Shared(table, 100)) as shared:
+            found = shared.get(3, partial(made, b"other", calls))
+            assert child.said == found == b"three"
+            assert found.readonly and not calls
+            assert board.decoded == 1 and board.blocks() == shared.wanted() == {3}
+    finally:
+        child.kill()
+    assert found == b"three"  # the memory is this process's as well
+
+
+def test_the_block_of_a_process_that_has_died_is_made_again(table: str, board: Board) -> None:
+    child = Child(partial(three, Shared(table, 100)))
+    child.kill()
+    with closing(Shared(table, 100)) as shared:
+        assert shared.get(3, partial(made, b"again")) == b"again"
+    assert (child.said, board.decoded, board.blocks()) == (b"three", 2, {3})
+
+
+def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, board: Board) -> None:
+    def die() -> list[bytes]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    child = os.fork()
+    if not child:
+        Shared(table, 100).get(3, die)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    def fail() -> list[bytes]:
+        raise ValueError("damaged")
+
+    with closing(Shared(table, 100)) as shared:
+        with pytest.raises(ValueError, match="damaged"):
+            shared.get(3, fail)
+        assert shared.get(3, partial(made, b"three")) == b"three"
+    assert board.decoded == 1
+
+
+def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str, board: Board) -> None:
+    with closing(Shared(table, 100)) as shared:
+        found = shared.get(3, partial(made, b"three"))
+        board.drop([3, 9])
+        assert shared.wanted() == set()
+        assert shared.get(3, partial(made, b"again")) == b"again" and found == b"three"
+
+
+def test_all_ranks_use_the_board_that_was_opened_first(table: str, board: Board) -> None:
+    with closing(Board(table, planned=False)) as second, closing(Shared(table, 100)) as shared:
+        shared.get(3, partial(made, b"three"))
+        assert board.blocks() == second.blocks() == {3} and second.decoded == 1
+        second.drop([3])
+        assert board.blocks() == set()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=12), st.integers(0, 60))
+def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]], most: int) -> None:
+    table = f"{os.getpid()}-{next(TABLES)}"
+    kept: dict[int, int] = {}
+    with closing(Board(table, planned=False)) as board, closing(Shared(table, most)) as shared:
+        for block, size in asked:
+            found = shared.get(block, partial(made, bytes([block]) * size))
+            assert found is not None and set(found) == {block}
+            if block not in kept:
+                kept[block] = size
+                while sum(kept.values()) > most and len(kept) > 1:
+                    kept.pop(next(iter(kept)))
+            assert board.blocks() == {*kept}
+
+
+def test_a_planned_board_keeps_what_its_owner_does_not_drop(table: str) -> None:
+    with closing(Board(table, planned=True)) as board, closing(Shared(table, 1)) as shared:
+        for block in range(10):
+            shared.get(block, partial(made, b"some"))
+        assert board.blocks() == {*range(10)}
+        board.drop(range(9))
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        shared.get(10, partial(made, b"some"))
+        assert board.blocks() == {9, 10}
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 8  # those of the nine, for one
