@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._fill.cast import Empty, Into
+from penstock._fill.collate import collate
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, member_at
-from penstock.formats._decoders import Decoder, decoded, decoders
+from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import File
 from penstock.formats._index import Arrays
 from penstock.formats._paths import Paths
+from penstock.source._array import checked_keys
 
 _PIECE = 1 << 20
 
@@ -66,7 +69,32 @@ class Tar(Extents):
         """The first row of each tar that has samples, and the end."""
         return np.unique(self._edges)
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
+
+        A `Transform` writes its images straight into the batch. NotImplemented if there is none with a fixed shape, or
+        if the samples have different fields: then the samples are collated, and an error names the rows.
+        """
+        if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
+            return NotImplemented
+        rows = checked_keys(keys, len(self))
+        outs: dict[str, NDArray[Any]] = {}
+        samples: list[dict[str, Any]] = []
+
+        def room(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+            if field not in outs:
+                outs[field] = empty((len(rows), *shape), dtype)
+            return outs[field][len(samples)]
+
+        for found in self._found(keys, rows):
+            samples.append(self._decoded(*found, room))
+        if any(sample.keys() != samples[0].keys() for sample in samples):
+            return NotImplemented
+        others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
+        batch = collate(others, empty)
+        return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
+
+    def _decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
         file = self._files[number]
         start, _ = self._extent(number, row)
         part = _Part(file, raw, start)
@@ -86,7 +114,7 @@ class Tar(Extents):
                 _refuse(name, f"it is {member.kind}, and only plain files can be read. {remedy}")
             if field in sample:
                 _refuse(name, f"the sample {key!r} has a second member {field!r}. Rename one of the two")
-            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name)
+            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name, room)
         return sample
 
 
