@@ -135,7 +135,7 @@ def declare_operators() -> Any:
 def cropped(image: Any) -> np.ndarray:
     """Of an image of Pillow's, which decodes all of it."""
     left, top = (image.width - CROP) // 2, (image.height - CROP) // 2
-    return np.asarray(image.convert("RGB").crop((left, top, left + CROP, top + CROP)))
+    return np.array(image.crop((left, top, left + CROP, top + CROP)))
 
 
 def by_pillow(data: bytes) -> np.ndarray:
