@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._fill.cast import BLOCK, Empty, Into
+from penstock._fill.cast import Empty, Into
 from penstock.errors import FormatError
 from penstock.formats._files import File
 from penstock.formats._format import Format
@@ -24,6 +24,7 @@ _BLOCK = 8 << 20  # bytes of a block of samples
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
+_SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
 
 class Tokens(Format):
@@ -93,13 +94,9 @@ class Tokens(Format):
             out = empty(shape, self.dtype)
             view.copy(rows, out)
             return out
-        out = empty.room(shape, self.dtype)
-        size = max(1, BLOCK // view.width)
-        ids = np.empty((min(size, len(rows)), self.length), self.dtype)
+        out, size = empty.room(shape, self.dtype), max(1, _SCRATCH // view.width)
         for at in range(0, len(rows), size):
-            some = rows[at : at + size]
-            view.copy(some, ids[: len(some)])
-            empty.field.write(out[at : at + size], ids[: len(some)], at)
+            empty.field.write(out[at : at + size], view.taken(rows[at : at + size]), at)
         return out
 
     def _mapped(self) -> _Windows:
@@ -115,22 +112,28 @@ class Tokens(Format):
 
 
 class _Windows:
-    """The memory of all files, and the samples in it. All positions are in units: whole samples, or parts of them."""
+    """The memory of all files, and the samples in it.
+
+    If samples do not overlap, memory and samples are divided into equal units, which `take` copies: mostly a unit is a
+    whole sample. Otherwise samples are read as windows into memory, which numpy cannot copy to a given place: they
+    are copied twice, the second time from the processor's cache.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         memory, begins = mapped(tokens._files)
-        size = tokens.dtype.itemsize
+        self._dtype, size = tokens.dtype, tokens.dtype.itemsize
         self.width, step = tokens.length * size, tokens.stride * size
         begins = begins + tokens._headers
         unit = math.gcd(self.width, step, *begins.tolist())
-        self._whole = unit >= _LEAST
-        if not self._whole:
+        self._units: NDArray[Any] | None = None
+        if unit >= _LEAST:
+            self._units = memory[: len(memory) // unit * unit].view(self._dtype).reshape(-1, unit // size)
+        else:
             unit = size
         self._step, self._edges = step // unit, tokens._edges
         # Of each file, where its first sample would begin if all samples before it were in the same file.
         self._firsts = begins // unit - self._edges[:-1] * self._step
         self._first = int(self._firsts[0]) if len(begins) == 1 else None
-        self._units = memory[: len(memory) // unit * unit].reshape(-1, unit)
         self._parts = np.arange(self.width // unit)
         self._kind = np.dtype((np.void, self.width))
         count = (len(memory) - self.width) // size + 1
@@ -138,21 +141,31 @@ class _Windows:
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""
+        starts = self._starts(rows)
+        if self._units is not None:
+            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+            self._units.take(starts, 0, out if len(starts) == len(out) else out.reshape(len(starts), -1), "clip")
+            return
+        batch, size = out.view(self._kind)[:, 0], max(1, _SCRATCH // self.width)
+        for at in range(0, len(starts), size):
+            batch[at : at + size] = self._at_ids[starts[at : at + size]]
+
+    def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples of these rows, in memory of their own."""
+        starts = self._starts(rows)
+        found = self._at_ids[starts] if self._units is None else self._units.take(starts, 0, None, "clip")
+        return found.view(self._dtype).reshape(len(rows), -1)
+
+    def _starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The unit at which each sample begins, or all units of all samples."""
         starts = rows if self._step == 1 else rows * self._step
         if self._first is None:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
         elif self._first:
             starts = starts + self._first
-        if self._whole:
-            if len(self._parts) > 1:
-                starts = (starts[:, np.newaxis] + self._parts).reshape(-1)
-            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
-            self._units.take(starts, 0, out.view(np.uint8).reshape(len(starts), -1), "clip")
-            return
-        # Samples that overlap, or are no whole number of large units: `take` cannot read them.
-        batch, size = out.view(self._kind)[:, 0], max(1, BLOCK // self.width)
-        for at in range(0, len(starts), size):
-            batch[at : at + size] = self._at_ids[starts[at : at + size]]
+        if self._units is None or len(self._parts) == 1:
+            return starts
+        return (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
