@@ -114,55 +114,53 @@ class Tokens(Format):
 class _Windows:
     """The memory of all files, and the samples in it.
 
-    If samples do not overlap, memory and samples are divided into equal units, which `take` copies: mostly a unit is a
-    whole sample. Otherwise samples are read as windows into memory, which numpy cannot copy to a given place: they
-    are copied twice, the second time from the processor's cache.
+    Memory is divided into equal units, at which samples begin. If a sample is a number of whole units, mostly one,
+    `take` copies it. Other samples, such as those that overlap, are windows into memory. numpy cannot copy windows to a
+    given place: they are copied twice, the second time from the processor's cache.
     """
 
     def __init__(self, tokens: Tokens) -> None:
         memory, begins = mapped(tokens._files)
+        begins = begins + tokens._headers
+        if len(begins) == 1:  # so that sample i begins at unit i
+            memory, begins = memory[begins[0] :], np.zeros_like(begins)
         self._dtype, size = tokens.dtype, tokens.dtype.itemsize
         self.width, step = tokens.length * size, tokens.stride * size
-        begins = begins + tokens._headers
-        unit = math.gcd(self.width, step, *begins.tolist())
+        unit = math.gcd(step, *begins.tolist())
         self._units: NDArray[Any] | None = None
-        if unit >= _LEAST:
+        if math.gcd(unit, self.width) >= _LEAST:
+            unit = math.gcd(unit, self.width)
             self._units = memory[: len(memory) // unit * unit].view(self._dtype).reshape(-1, unit // size)
-        else:
-            unit = size
+        self._parts = np.arange(self.width // unit)
+        kind = np.dtype((np.void, self.width))
+        count = (len(memory) - self.width) // unit + 1
+        self._at_units = np.ndarray((count,), kind, memory.data, strides=(unit,))
         self._step, self._edges = step // unit, tokens._edges
         # Of each file, where its first sample would begin if all samples before it were in the same file.
         self._firsts = begins // unit - self._edges[:-1] * self._step
-        self._first = int(self._firsts[0]) if len(begins) == 1 else None
-        self._parts = np.arange(self.width // unit)
-        self._kind = np.dtype((np.void, self.width))
-        count = (len(memory) - self.width) // size + 1
-        self._at_ids = np.ndarray((count,), self._kind, memory.data, strides=(size,))
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""
-        starts = self._starts(rows)
-        if self._units is not None:
-            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
-            self._units.take(starts, 0, out if len(starts) == len(out) else out.reshape(len(starts), -1), "clip")
+        if self._units is None:
+            size = max(1, _SCRATCH // self.width)
+            for at in range(0, len(rows), size):
+                out[at : at + size] = self.taken(rows[at : at + size])
             return
-        batch, size = out.view(self._kind)[:, 0], max(1, _SCRATCH // self.width)
-        for at in range(0, len(starts), size):
-            batch[at : at + size] = self._at_ids[starts[at : at + size]]
+        parts = self._starts(rows)
+        # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+        self._units.take(parts, 0, out if len(parts) == len(out) else out.reshape(len(parts), -1), "clip")
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The samples of these rows, in memory of their own."""
         starts = self._starts(rows)
-        found = self._at_ids[starts] if self._units is None else self._units.take(starts, 0, None, "clip")
+        found = self._at_units[starts] if self._units is None else self._units.take(starts, 0, None, "clip")
         return found.view(self._dtype).reshape(len(rows), -1)
 
     def _starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit at which each sample begins, or all units of all samples."""
+        """The unit at which each sample begins; if samples are whole units, all units of all samples."""
         starts = rows if self._step == 1 else rows * self._step
-        if self._first is None:
+        if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
-        elif self._first:
-            starts = starts + self._first
         if self._units is None or len(self._parts) == 1:
             return starts
         return (starts[:, np.newaxis] + self._parts).reshape(-1)
