@@ -1,10 +1,10 @@
 """Compares loaders over the same files: each in a process of its own, checked, then measured in turn.
 
-A process reads two epochs, which are timed: the first from the making of the dataset on. Of a third epoch it adds up a
-hash of every sample: all loaders must deliver the same samples. Then rounds of all loaders alternate, with all workers
-up; only one loader is read at a time. A ratio is the median over rounds of the rate of penstock by that of the peer in
-the same round. The processor time is that of all processes of a loader, for each sample, and hardly depends on the load
-of the machine.
+The process of a loader reads two epochs, which are timed, the first from the making of the dataset on. In a third epoch
+it adds up a hash of every sample: all loaders must deliver the same samples. Then rounds of all loaders alternate, with
+all workers up; only one loader is read at a time. A ratio is the median over rounds of penstock's rate by that of the
+peer in the same round. The processor time is that of all processes of a loader for each sample: it depends less on the
+load of the machine than the rate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ class Comparison:
         if args.serve:
             serve(self.contenders[args.serve], args.data)
         names = [name for name in self.contenders if self._is_wanted(name, args.only)]
-        print("\n".join(machine()), flush=True)
+        print("\n".join(self._header(names)), flush=True)
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
             folder = args.data or Path(temporary)
             folder.mkdir(exist_ok=True)
@@ -85,6 +87,14 @@ class Comparison:
             print(f"skipped: {name}, {self.contenders[name].package} is not installed (make bench-formats)")
             return False
         return only is None or name == self.ours or any(part in name for part in only.split(";"))
+
+    def _header(self, names: list[str]) -> list[str]:
+        hardware, load, _, commit = machine()
+        homes = packages_distributions()
+        packages = {self.contenders[name].package for name in names} - {"penstock"}
+        versions = {home: version(home) for package in packages for home in homes[package]}
+        named = ", ".join(f"{home} {number}" for home, number in sorted(versions.items()))
+        return [hardware, load, f"versions: Python {sys.version.split()[0]}, numpy {np.__version__}, {named}", commit]
 
     def _measure(self, names: list[str], folder: Path, rounds: int, seconds: float) -> dict[str, Figures]:
         with ExitStack() as stack:
@@ -192,7 +202,9 @@ class Served:
         return json.loads(line)
 
     def close(self) -> None:
+        """Ends the process and those that it has started: workers of a fork server do not end with their parent."""
         assert self._process.stdin is not None
+        _, *others = family(self._process.pid)
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -200,6 +212,9 @@ class Served:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def processor_time(pid: int) -> float:
@@ -239,7 +254,7 @@ def serve(contender: Contender, folder: Path) -> None:
         lead, _ = read(stream, LEAD)
         samples, taken = read(stream, float(line))
         reply({"rate": samples / taken, "samples": lead + samples})
-    os._exit(0)  # the workers end with their parent
+    os._exit(0)
 
 
 def endless(loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -1,23 +1,25 @@
 """Rows of 1,024 token ids from Parquet, shuffled: `python -m bench.tables` beside the readers of other libraries.
 
-Batches have 64 rows, int32 of shape (64, 1024): arrays, or tensors for the peers; all loaders have 2 workers. Exits with
-1 if penstock's Parquet has less than 3 times the rate of a map-style Hugging Face dataset in torch's DataLoader, less
-than twice that of its stream, or is slower than LitData or Ray Data. The peers:
+Batches have 64 rows, int32 of shape (64, 1024): arrays, or tensors for the peers; all loaders have 2 workers. Exits
+with 1 if penstock's Parquet has less than 3 times the rate of a map-style Hugging Face dataset in torch's DataLoader,
+less than twice that of its stream, or is slower than LitData or Ray Data. The peers:
 
-- **datasets map-style**: with_format("torch"), which was faster than "numpy"; its Arrow cache is made beforehand.
-- **datasets streaming**: with a shuffle buffer of 10,000 rows, with_format("torch"), which was faster than "numpy".
-- **LitData**: its index of the folder, `ParquetLoader`, its own `StreamingDataLoader`. A row is a list of Python ints, which
-  become a tensor in `__getitem__`. Without `low_memory`, which reads every row group again for a row of another one.
-- **Ray Data**: on 2 CPUs of this machine, a shuffle buffer of 10,000 rows in the caller; the files are read in each epoch, or
-  are kept in its object store ("materialised").
+- **datasets map-style**: with_format("torch"), which was faster than "numpy".
+- **datasets streaming**: a shuffle buffer of 10,000 rows, with_format("torch"), which was faster than "numpy".
+- **LitData**: an index of the folder, `ParquetLoader`, and its own `StreamingDataLoader`, whose workers must not be forked
+  then. A row is a list of Python ints; the collate function makes a tensor of them. By default (`low_memory`) it keeps
+  the row groups that are not yet used up, as Python lists; otherwise whole files, as tables of Polars.
+- **Ray Data**: on 2 CPUs of this machine, with a shuffle buffer of 10,000 rows in the caller. The files are read again in
+  each epoch, in another order; or all rows are in its object store beforehand ("materialised").
 
-Hugging Face's stream, LitData and Ray Data do not shuffle all rows: LitData shuffles within a file, the others within
-their buffer. The rows marked "small keep" show the worst case for penstock: a random order over row groups that are not
-kept, so that nearly every row costs the decoding of its whole row group.
+Only penstock and the map-style dataset shuffle all rows: LitData shuffles within the files that a worker has at the time,
+Hugging Face's stream and Ray Data within their buffer. The rows marked "small keep" show the worst case for penstock: a
+random order over row groups that are not kept, so that nearly every row costs the decoding of its whole row group.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -119,20 +121,22 @@ def peer_stream(folder: Path) -> Iterable[Batch]:
     return _Ids(DataLoader(stream, BATCH, **_TORCH))
 
 
-def litdata(folder: Path, low_memory: bool = False) -> Iterable[Batch]:
-    import torch
+def litdata(folder: Path, low_memory: bool) -> Iterable[Batch]:
     from litdata import StreamingDataLoader, StreamingDataset, index_parquet_dataset
     from litdata.streaming.item_loader import ParquetLoader
 
-    class Rows(StreamingDataset):
-        def __getitem__(self, index: Any) -> Any:
-            (ids,) = super().__getitem__(index).values()
-            return torch.tensor(ids, dtype=torch.int32)
-
     place = str(folder / str(GROUPS))
     index_parquet_dataset(place)
-    data = Rows(place, item_loader=ParquetLoader(low_memory=low_memory), shuffle=True)
-    return _Single(StreamingDataLoader(data, batch_size=BATCH, **_TORCH))
+    data = StreamingDataset(place, item_loader=ParquetLoader(low_memory=low_memory), shuffle=True)
+    given = {**_TORCH, "collate_fn": _stacked, "multiprocessing_context": "forkserver"}
+    return _Single(StreamingDataLoader(data, batch_size=BATCH, **given))
+
+
+def _stacked(rows: list[Any]) -> Any:
+    """A batch of LitData's rows, which are lists of Python ints."""
+    import torch
+
+    return torch.from_numpy(np.array([row["ids"] for row in rows], np.int32))
 
 
 class _Single:
@@ -152,6 +156,7 @@ class RayData:
         import ray
 
         ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._data = ray.data.read_parquet(str(folder / str(GROUPS)), shuffle=None if materialised else "files")
         if materialised:
@@ -173,7 +178,8 @@ CONTENDERS = {
     "penstock HuggingFace": Contender(hugging_face, "datasets"),
     "datasets map-style": Contender(peer_map_style, "datasets", 3.0),
     "datasets streaming": Contender(peer_stream, "datasets", 2.0),
-    "LitData": Contender(litdata, "litdata", 1.0),
+    "LitData": Contender(partial(litdata, low_memory=True), "litdata", 1.0),
+    "LitData, low_memory=False": Contender(partial(litdata, low_memory=False), "litdata", 1.0),
     "Ray Data": Contender(partial(RayData, materialised=False), "ray", 1.0),
     "Ray Data, materialised": Contender(partial(RayData, materialised=True), "ray", 1.0),
     "penstock Parquet in sequence": Contender(partial(parquet, shuffle=False)),

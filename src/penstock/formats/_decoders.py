@@ -52,7 +52,8 @@ def decoded(
 ) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
-    `name` has the file, the member and the byte, for errors. Images of one shape are written into `room(end, shape, dtype)`.
+    `name` has the file, the member and the byte, for errors. Images of one shape are written into memory that
+    `room(end, shape, dtype)` returns.
     """
     found = end if end in functions else end.rpartition(".")[2]
     function: Any = functions.get(found)

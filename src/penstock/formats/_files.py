@@ -59,7 +59,7 @@ class File:
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of several extents, in the order given. The disk begins at once; each is copied when it is due."""
+        """The bytes of several extents, in the order given. The disk begins at once; each is read when it is due."""
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk serves many requests at once in less time than one by one
             for start, length in zip(starts, lengths, strict=True):
