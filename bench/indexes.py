@@ -1,9 +1,9 @@
 """What opening many files costs: `python -m bench.indexes` exits with 1 if memory or time is above its limit.
 
-100 million rows in 1,000 files, and 10,000 Parquet files, are each opened in a process of its own: seconds, growth of
-its resident memory, and seconds to the first shuffled batch of a loader with 2 workers. The files are real, but hold
-almost nothing: one number again and again, lines of one digit, a file with a hole. All names are links to one file,
-so it is in the page cache, and takes no room. 100 MB are allowed for 100 million rows: one byte for each.
+100 million rows in 1,000 files, and 10,000 Parquet files, are each opened in a process of its own: seconds, growth
+of its resident memory, and seconds to the first shuffled batch of a loader with 2 workers. The files are real, but
+hold almost nothing: one number again and again, lines of one digit, a file with a hole. All names are links to one
+file, so it is in the page cache, and takes no room. 100 MB are allowed for 100 million rows: one byte for each.
 """
 
 from __future__ import annotations

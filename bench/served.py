@@ -1,10 +1,10 @@
 """Compares loaders over the same files: each in a process of its own, checked, then measured in turn.
 
-The process of a loader reads two epochs, which are timed, the first from the making of the dataset on. In a third epoch
-it adds up a hash of every sample: all loaders must deliver the same samples. Then rounds of all loaders alternate, with
-all workers up; only one loader is read at a time. A ratio is the median over rounds of penstock's rate by that of the
-peer in the same round. The processor time is that of all processes of a loader for each sample: it depends less on the
-load of the machine than the rate.
+The process of a loader reads two epochs, which are timed, the first from the making of the dataset on. In a third
+epoch it adds up a hash of every sample: all loaders must deliver the same samples. Then rounds of all loaders
+alternate, with all workers up; only one loader is read at a time. A ratio is the median over rounds of penstock's
+rate by that of the peer in the same round. The processor time is that of all processes of a loader for each sample:
+it depends less on the load of the machine than the rate.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.run import machine
 from bench.steady import family
@@ -100,15 +101,19 @@ class Comparison:
         with ExitStack() as stack:
             served = {}
             for name in names:
-                served[name] = stack.enter_context(closing(Served(self.module, name, folder)))
+                try:
+                    served[name] = stack.enter_context(closing(Served(self.module, name, folder)))
+                except LoaderFailed as error:
+                    print(f"left out: {error}")
+                    continue
                 figures = served[name].figures
                 print(f"{name}: {figures.epochs_text()} {self.unit}/s", flush=True)
                 expected = served[self.ours].figures.samples
                 if figures.samples and figures.samples != expected:
                     raise RuntimeError(f"{name} has samples {figures.samples}, {self.ours} has {expected}")
             for number in range(rounds):
-                for name in names[:: 1 if number % 2 else -1]:
-                    served[name].measure(seconds)
+                for each in list(served.values())[:: 1 if number % 2 else -1]:
+                    each.measure(seconds)
             return {name: each.figures for name, each in served.items()}
 
     def _table(self, found: dict[str, Figures]) -> str:
@@ -172,6 +177,10 @@ class Figures:
         return statistics.median(mine / its for mine, its in zip(ours.rates, self.rates, strict=True))
 
 
+class LoaderFailed(Exception):
+    """The process of a loader has ended; the others are compared without it."""
+
+
 class Served:
     """A loader in a process of its own, which is ready to be measured."""
 
@@ -198,7 +207,7 @@ class Served:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process of {self._name} has ended: its error is above")
+            raise LoaderFailed(f"the process of {self._name} has ended: its error is above")
         return json.loads(line)
 
     def close(self) -> None:
@@ -274,9 +283,15 @@ def digest(loader: Iterable[Batch]) -> list[int]:
     """The number of samples in an epoch, and the sum of their hashes, which does not depend on the order."""
     count = total = 0
     for batch in loader:
-        for sample in zip(*map(np.asarray, batch), strict=True):
+        for sample in zip(*map(_plain, batch), strict=True):
             check = 0
             for part in sample:
                 check = zlib.crc32(np.ascontiguousarray(part), check)
             count, total = count + 1, total + check * check  # the square: checksums of parts cannot cancel out
     return [count, total]
+
+
+def _plain(array: Any) -> NDArray[Any]:
+    """An array or tensor as an array; integers as int64, since some peers have no other type."""
+    found = np.asarray(array)
+    return found.astype(np.int64) if found.dtype.kind in "iu" and found.itemsize > 1 else found

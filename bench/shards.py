@@ -1,20 +1,21 @@
-"""JPEGs from tar shards, decoded and cropped: `python -m bench.shards` beside webdataset, LitData and MosaicML streaming.
+"""JPEGs from tar shards: `python -m bench.shards` beside webdataset, LitData and MosaicML streaming.
 
-All loaders give batches of 64 crops of 224 x 224 from the centre of photographs, uint8 of shape (64, 224, 224, 3), with
-their labels, in a random order, with 2 workers. The pixels are the same, byte for byte. Exits with 1 if penstock's `Tar`
-has less than 1.8 times the rate of webdataset, or is slower than LitData or MosaicML streaming: in the first epoch, in
-the second, or later. Settings are those that the documentation of each peer advises:
+All loaders give batches of 64 crops of 224 x 224 from the centre of photographs, uint8 of shape (64, 224, 224, 3),
+with their labels, in a random order, with 2 workers. The pixels are the same, byte for byte. Exits with 1 if
+penstock's `Tar` has less than 1.8 times the rate of webdataset, or is slower than LitData or MosaicML streaming: in
+the first epoch, in the second, or later. Settings are those that the documentation of each peer advises:
 
-- **webdataset**: shards are shuffled, then samples in a buffer of 1,000; `decode("pil")`, its own decoder. Batches are
-  made in the workers, of tensors, which torch hands over in shared memory (arrays would be pickled).
-- **LitData**: the bytes of the files, optimised to chunks of 64 MB, and its own `StreamingDataLoader`. Pillow decodes in
-  `__getitem__`: LitData's own decoder is torchvision's, of which there is no build without CUDA.
-- **MosaicML streaming**: shards of 64 MB with its encoding "jpeg", which Pillow decodes. They are not compressed, as the
-  files are local. torch's DataLoader.
-- **"our decoder"**: the same loaders over the bytes of the files, with the function by which penstock decodes: this tells
-  what the decoder contributes, and what the loader.
+- **webdataset**: shards are shuffled, then samples in a buffer of 1,000; `decode("pil")`, its own decoder. Batches
+  are made in the workers, of tensors, which torch hands over in shared memory (arrays would be pickled).
+- **LitData**: the bytes of the files, optimised to chunks of 64 MB, and its own `StreamingDataLoader`. Pillow
+  decodes in `__getitem__`: LitData's own decoder is torchvision's, of which there is no build without CUDA.
+- **MosaicML streaming**: shards of 64 MB with its encoding "jpeg", which Pillow decodes. They are not compressed,
+  as the files are local. torch's DataLoader.
+- **"our decoder"**: the same loaders over the bytes of the files, with the function by which penstock decodes: this
+  tells what the decoder contributes, and what the loader.
 
-None of the peers has an order by key: webdataset shuffles within its buffer, LitData and MosaicML within some shards.
+None of the peers has an order by key: webdataset shuffles within its buffer, LitData and MosaicML within some
+shards.
 """
 
 from __future__ import annotations

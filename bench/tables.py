@@ -1,20 +1,23 @@
 """Rows of 1,024 token ids from Parquet, shuffled: `python -m bench.tables` beside the readers of other libraries.
 
 Batches have 64 rows, int32 of shape (64, 1024): arrays, or tensors for the peers; all loaders have 2 workers. Exits
-with 1 if penstock's Parquet has less than 3 times the rate of a map-style Hugging Face dataset in torch's DataLoader,
-less than twice that of its stream, or is slower than LitData or Ray Data. The peers:
+with 1 if penstock's Parquet has less than 3 times the rate of a map-style Hugging Face dataset in torch's
+DataLoader, less than twice that of its stream, or is slower than LitData or Ray Data. The peers:
 
 - **datasets map-style**: with_format("torch"), which was faster than "numpy".
-- **datasets streaming**: a shuffle buffer of 10,000 rows, with_format("torch"), which was faster than "numpy".
-- **LitData**: an index of the folder, `ParquetLoader`, and its own `StreamingDataLoader`, whose workers must not be forked
-  then. A row is a list of Python ints; the collate function makes a tensor of them. By default (`low_memory`) it keeps
-  the row groups that are not yet used up, as Python lists; otherwise whole files, as tables of Polars.
-- **Ray Data**: on 2 CPUs of this machine, with a shuffle buffer of 10,000 rows in the caller. The files are read again in
-  each epoch, in another order; or all rows are in its object store beforehand ("materialised").
+- **datasets streaming**: a shuffle buffer of 10,000 rows, with_format("torch"), which was faster than "numpy", and
+  gives int64.
+- **LitData**: an index of the folder, `ParquetLoader`, and its own `StreamingDataLoader`, whose workers must not be
+  forked then. A row is a list of Python ints; the collate function makes a tensor of them. By default
+  (`low_memory`) it keeps the row groups that are not yet used up, as Python lists; otherwise whole files, as tables
+  of Polars.
+- **Ray Data**: on 2 CPUs of this machine, with a shuffle buffer of 10,000 rows in the caller. The files are read
+  again in each epoch, in another order; or all rows are in its object store beforehand ("materialised").
 
-Only penstock and the map-style dataset shuffle all rows: LitData shuffles within the files that a worker has at the time,
-Hugging Face's stream and Ray Data within their buffer. The rows marked "small keep" show the worst case for penstock: a
-random order over row groups that are not kept, so that nearly every row costs the decoding of its whole row group.
+Only penstock and the map-style dataset shuffle all rows: LitData shuffles within the files that a worker has at the
+time, Hugging Face's stream and Ray Data within their buffer. The rows marked "small keep" show the worst case for
+penstock: a random order over row groups that are not kept, so that nearly every row costs the decoding of its whole
+row group.
 """
 
 from __future__ import annotations
@@ -113,11 +116,10 @@ def peer_map_style(folder: Path) -> Iterable[Batch]:
 
 def peer_stream(folder: Path) -> Iterable[Batch]:
     import datasets
-    import torch
     from torch.utils.data import DataLoader
 
     stream: Any = datasets.load_dataset("parquet", data_files=_files(folder), split="train", streaming=True)
-    stream = stream.shuffle(seed=0, buffer_size=BUFFER).with_format("torch", dtype=torch.int32)
+    stream = stream.shuffle(seed=0, buffer_size=BUFFER).with_format("torch")
     return _Ids(DataLoader(stream, BATCH, **_TORCH))
 
 

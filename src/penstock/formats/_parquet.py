@@ -123,8 +123,8 @@ def _index(file: File) -> dict[str, NDArray[Any]]:
 def _schema(metadata: Any) -> Any:
     """The schema of a footer, as Arrow has it.
 
-    Refused: `metadata.schema`, which refers to the footer as the footer refers to it. Footers would then stay in memory
-    until the garbage collector runs: 100 MB of 1,000 files with 100 row groups.
+    Refused: `metadata.schema`. It and the footer refer to each other, so footers would stay in memory until the
+    garbage collector runs: 100 MB for 1,000 files of 100 row groups.
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile

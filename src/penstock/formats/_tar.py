@@ -72,8 +72,8 @@ class Tar(Extents):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
 
-        A `Transform` with a fixed shape writes its images straight into the batch. NotImplemented if there is none, or if
-        the samples have different fields: then the samples are collated, and an error names the rows.
+        A `Transform` with a fixed shape writes its images straight into the batch. NotImplemented if there is none,
+        or if the samples have different fields: then the samples are collated, and an error names the rows.
         """
         if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
             return NotImplemented
@@ -88,7 +88,7 @@ class Tar(Extents):
 
         for found in self._found(keys, rows):
             samples.append(self._decoded(*found, room))  # noqa: PERF401 - `room` counts them
-        if any(sample.keys() != samples[0].keys() for sample in samples):
+        if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
         batch = collate(others, empty)

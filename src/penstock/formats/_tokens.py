@@ -115,8 +115,8 @@ class _Windows:
     """The memory of all files, and the samples in it.
 
     Memory is divided into equal units, at which samples begin. If a sample is a number of whole units, mostly one,
-    `take` copies it. Other samples, such as those that overlap, are windows into memory. numpy cannot copy windows to a
-    given place: they are copied twice, the second time from the processor's cache.
+    `take` copies it. Other samples, such as those that overlap, are windows into memory. numpy cannot copy windows
+    to a given place: they are copied twice, the second time from the processor's cache.
     """
 
     def __init__(self, tokens: Tokens) -> None:
