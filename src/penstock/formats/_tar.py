@@ -84,7 +84,8 @@ class Tar(Extents):
         def room(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             if field not in outs:
                 outs[field] = empty((len(rows), *shape), dtype)
-            return outs[field][len(samples)]
+            here: NDArray[Any] = outs[field][len(samples)]
+            return here
 
         for found in self._found(keys, rows):
             samples.append(self._decoded(*found, room))  # noqa: PERF401 - `room` counts them
