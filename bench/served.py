@@ -294,4 +294,6 @@ def digest(loader: Iterable[Batch]) -> list[int]:
 def _plain(array: Any) -> NDArray[Any]:
     """An array or tensor as an array; integers as int64, since some peers have no other type."""
     found = np.asarray(array)
+    if found.dtype.hasobject:
+        raise TypeError(f"a batch must be an array of numbers, but it has {type(found[0])} inside")
     return found.astype(np.int64) if found.dtype.kind in "iu" and found.itemsize > 1 else found

@@ -151,6 +151,11 @@ class _Single:
         return ((batch,) for batch in self._loader)
 
 
+def _dense(batch: dict[str, Any]) -> dict[str, Any]:
+    """Lists become rows of one array, in the tasks of Ray Data that read: the caller would take longer."""
+    return {"ids": np.stack(batch["ids"])}
+
+
 class RayData:
     """Ray Data's batches, with a shuffle buffer in the caller."""
 
@@ -161,6 +166,7 @@ class RayData:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._data = ray.data.read_parquet(str(folder / str(GROUPS)), shuffle=None if materialised else "files")
+        self._data = self._data.map_batches(_dense, batch_size=GROUPS)
         if materialised:
             self._data = self._data.materialize()
 
