@@ -23,6 +23,7 @@ class Foresight:
     """
 
     _returned: Any = None
+    _start: Any = None
 
     def __init__(self, dataset: Any, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
         self._process = os.getpid()
@@ -57,16 +58,19 @@ class Foresight:
     __del__ = finalizer(close)
 
 
+NO_FORESIGHT = Foresight.__new__(Foresight)
+
+
 def foresee(
-    last: Foresight | None, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
-) -> Foresight | None:
-    """The foresight for an epoch that begins: the last one, or a new one. None if the dataset does not want any.
+    last: Foresight, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
+) -> Foresight:
+    """The foresight for an epoch that begins: the last one, a new one, or none if the dataset does not want any.
 
     Called before workers have anything to do. After they were started, call `start`: a process that has more threads
     cannot fork them.
     """
     if method_of(dataset, "__foresee__") is None or not isinstance(plan, OrderPlan):
-        return None
-    if last is not None and last.continues(plan, progress):
+        return NO_FORESIGHT
+    if last.continues(plan, progress):
         return last
     return Foresight(dataset, plan, progress, counts)
