@@ -248,7 +248,7 @@ def test_a_damaged_remote_file_is_named(files: Path, tmp_path: Path) -> None:
 
 
 def test_a_process_forked_by_wish_says_why_it_cannot_read(files: Path, served: Server) -> None:
-    _, data = both("Tokens", files, served)
+    data = Tokens(f"{served.url}/0.bin", "uint16", 5, cache=False)
     loader = penstock.DataLoader(data, batch_size=5, num_workers=1, multiprocessing_context="fork")
     with loader, pytest.raises(RemoteError, match=r"threads of obstore do not survive a fork.*forkserver"):
         list(loader)
