@@ -86,7 +86,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=20), st.integers(0, 500), st.lists(st.integers(0, 200), min_size=6))
 def test_a_cache_is_a_dict_that_forgets(steps: list[tuple[str, str]], limit: int, lengths: list[int]) -> None:
     contents = {name: name.encode() * length for name, length in zip("abcdef", lengths, strict=False)}
@@ -163,7 +163,7 @@ def read(order: Any, remote: Remote, room: int, epochs: int, at_once: int, ahead
     return used
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     blocks=st.integers(1, 12),
     rows=st.integers(1, 3),
@@ -183,7 +183,7 @@ def test_with_a_forecast_as_few_pieces_are_fetched_as_possible(
     assert remote.fetched - len(remote.early) == fewest(used, room)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     blocks=st.integers(1, 12),
     rows=st.integers(1, 3),

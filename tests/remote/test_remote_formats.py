@@ -93,12 +93,12 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def both(case: str, files: Path, server: Server) -> tuple[Any, Any]:
+def both(case: str, files: Path, server: Server, **more: Any) -> tuple[Any, Any]:
     """The dataset of local files, and that of their URLs."""
     make, names = CASES[case]
     local = [files / name.removeprefix("local ") for name in names]
     urls = [str(files / n[6:]) if n.startswith("local ") else f"{server.url}/{n}" for n in names]
-    return make(local), make(urls)
+    return make(local), make(urls, **more)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -248,7 +248,7 @@ def test_a_damaged_remote_file_is_named(files: Path, tmp_path: Path) -> None:
 
 
 def test_a_process_forked_by_wish_says_why_it_cannot_read(files: Path, served: Server) -> None:
-    data = Tokens(f"{served.url}/0.bin", "uint16", 5, cache=False)
+    _, data = both("Tokens", files, served, cache=False)  # what is in a cache could be read
     loader = penstock.DataLoader(data, batch_size=5, num_workers=1, multiprocessing_context="fork")
     with loader, pytest.raises(RemoteError, match=r"threads of obstore do not survive a fork.*forkserver"):
         list(loader)

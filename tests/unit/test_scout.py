@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +14,9 @@ import pytest
 
 import penstock
 from penstock._cache import scout as module
-from penstock._cache.cache import Cache
-from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
 from penstock.plan._forecast import Forecast
-
-ROWS = 10
-
-
-class Store(penstock.Dataset[int]):
-    """Blocks of ten numbers in a folder that plays the remote store. It notes who fetches what."""
-
-    def __init__(self, folder: Path, blocks: int, limit: int, delay: float = 0.0, scouts: bool = True) -> None:
-        self.log, self.delay, self._scouts = str(folder / "log"), delay, scouts
-        self.blocks = np.arange(blocks + 1) * ROWS
-        self.cache = Cache(folder / "cache", limit)
-
-    def __len__(self) -> int:
-        return int(self.blocks[-1])
-
-    def __getitem__(self, key: int) -> int:
-        block = key // ROWS
-        piece = self.cache.get(f"{block}", partial(self.fetch, block))
-        return int(np.frombuffer(piece, np.int64)[key % ROWS])
-
-    def pieces_of(self, block: int) -> list[Wanted]:
-        return [Wanted(f"{block}", 8 * ROWS, partial(self.fetch, block))]
-
-    def fetch(self, block: int) -> bytes:
-        thread = "scout" if threading.current_thread().name == "penstock-fetch" else "worker"
-        with open(self.log, "a") as log:
-            log.write(f"{block} {thread}\n")
-        if self.delay:
-            time.sleep(self.delay)
-        return np.arange(block * ROWS, (block + 1) * ROWS).tobytes()
-
-    def __foresee__(self, forecast: Forecast) -> Scout | None:
-        return Scout(forecast, self, self.cache) if self._scouts else None
-
-    def fetched(self) -> list[tuple[int, str]]:
-        if not os.path.exists(self.log):
-            return []
-        lines = Path(self.log).read_text().split("\n")[:-1]
-        return [(int(block), by) for block, by in map(str.split, lines)]
-
-
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    """Waits for what another thread does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+from tests.stores import Store, threads, until
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +157,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     store.fetch = slow  # type: ignore[method-assign]
     loader = penstock.DataLoader(store, batch_size=10)
     batches = iter(loader)
-    until(lambda: threads().count("penstock-fetch") == 8)
+    until(lambda: threads().count("penstock-fetch") == 10)
     begun = time.monotonic()
     loader.close()
     del batches

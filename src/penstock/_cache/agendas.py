@@ -1,7 +1,9 @@
 """What loaders of this machine need next of a folder: published in files, so that any process can evict by it.
 
     magic (8 bytes), position, number of rows (8 each)
-    rows, one for each use of a piece: its digest, the first position that needs the piece, the one after the last
+    rows, one for each use of a piece: its key, the first position that needs the piece, the one after the last
+
+A key is the first half of a digest, as a number. Rows are sorted by key.
 
 Positions count the samples of all ranks and epochs. The scout that wrote an agenda keeps its position up to date, and
 holds a lock on the file: one that nobody holds is of a dead process.
@@ -14,6 +16,7 @@ import secrets
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.locks import ByteLock, is_locked
 from penstock._cache.pieces import unlink
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
@@ -30,11 +33,11 @@ FAR = np.iinfo(np.int64).max // 2
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
 _POSITION = struct.Struct("<q")
-ROW = np.dtype([("digest", "S32"), ("first", "<i8"), ("stop", "<i8")])
+ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
-    """The uses of pieces that lie ahead of a loader, in any order, and its position."""
+    """The uses of pieces that lie ahead of a loader, and its position."""
 
     position: int
     rows: NDArray[Any]
@@ -46,10 +49,38 @@ class Agenda(NamedTuple):
         return np.where(at < rows["stop"], coming, FAR)
 
 
-def rows_of(digests: Sequence[str], first: ArrayLike, stop: ArrayLike) -> NDArray[Any]:
-    rows = np.empty(len(digests), ROW)
-    rows["digest"], rows["first"], rows["stop"] = digests, first, stop
-    return rows
+def rows_of(keys: ArrayLike, first: ArrayLike, stop: ArrayLike) -> NDArray[Any]:
+    keys = np.asarray(keys, np.uint64)
+    rows = np.empty(len(keys), ROW)
+    rows["key"], rows["first"], rows["stop"] = keys, first, stop
+    return rows[np.argsort(keys, kind="stable")]
+
+
+def key_of(digest: str) -> int:
+    return int(digest[:16], 16)
+
+
+class Needs:
+    """When pieces are needed next, by any loader that has an agenda."""
+
+    def __init__(self, digests: Sequence[str], agendas: Sequence[Agenda]) -> None:
+        self._keys = np.array(list(map(key_of, digests)), np.uint64)
+        # Of each agenda: the first row of each of its pieces, and for each of our pieces, whether and where it is.
+        self._found = []
+        for agenda in agendas:
+            keys = agenda.rows["key"]
+            begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+            if len(begins):
+                at = np.minimum(keys[begins].searchsorted(self._keys), len(begins) - 1)
+                self._found.append((agenda, begins, at, keys[begins][at] == self._keys))
+
+    def after(self, ahead: int) -> NDArray[np.int64]:
+        """How many samples from now each piece is needed, once `ahead` more were handed out; FAR if not known."""
+        needs = np.full(len(self._keys), FAR, np.int64)
+        for agenda, begins, at, known in self._found:
+            nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
+            np.minimum(needs, nearest[at], out=needs, where=known)
+        return needs
 
 
 class Ranking(NamedTuple):
@@ -68,24 +99,12 @@ def ranking(digests: Sequence[str], times: Sequence[int], agendas: Sequence[Agen
     The future begins when the piece `new` is needed, which is fetched ahead of that: a piece that is used before then
     may be the one to evict then, but cannot be evicted yet.
     """
-    ahead = int(_needs([new], agendas, 0)[0]) if new else 0
-    ahead = 0 if ahead == FAR else ahead
-    now, then = (_needs(digests, agendas, later) for later in (0, ahead))
+    needs = Needs([*digests, new or "0"], agendas)
+    now = needs.after(0)
+    ahead = 0 if now[-1] == FAR else int(now[-1])
+    then = needs.after(ahead)[:-1]
     order = np.lexsort((np.asarray(times, np.int64), -then))
-    return Ranking(order, (now >= ahead) & (then > ahead))
-
-
-def _needs(digests: Sequence[str], agendas: Sequence[Agenda], ahead: int) -> NDArray[np.int64]:
-    """How many samples from now each piece is needed, once `ahead` more were handed out."""
-    names = np.array(digests, "S32")
-    needs = np.full(len(names), FAR, np.int64)
-    sort = np.argsort(names)
-    for agenda in agendas if len(names) else ():
-        found = agenda.rows["digest"]
-        at = sort[np.minimum(np.searchsorted(names, found, sorter=sort), len(names) - 1)]
-        known = names[at] == found
-        np.minimum.at(needs, at[known], agenda.distances(ahead)[known])
-    return needs
+    return Ranking(order, (now[:-1] >= ahead) & (then > ahead))
 
 
 class Publisher:
@@ -124,7 +143,7 @@ class Publisher:
 def read(path: str, *, sweeps: bool) -> Agenda | None:
     """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
     with suppress(OSError, ValueError, struct.error):
-        fd = os.open(path, os.O_RDWR)
+        fd = acquire(partial(os.open, path, os.O_RDWR), os.close)
         try:
             if not is_locked(fd):
                 if sweeps:

@@ -100,7 +100,12 @@ class Cache:
 
     def room(self) -> Room:
         """What there is room for."""
-        return self._folder.room()
+        return Room(self._folder)
+
+    @property
+    def evicted(self) -> int:
+        """How many pieces were evicted from the folder since it was made, by all processes. -1 if it is not known."""
+        return self._folder.noted().evicted
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
         """Tells all processes what a loader will need. Raises OSError if the folder cannot be written."""

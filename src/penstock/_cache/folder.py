@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,11 +26,18 @@ from penstock._interrupts import with_loan
 
 _OURS = re.compile(r"([0-9a-f]{32})\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?")
 _STATE = "penstock-cache"
-_HEAD = struct.Struct("<8s36sqq")  # magic, boot, whether a change was begun, bytes
+_HEAD = struct.Struct("<8s36sqqq")  # magic, boot, whether a change was begun, bytes, evictions
 _MAGIC = b"pnstcach"
 
 # To list 1,000 files takes 2 ms. Where there are more, one listing makes room for a hundredth of the cache.
 _FEW = 1000
+
+
+class Noted(NamedTuple):
+    """The bytes of all pieces, and a number that grows with each eviction."""
+
+    total: int
+    evicted: int
 
 
 class Listed(NamedTuple):
@@ -42,10 +50,11 @@ class Listed(NamedTuple):
 
 
 class Room:
-    """What there is room for in a folder, with the pieces and the agendas that were there at some moment."""
+    """What there is room for in a folder, at this moment. It is listed only if it may be full."""
 
-    def __init__(self, listed: Listed, limit: int) -> None:
-        self._listed, self._limit = listed, limit
+    def __init__(self, folder: Folder) -> None:
+        self._folder, self._listed = folder, Listed([], [], [], [])
+        self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
         """Whether a piece that is needed later can be fetched now. If so, its room is taken.
@@ -53,9 +62,12 @@ class Room:
         Not if a piece would have to be evicted for it that is needed before it. With `waits`, not either if a piece
         that is used before it will be the better one to evict after that use. Pieces that are coming count, too.
         """
-        found = self._listed
-        over = sum(found.sizes) + nbytes + pieces.EXTRA - self._limit
+        over = self._others + sum(self._listed.sizes) + nbytes + pieces.EXTRA - self._folder.limit
+        if over > 0 and not self._is_listed:
+            self._list()
+            return self.take(digest, nbytes, waits=waits)
         if over > 0:
+            found = self._listed
             order, spare = ranking(found.digests, found.times, found.agendas, digest)
             for at in order.tolist():
                 if over <= 0 or (waits and not spare[at]):
@@ -72,6 +84,12 @@ class Room:
             found.digests.append(digest)
             found.sizes.append(nbytes + pieces.EXTRA)
             found.times.append(0)
+
+    def _list(self) -> None:
+        coming, self._listed = self._listed, self._folder.listed()
+        self._is_listed, self._others = True, 0
+        for digest, size in zip(coming.digests, coming.sizes, strict=True):
+            self.add(digest, size - pieces.EXTRA)
 
 
 class Folder:
@@ -115,15 +133,15 @@ class Folder:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
-        total, about = self._total(lock.fd), os.stat(part)
+        (total, before), about = self._counted(lock.fd), os.stat(part)
         size = about.st_size
-        _write_total(lock.fd, total, is_changing=True)
+        _note(lock.fd, Noted(total, before), is_changing=True)
         evicted = 0
         if total + size > self.limit:
             total, evicted = self._evict(size, digest)
         # In the place of a damaged piece, if there was one. Its bytes are noted until they are counted again.
         os.replace(part, self.piece(digest))
-        _write_total(lock.fd, total + size, is_changing=False)
+        _note(lock.fd, Noted(total + size, before + evicted), is_changing=False)
         return evicted, about.st_ino
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
@@ -143,9 +161,6 @@ class Folder:
                 evicted += 1
         return total, evicted
 
-    def room(self) -> Room:
-        return Room(self.listed(), self.limit)
-
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
         """Raises OSError, or LockError, if the folder cannot be written."""
         with_loan(ByteLock(self._state, 0), publisher.publish, agenda)
@@ -156,37 +171,46 @@ class Folder:
         `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
         """
         found = Listed([], [], [], [])
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                ours = _OURS.fullmatch(entry.name)
-                if ours is None:
-                    continue
-                digest, kind, draft = ours.groups()
-                if kind == "piece":
-                    with suppress(FileNotFoundError):
-                        about = entry.stat(follow_symlinks=False)
-                        found.digests.append(digest)
-                        found.times.append(about.st_mtime_ns)
-                        found.sizes.append(about.st_size)
-                elif kind == "part":
-                    with suppress(LockError):
-                        if sweeps:
-                            with_loan(self.lock(digest, waits=False), pieces.unlink, entry.path)
-                elif (agenda := agendas.read(entry.path, sweeps=sweeps)) is not None and draft is None:
-                    found.agendas.append(agenda)
+        for name in os.listdir(self.path):
+            ours = _OURS.fullmatch(name)
+            if ours is None:
+                continue
+            path, (digest, kind, draft) = os.path.join(self.path, name), ours.groups()
+            if kind == "piece":
+                with suppress(FileNotFoundError):
+                    about = os.lstat(path)
+                    found.digests.append(digest)
+                    found.times.append(about.st_mtime_ns)
+                    found.sizes.append(about.st_size)
+            elif kind == "part":
+                with suppress(LockError):
+                    if sweeps:
+                        with_loan(self.lock(digest, waits=False), pieces.unlink, path)
+            elif (agenda := agendas.read(path, sweeps=sweeps)) is not None and draft is None:
+                found.agendas.append(agenda)
         return found
 
-    def _total(self, fd: int) -> int:
-        """The bytes of all pieces: as noted, or counted if the note cannot be trusted."""
-        with suppress(struct.error):
-            magic, boot, is_changing, total = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
-            if (magic, boot, is_changing) == (_MAGIC, _boot(), 0):
-                return int(total)
-        return sum(self.listed().sizes)
+    def noted(self) -> Noted:
+        """What was noted last. If nothing is known, the folder is taken for a full one."""
+        with suppress(OSError), open(self._state, "rb", buffering=0) as file:
+            return _noted(file.fileno()) or Noted(self.limit, -1)
+        return Noted(self.limit, -1)
+
+    def _counted(self, fd: int) -> Noted:
+        """What is noted, or counted if the note cannot be trusted."""
+        return _noted(fd) or Noted(sum(self.listed().sizes), secrets.randbits(40))
 
 
-def _write_total(fd: int, total: int, *, is_changing: bool) -> None:
-    os.pwrite(fd, _HEAD.pack(_MAGIC, _boot(), is_changing, total), 0)
+def _noted(fd: int) -> Noted | None:
+    with suppress(struct.error):
+        magic, boot, is_changing, *noted = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+        if (magic, boot, is_changing) == (_MAGIC, _boot(), 0):
+            return Noted(*noted)
+    return None
+
+
+def _note(fd: int, noted: Noted, *, is_changing: bool) -> None:
+    os.pwrite(fd, _HEAD.pack(_MAGIC, _boot(), is_changing, *noted), 0)
 
 
 @cache

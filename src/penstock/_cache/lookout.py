@@ -11,15 +11,19 @@ pieces are fetched as if none were fetched early, and these are the fewest possi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.agendas import ROW, Agenda
+from penstock._cache.agendas import Agenda, key_of, rows_of
 from penstock._cache.cache import Cache, digest_of
 from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
+
+_REMEMBERED = 4096  # blocks whose pieces are not asked for again
 
 
 class Wanted(NamedTuple):
@@ -46,11 +50,14 @@ class Lookout:
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
-        self._forecast, self._dataset = forecast, dataset
+        self._forecast = forecast
         self._edges = np.asarray(dataset.blocks, np.int64)
         self._ahead, self._near = min(ahead, cache.limit), near
-        self._digests: dict[int, list[str]] = {}  # by block
+        self._keys: dict[int, list[int]] = {}  # of the pieces of each block
         self._uses: Uses | None = None
+        self._there: set[str] = set()  # pieces that are in the folder
+        self._evicted = -1  # pieces that were evicted from the folder by then
+        self._pieces_of = lru_cache(_REMEMBERED)(dataset.pieces_of)
 
     @property
     def position(self) -> int:
@@ -62,21 +69,21 @@ class Lookout:
         if self._uses is not None and position < self._uses.until:
             return None
         found = self._uses = uses(self._forecast, self._edges)
-        digests = [self._digests_of(block) for block in found.blocks.tolist()]
-        counts = [len(some) for some in digests]
-        rows = np.empty(sum(counts), ROW)
-        rows["digest"] = [digest for some in digests for digest in some]
-        rows["first"], rows["stop"] = np.repeat(found.first, counts), np.repeat(found.stop, counts)
-        return Agenda(position, rows)
+        self._there = set()  # some may have been deleted by hand
+        keys = [self._keys_of(block) for block in found.blocks.tolist()]
+        counts = list(map(len, keys))
+        first, stop = np.repeat(found.first, counts), np.repeat(found.stop, counts)
+        return Agenda(position, rows_of(list(chain.from_iterable(keys)), first, stop))
 
     def forget(self) -> None:
         """The last agenda was not published."""
         self._uses = None
 
-    def _digests_of(self, block: int) -> list[str]:
-        found = self._digests.get(block)
+    def _keys_of(self, block: int) -> list[int]:
+        found = self._keys.get(block)
         if found is None:
-            found = self._digests[block] = [digest_of(piece.name) for piece in self._dataset.pieces_of(block)]
+            pieces = self._pieces_of(block)
+            found = self._keys[block] = [key_of(digest_of(piece.name)) for piece in pieces]
         return found
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[Wanted]:
@@ -86,11 +93,17 @@ class Lookout:
         """
         found: list[Wanted] = []
         room, ahead = None, 0
+        evicted = self.cache.evicted
+        if evicted != self._evicted:
+            self._evicted, self._there = evicted, set()
         for piece in self._upcoming():
             ahead += piece.nbytes
             if len(found) == most or ahead > self._ahead:
                 break
-            if piece.name in coming or piece.name in failed or self.cache.has(piece.name):
+            if piece.name in self._there or piece.name in coming or piece.name in failed:
+                continue
+            if self.cache.has(piece.name):
+                self._there.add(piece.name)
                 continue
             if room is None:
                 room = self.cache.room()
@@ -106,7 +119,7 @@ class Lookout:
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop > self.position).tolist():
-                for piece in self._dataset.pieces_of(int(self._uses.blocks[at])):
+                for piece in self._pieces_of(int(self._uses.blocks[at])):
                     if piece.name not in seen:
                         seen.add(piece.name)
                         yield piece

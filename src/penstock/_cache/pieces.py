@@ -12,8 +12,10 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from penstock._interrupts import acquire
 from penstock._memory.slabs import mapped as memory
 
 _MAGIC = b"pnstpiec"
@@ -28,22 +30,24 @@ _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
     """Writes the file of a piece anew. After an error the file is gone."""
     length = check = 0
+    fd = acquire(partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), os.close)
     try:
-        with open(path, "wb", buffering=0) as out:
-            for buffer in buffers:
-                view = memoryview(buffer).cast("B")
-                check, length = zlib.crc32(view, check), length + len(view)
-                _write_all(out, view)
-            end = _END.pack(_MAGIC, length, check)
-            _write_all(out, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            check, length = zlib.crc32(view, check), length + len(view)
+            _write_all(fd, view)
+        end = _END.pack(_MAGIC, length, check)
+        _write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
     except BaseException:
         unlink(path)
         raise
+    finally:
+        os.close(fd)
 
 
-def _write_all(out: Any, view: memoryview) -> None:
+def _write_all(fd: int, view: memoryview) -> None:
     while len(view):
-        view = view[out.write(view[:_AT_ONCE]) :]
+        view = view[os.write(fd, view[:_AT_ONCE]) :]
 
 
 def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryview, int]:
@@ -51,7 +55,7 @@ def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryvi
 
     The bytes of the file with the number `checked` are not read for it.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = acquire(partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW), os.close)
     try:
         about = os.fstat(fd)
         size, number = about.st_size, about.st_ino

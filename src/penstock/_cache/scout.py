@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,11 +27,11 @@ AHEAD = 512 << 20
 NEAR = 128 << 20
 """Bytes for which the cache makes room in any case, but not more than a quarter of the cache: see `lookout`."""
 
-THREADS = 8
+THREADS = 16
 """Pieces that are fetched at a time."""
 
-_PAUSE = 0.02  # seconds between two looks
-_SHARE = 50  # a scout looks for 1/50 of the time at most: to list 100,000 pieces takes 0.3 s
+_PAUSE = 0.02  # seconds after which a scout looks how far its loader is
+_SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.3 s
 _AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
 _GRACE = 1.0  # seconds that the interpreter's exit waits for threads
 
@@ -51,7 +52,11 @@ class Scout:
         self._thread = threading.Thread(target=work, name="penstock-scout", daemon=True)
         with interrupts_deferred():  # `start` waits for an Event
             _running[self._thread] = self._fetches
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:
+                del _running[self._thread]
+                raise
 
     def close(self) -> None:
         """Ends the scout. Fetches that are under way end in the background, and what they fetch is dropped."""
@@ -74,7 +79,7 @@ class _Counting(Source):
 
 
 class _Fetches:
-    """The fetches of a scout that are under way, each in a thread."""
+    """The fetches of a scout that are under way, `most` at a time."""
 
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
@@ -84,6 +89,7 @@ class _Fetches:
         self._most = most
         self._lock = threading.Lock()  # of the attributes that fetches change
         self._coming: dict[str, int] = {}
+        self._queue: deque[Wanted] = deque()  # of those that are coming
         self._failed: set[str] = set()
         self._done = 0
         self._seen: object = None  # what was there when the scout looked last
@@ -92,6 +98,15 @@ class _Fetches:
     def stop(self) -> None:
         self.stopped = True
         self.bell.put(None)
+
+    def wait(self, least: float) -> None:
+        """Waits for the next look: until a fetch has ended, or a moment, but not less than `least` seconds."""
+        until = time.monotonic() + least
+        with suppress(queue.Empty):
+            self.bell.get(timeout=max(least, _PAUSE))
+        while not self.stopped and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self.bell.get(timeout=left)
 
     def rest(self) -> None:
         """The folder cannot be used."""
@@ -111,31 +126,40 @@ class _Fetches:
         publisher.move(position)
         with self._lock:
             coming, failed = dict(self._coming), set(self._failed)
-        for piece in lookout.look(self._most - len(coming), coming, failed):
-            thread = threading.Thread(
-                target=self._fetch, args=(lookout.cache, piece), name="penstock-fetch", daemon=True
-            )
+        # Twice as many as there are threads: none of them has to wait for the next look.
+        for piece in lookout.look(2 * self._most - len(coming), coming, failed):
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
+                self._queue.append(piece)
+                if len(self.threads) == self._most:
+                    continue
+                name, of = "penstock-fetch", (lookout.cache,)
+                thread = threading.Thread(target=self._fetch, args=of, name=name, daemon=True)
                 self.threads.add(thread)
             thread.start()
 
-    def _fetch(self, cache: Cache, piece: Wanted) -> None:
-        counting, failed = _Counting(), True
-        try:
+    def _fetch(self, cache: Cache) -> None:
+        """A thread that fetches, until nothing is left to fetch."""
+        while (piece := self._next()) is not None:
+            counting, failed = _Counting(), True
             with working_at(counting), suppress(Exception):
                 failed = not cache.fetch(piece.name, partial(self._made, piece.make))
                 if failed:
                     self.rest()
-        finally:
             with self._lock:
                 self._counts.add(counting.cache)
                 del self._coming[piece.name]
                 if failed:
                     self._failed.add(piece.name)
                 self._done += 1
-                self.threads.discard(threading.current_thread())
             self.bell.put(None)
+
+    def _next(self) -> Wanted | None:
+        with self._lock:
+            if self._queue and not self.stopped:
+                return self._queue.popleft()
+            self.threads.discard(threading.current_thread())
+            return None
 
     def _made(self, make: Callable[[], Any]) -> Any:
         made = make()
@@ -156,16 +180,14 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
     publisher = Publisher(lookout.cache.path)
     try:
         while lookout is not None and not fetches.stopped:
-            begun = time.monotonic()
+            begun = time.thread_time()
             try:
                 fetches.look(lookout, publisher)
             except OSError:
                 lookout.forget()
                 fetches.rest()
             lookout = None
-            pause = max(_PAUSE, _SHARE * (time.monotonic() - begun))
-            with suppress(queue.Empty):
-                fetches.bell.get(timeout=pause)
+            fetches.wait(_SHARE * (time.thread_time() - begun))
             lookout = reference()
     except Exception:
         import logging
