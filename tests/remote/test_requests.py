@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._remote import store
+from penstock._remote.objects import is_strong
 from penstock._remote.retry import Failed, Fault, Patience
 from penstock._remote.store import Remote, remotes
 from penstock._remote.traffic import traffic
@@ -110,6 +111,14 @@ def test_a_file_that_changed_is_never_a_sample(folder: Path, etags: bool) -> Non
                 one.read(0, 7)
 
 
+def test_a_request_says_which_content_it_wants(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    file = remote_file(f"{server.url}/x")
+    file.read(0, 7)
+    assert server.headers[-1]["if-match"] == f'"{file.modified}"'
+    assert [is_strong(token) for token in ("abc", 'W/"abc"', "at 2026-11-17", "")] == [True, False, False, False]
+
+
 def test_a_file_that_became_shorter_is_an_error(folder: Path) -> None:
     (folder / "x").write_bytes(b"content")
     with serving(folder, etags=False) as server:
@@ -179,6 +188,19 @@ def test_answers_of_another_length_are_errors_after_five(monkeypatch: pytest.Mon
     with pytest.raises(RemoteError, match=r"5 bytes came instead of 10\. It was tried 5 times"):
         remote_file("s3://b/k").read(0, 10)
     assert traffic().retries - before == 4
+
+
+def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Talking:
+        def find(self, key: str) -> Any:
+            raise Failed(Fault.FINAL, "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:SECRET failed")
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Talking())
+    storage = {"secret_access_key": "SECRET-key", "client_options": {"default_headers": {"t": b"SECRET-token"}}}
+    ((remote, key),) = remotes(["sftp://me:SECRET@h/k"], storage)
+    with pytest.raises(RemoteError, match=r"sftp://h/k cannot be found: GET https://h/k with \*\*\*, ") as raised:
+        remote.find(key)
+    assert "SECRET" not in str(raised.value)
 
 
 def test_a_failure_in_a_thread_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,11 @@ class Bucket:
                 return
 
 
-keys = st.one_of(st.integers(0, 30_000).map("part-{:06}.tar".format), st.text("09af-z", min_size=1, max_size=9))
+keys = st.one_of(
+    st.integers(0, 30_000).map("part-{:06}.tar".format),
+    st.text("09af-z", min_size=1, max_size=9),
+    st.text("01239", min_size=1, max_size=3),  # names at which others are cut
+)
 
 
 @settings(deadline=None, max_examples=100)

@@ -33,10 +33,11 @@ _NOTHING = np.empty(0, np.uint8)
 class Parquet(Table):
     """The rows of Parquet files, in the order of the files' paths; a sample is a dict with the columns.
 
-    `paths` is a file, a folder, a pattern or a list of these; `columns` names the columns to read, by default all. At
-    first only the footers are read. A row group is decoded as a whole, by the worker that needs one of its rows; each
-    worker keeps the row groups it used last, up to `keep` bytes of decoded columns. See docs/tables.md for the types,
-    and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
+    `paths` is a file, a folder, a pattern or a list of these, local or as URLs (docs/remote.md); `columns` names the
+    columns to read, by default all. At first only the footers are read. A row group is decoded as a whole, by the
+    worker that needs one of its rows; each worker keeps the row groups it used last, up to `keep` bytes of decoded
+    columns. See docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install
+    ".[parquet]"`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"
