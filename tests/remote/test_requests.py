@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def test_pauses_double_up_to_a_limit_with_jitter(failures: int, elapsed: float, 
     patience = Patience()
     pause = patience.pause(Fault.PASSING, failures, elapsed, dice)
     longest = min(20.0, 0.2 * 2 ** (failures - 1))
-    assert pause is not None and longest / 2 <= pause <= longest
+    assert pause == pytest.approx(longest * (1 + dice) / 2)
     assert patience.pause(Fault.PASSING, failures, 300.0, dice) is None
     assert (patience.pause(Fault.ODD, failures, elapsed, dice) is None) == (failures >= 5)
     for fault in (Fault.FINAL, Fault.MISSING, Fault.CHANGED):
@@ -106,6 +107,7 @@ def test_a_file_that_changed_is_never_a_sample(folder: Path, etags: bool) -> Non
         file = remote_file(f"{server.url}/x")
         copy = pickle.loads(pickle.dumps(file))
         path.write_bytes(b"another")  # of the same size
+        assert remote_file(f"{server.url}/x").pieces_of(0, 7)[0].name != file.pieces_of(0, 7)[0].name
         for one in (file, copy):
             with pytest.raises(FormatError, match=r"/x has changed since the dataset was made"):
                 one.read(0, 7)
@@ -223,11 +225,11 @@ def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server)
     file = remote_file(f"{server.url}/x")
     held = threading.Event()
     server.status = lambda path: int(held.wait(30)) and 503
-    for wanted in (1, 20 << 20):  # one piece, and several
-        asked = len(server.log)
+    for pieces, wanted in ((1, 1), (3, 20 << 20)):
+        until = len(server.log) + pieces
 
-        def interrupt(asked: int = asked) -> None:
-            while len(server.log) == asked:
+        def interrupt(until: int = until) -> None:
+            while len(server.log) < until:
                 time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -238,3 +240,19 @@ def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server)
         thread.join()
     assert not held.is_set()
     held.set()
+
+
+def test_a_listing_goes_on_after_a_page_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, asked = [f"{number:03}" for number in range(30)], list[str]()
+
+    class Listing:
+        def below(self, folder: str, deep: bool, after: str) -> Iterator[store.Page]:
+            asked.append(after)
+            left = [key for key in keys if key > after]
+            yield store.Page([store.Stored(key, 1, "") for key in left[:10]], [])
+            if len(left) > 10:
+                raise Failed(Fault.PASSING, "failed")
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Listing())
+    found = [each.key for page in Remote("s3://b", "", {}).below("", True) for each in page.objects]
+    assert (found, asked) == (keys, ["", "009", "019"])

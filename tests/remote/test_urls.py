@@ -72,7 +72,7 @@ def test_a_pattern_means_what_it_means_on_a_disk(
             continue
     on_disk = [os.path.relpath(path, folder) for path in map(str, folder.rglob("*")) if Path(path).is_file()]
     matches = glob.glob(pattern, root_dir=folder, recursive=True)
-    expected = {path for path in matches if (folder / path).is_file()}
+    expected = {path for path in matches if os.path.isfile(f"{folder}/{path}")}  # glob returns "b/" for a file b, too
     assert {path for path in on_disk if translated(pattern).fullmatch(path)} == expected
 
 
