@@ -66,7 +66,7 @@ class Foresight(NoForesight):
 
     def close(self) -> None:
         with interrupts_deferred():
-            returned, self._returned = self._returned, None
+            returned, self._returned, self._start = self._returned, None, None
             if returned is not None and self._process == os.getpid():
                 returned.close()
 
