@@ -83,22 +83,28 @@ class RemoteFile(AnyFile):
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
         """Reads the bytes from each start on into the row of `out` at its place."""
         width = out.shape[1]
-        if len(starts) and (starts.min() < 0 or starts.max() + width > self.size):
+        if not len(starts):
+            return
+        if starts.min() < 0 or starts.max() + width > self.size:
             self.beyond(int(starts.max()), width)
-        wanted: dict[Piece, list[int]] = {}
-        for number, start in enumerate(starts.tolist()):
-            for piece in self.pieces_of(start, start + width):
-                wanted.setdefault(piece, []).append(number)
+        edges = np.arange(0, self.size + PIECE, PIECE) if self.edges is None else self.edges
+        first, last = edges.searchsorted(starts, "right") - 1, edges.searchsorted(starts + width) - 1
+        order = first.argsort(kind="stable")
+        numbers, begins = np.unique(first[order], return_index=True)
+        wanted = {
+            self._piece(number): rows
+            for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
+        }
+        row = np.dtype((np.void, width))
+        batch = out.view(row)[:, 0]
         for piece, view in self._views(wanted):
-            content, numbers = np.frombuffer(view, np.uint8), wanted[piece]
-            begins = starts[numbers] - piece.start
-            whole = (begins >= 0) & (begins + width <= len(content))
-            if whole.any():
-                windows = np.lib.stride_tricks.as_strided(content, (len(content) - width + 1, width), (1, 1))
-                out[places[numbers][whole]] = windows[begins[whole]]
-            for begin, place in zip(begins[~whole].tolist(), places[numbers][~whole].tolist(), strict=True):
-                first, stop = max(begin, 0), min(begin + width, len(content))
-                out[place, first - begin : stop - begin] = content[first:stop]
+            rows = wanted[piece]
+            rows = rows[last[rows] == first[rows]]
+            if len(rows):
+                windows = np.ndarray((len(view) - width + 1,), row, view, strides=(1,))
+                batch[places[rows]] = windows[starts[rows] - piece.start]
+        for at in np.flatnonzero(first != last).tolist():  # from one piece to the next
+            out[places[at]] = np.frombuffer(self.read(int(starts[at]), width), np.uint8)
 
     def peek(self, start: int, length: int) -> bytes:
         if start < 0 or length < 0 or start + length > self.size:
@@ -109,12 +115,15 @@ class RemoteFile(AnyFile):
         """The pieces that have these bytes."""
         if start >= stop:
             return []
-        if self.edges is None:
-            firsts = range(start // PIECE * PIECE, stop, PIECE)
-            return [Piece(self._identity, first, min(first + PIECE, self.size)) for first in firsts]
         edges = self.edges
-        numbers = range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))
-        return [Piece(self._identity, int(edges[number]), int(edges[number + 1])) for number in numbers]
+        if edges is None:
+            return list(map(self._piece, range(start // PIECE, -(-stop // PIECE))))
+        return list(map(self._piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
+
+    def _piece(self, number: int) -> Piece:
+        if self.edges is None:
+            return Piece(self._identity, number * PIECE, min((number + 1) * PIECE, self.size))
+        return Piece(self._identity, int(self.edges[number]), int(self.edges[number + 1]))
 
     def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
         """The bytes of a piece from the store, as a buffer."""
