@@ -64,7 +64,7 @@ def test_each_piece_is_fetched_once(folder: Path, server: Server, cache: Path, n
     assert counted is not None and counted.fetched == len(spans) and counted.evicted == 0
 
 
-def test_each_block_is_fetched_and_decoded_once_whatever_the_workers(folder: Path, server: Server, cache: Path) -> None:
+def test_a_block_is_fetched_and_decoded_once_whatever_the_workers(folder: Path, server: Server, cache: Path) -> None:
     rows, group = 2000, 100
     lists = pa.ListArray.from_arrays(np.arange(0, 8 * rows + 1, 8, dtype=np.int32), np.arange(8 * rows))
     pa.parquet.write_table(pa.table({"ids": lists}), folder / "some.parquet", row_group_size=group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +61,9 @@ class Parquet(Table):
         cache_bytes: int | None = None,
     ) -> None:
         need_pyarrow("Parquet")
-        from penstock.formats._schema import common_schema
+        from penstock.formats._schema import checked_names, common_schema
 
-        columns = columns if columns is None or isinstance(columns, str) else list(columns)
+        columns = None if columns is None else checked_names(columns)
         Format.__init__(self, paths, Access(storage, cache, cache_bytes))
         super().__init__(keep)
         footers = list(for_each(lambda file: _footer(file, columns), self._files, _THREADS))
@@ -151,14 +151,21 @@ def _end(file: AnyFile) -> bytes:
 def _checked(file: AnyFile, end: bytes) -> bytes:
     """The last bytes of a file, if they are those of a Parquet file. The first ones of remote files are not read."""
     if file.size < 12:
-        raise FormatError(f"{file.path} is not a Parquet file: it has only {file.size:,} bytes.")
+        _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):
         raise FormatError(f"{file.path} is an encrypted Parquet file, which cannot be read.")
-    if not end.endswith(_MAGIC) or (isinstance(file, File) and file.read(0, 4) != _MAGIC):
-        raise FormatError(
-            f"{file.path} is not a Parquet file, or it is cut off: it does not begin and end with PAR1."
-        )
+    if not end.endswith(_MAGIC):
+        _not_parquet(file, f"its {file.size:,} bytes end in {end[-4:]!r}, not in PAR1")
+    if isinstance(file, File) and (begin := file.read(0, 4)) != _MAGIC:
+        _not_parquet(file, f"it begins with {begin!r}, not with PAR1")
     return end
+
+
+def _not_parquet(file: AnyFile, why: str) -> NoReturn:
+    raise FormatError(
+        f"{file.path} is not a Parquet file, or it is cut off: {why}. Copy it or write it again, or use the class "
+        "that reads its format."
+    )
 
 
 def _index(file: AnyFile) -> dict[str, NDArray[Any]]:

@@ -203,7 +203,10 @@ class _Ranges:
 
 
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(np.void)
     if found.kind not in "iu" or not found.isnative:
         raise ValueError(f"dtype must be an integer type of this machine, such as 'uint16', but it is {dtype!r}.")
     return found
@@ -211,8 +214,14 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
+    begin = file.peek(0, min(file.size, 12))
+    if begin.startswith(b"\x93NUMPY"):
+        raise FormatError(
+            f"{file.path}, byte 0: this is a .npy file, whose header would be read as ids. Write the ids alone: "
+            f"np.load(path).astype({str(dtype)!r}).tofile('ids.bin')."
+        )
     if file.size >= _LLMC_HEADER:
-        magic, _, ids = np.frombuffer(file.peek(0, 12), "<i4").tolist()
+        magic, _, ids = np.frombuffer(begin, "<i4").tolist()
         own = _LLMC.get(magic)
         if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
             if own != dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 
 from penstock._remote.listing import listed
@@ -24,13 +24,10 @@ def find_remote(
     """The files of URLs. If one names no file it is a folder. Those that name files are looked up many at a time."""
     if not urls:
         return
-    storage = {} if access.storage is None else access.storage
-    if not isinstance(storage, Mapping):
-        raise TypeError(f"storage must be a dict of options, but it is a {type(storage).__name__}.")
     pieces = access.pieces()
     wanted = [
         _Wanted(remote, key, is_web(url), suffixes, reader)
-        for url, (remote, key) in zip(urls, remotes(urls, storage), strict=True)
+        for url, (remote, key) in zip(urls, remotes(urls, access.storage or {}), strict=True)
     ]
     finding = in_parallel(lambda each, pause: (each, each.named(pause)), wanted, IN_FLIGHT)
     for each, stored in shown(finding, len(wanted), "finding files"):
