@@ -109,7 +109,7 @@ def _add_inspect(commands: Any) -> None:
         "samples. The format is found by content and name: Parquet, Arrow, tar, JSON lines, text, token files, .rec, "
         "LMDB, folders of images.",
     )
-    inspect.add_argument("path", metavar="PATH", help="a file, a folder, or a pattern in quotes")
+    inspect.add_argument("path", metavar="PATH", help="a file, a folder, a URL, or a pattern in quotes")
     first = "how many of the first samples to show (default: 3)"
     inspect.add_argument("--samples", type=_number(0), default=3, metavar="N", help=first)
     inspect.add_argument("--dtype", metavar="NAME", help="dtype of a file of token ids, such as uint16")

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -21,7 +22,7 @@ from penstock._fill.collate import collate
 from penstock.errors import CollateError, FormatError
 from penstock.formats import Arrow, Parquet
 from penstock.formats._files import File
-from penstock.formats._messages import find_messages
+from penstock.formats._messages import count_batches, find_messages, look_ahead
 
 law = settings(deadline=None, max_examples=60)
 
@@ -117,7 +118,11 @@ def test_the_messages_of_a_file_are_found(data: Any, how: str, size: int) -> Non
     with tempfile.TemporaryDirectory() as folder:
         written(data, how, folder, size)
         path = f"{folder}/some.arrow"
-        found = find_messages(File(path), memoryview(Path(path).read_bytes()))
+        content = Path(path).read_bytes()
+        found = find_messages(File(path), lambda start, stop: content[start:stop])
+        ahead = look_ahead(File(path))  # as remote files are looked into
+        assert str(find_messages(File(path), ahead)) == str(found)
+        assert not found.is_file or count_batches(File(path), ahead) == len(found.rows)
         opened: Any = pa.ipc.open_file(path) if how.startswith("file") else pa.ipc.open_stream(path)
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)] if found.is_file else list(opened)
         assert found.rows.tolist() == [batch.num_rows for batch in batches]
@@ -148,16 +153,19 @@ WHAT = ("set", "set", "set", "number", "delete", "insert", "cut")
 CHANGES = st.lists(st.tuples(st.sampled_from(WHAT), WHERE, st.integers(0, 255)), min_size=1, max_size=4)
 
 
-def rows_of(content: bytes, kind: Any) -> int:
+def rows_of(content: bytes, kind: Any, remote: bool = False) -> int:
     """How many rows can be read; all other rows, or the file, are errors that name the file."""
     suffix = ".parquet" if kind is Parquet else ".arrow"
     with tempfile.NamedTemporaryFile(suffix=suffix) as file:
         file.write(content)
         file.flush()
+        url = f"memory:/{file.name}"
+        if remote:
+            fsspec.filesystem("memory").pipe(file.name, content)
         errors: list[str] = []
         found = 0
         try:
-            dataset = kind(file.name)
+            dataset = kind(url if remote else file.name)
             for key in range(min(len(dataset), 100)):
                 try:
                     dataset[key]
@@ -216,16 +224,16 @@ EXAMPLES = {
 
 
 @law
-@given(st.sampled_from(sorted(EXAMPLES)), CHANGES)
-def test_damage_is_an_error_of_its_file(how: str, changes: list[tuple[str, float, int]]) -> None:
+@given(st.sampled_from(sorted(EXAMPLES)), CHANGES, st.booleans())
+def test_damage_is_an_error_of_its_file(how: str, changes: list[tuple[str, float, int]], remote: bool) -> None:
     kind, content = EXAMPLES[how]
-    assert 0 <= rows_of(damaged(content, changes), kind) <= 100
+    assert 0 <= rows_of(damaged(content, changes), kind, remote) <= 100
 
 
 @pytest.mark.parametrize("how", EXAMPLES)
 def test_an_example_is_sound(how: str) -> None:
     kind, content = EXAMPLES[how]
-    assert rows_of(content, kind) == 12
+    assert rows_of(content, kind) == rows_of(content, kind, remote=True) == 12
 
 
 FUZZ = """
@@ -242,7 +250,7 @@ for number in range(seed, seed + count):
         for _ in range(rng.choice([1, 1, 2, 4, 16]))
     ]
     print(number, end=" ", flush=True)  # the last one is the one that ends the process
-    read += rows_of(damaged(content, changes), kind)
+    read += rows_of(damaged(content, changes), kind, rng.random() < 0.5)
 print()
 """
 

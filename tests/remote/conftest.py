@@ -36,11 +36,10 @@ def connections_are_closed() -> Iterator[None]:
     """Waits for them: obstore closes those of a store that is gone in a thread of its own."""
     before = descriptors()
     yield
-    if descriptors() - before:
-        gc.collect()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 10
     while descriptors() - before and time.monotonic() < until:
-        time.sleep(0.01)
+        gc.collect()
+        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ def test_each_piece_is_fetched_once(folder: Path, server: Server, cache: Path, n
     assert counted is not None and counted.fetched == len(spans) and counted.evicted == 0
 
 
-def test_a_block_is_fetched_and_decoded_once_whatever_the_workers(folder: Path, server: Server, cache: Path) -> None:
+def test_each_block_is_fetched_and_decoded_once_for_all_workers(folder: Path, server: Server, cache: Path) -> None:
     rows, group = 2000, 100
     lists = pa.ListArray.from_arrays(np.arange(0, 8 * rows + 1, 8, dtype=np.int32), np.arange(8 * rows))
     pa.parquet.write_table(pa.table({"ids": lists}), folder / "some.parquet", row_group_size=group)
@@ -88,3 +88,17 @@ def test_a_local_table_is_decoded_once_and_needs_no_cache(folder: Path) -> None:
         assert sorted(np.concatenate([batch["x"] for batch in loader])) == [*range(rows)]
         counted = loader.stats().life.cache
     assert counted is not None and (counted.decoded, counted.fetched) == (rows // group, 0)
+
+
+def test_ranks_on_one_machine_decode_each_block_once(folder: Path) -> None:
+    rows, group, world = 4000, 100, 2
+    pa.parquet.write_table(pa.table({"x": np.arange(rows)}), folder / "some.parquet", row_group_size=group)
+    given: dict[str, Any] = {"batch_size": 20, "seed": 1, "shuffle": "blocks", "num_workers": 2}
+    ranks = [
+        penstock.DataLoader(Parquet(folder / "some.parquet"), shard=(rank, world), **given) for rank in range(world)
+    ]
+    with ranks[0], ranks[1]:
+        found = [batch["x"] for step in zip(*ranks, strict=True) for batch in step]
+        decoded = [loader.stats().life.cache for loader in ranks]
+    assert sorted(np.concatenate(found)) == [*range(rows)]
+    assert sum(one.decoded for one in decoded if one is not None) == rows // group

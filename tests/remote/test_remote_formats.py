@@ -20,11 +20,15 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
+from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats import _remotefile as module
+from penstock.formats._chunks import places
 from remote.serving import Server, serving
 
 N = 40
@@ -89,12 +93,12 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def both(case: str, files: Path, server: Server) -> tuple[Any, Any]:
+def both(case: str, files: Path, server: Server, **more: Any) -> tuple[Any, Any]:
     """The dataset of local files, and that of their URLs."""
     make, names = CASES[case]
     local = [files / name.removeprefix("local ") for name in names]
     urls = [str(files / n[6:]) if n.startswith("local ") else f"{server.url}/{n}" for n in names]
-    return make(local), make(urls)
+    return make(local), make(urls, **more)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,7 +138,6 @@ def test_workers_read_no_footer_and_no_size_again(files: Path, served: Server) -
     with penstock.DataLoader(data, batch_size=5, num_workers=2, collate_fn=one_by_one) as loader:
         assert sum(len(batch) for batch in loader) == N
     requests = served.log[before:]
-    assert {method for method, _, _ in requests} == {"GET"}
     asked = [tuple(map(int, part.removeprefix("bytes=").split("-"))) for _, _, part in requests]
     footers = {f"/{part}.parquet": footer_of(files / f"{part}.parquet") for part in range(2)}
     assert all(last < footers[path] for (_, path, _), (_, last) in zip(requests, asked, strict=True))
@@ -181,9 +184,37 @@ class Fetching:
         return memoryview(fetch(piece))
 
 
+@pytest.mark.parametrize("about", [{}, {"use_dictionary": False, "compression": "zstd", "write_page_index": True}])
+def test_the_extents_of_columns_are_those_that_pyarrow_names(about: Any) -> None:
+    table = pa.table({"a": range(900), "b.c": [{"a": [1], "b": "x"}] * 900, "b": [[1.5, None]] * 900})
+    written = io.BytesIO()
+    pa.parquet.write_table(table, written, row_group_size=400, **about)
+    content = written.getvalue()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    metadata = pa.parquet.read_metadata(written)
+    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["b", "a"], [0, 1, 2, 3])):
+        for group, *found in places(footer, columns).tolist():
+            chunks = [metadata.row_group(group).column(number) for number in numbers]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+            assert found == [min(starts), max(stops)]
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60))
+def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
+    try:
+        places(footer, ["a"])
+    except ValueError:
+        pass
+
+
 def test_opening_parquet_files_takes_two_requests_for_each(files: Path, served: Server) -> None:
     both("Parquet", files, served)
-    assert sorted(method for method, _, _ in served.log) == ["GET", "GET", "HEAD", "HEAD"]
+    ranges = [(path, part) for _, path, part in served.log]
+    sizes = {f"/{part}.parquet": (files / f"{part}.parquet").stat().st_size for part in range(2)}
+    footers = [(path, f"bytes={max(0, size - 65536)}-{size - 1}") for path, size in sizes.items()]
+    assert sorted(ranges) == sorted([*footers, *((path, "bytes=0-0") for path in sizes)])
 
 
 def test_an_index_of_a_remote_file_is_made_once(files: Path, cache: Path, tmp_path: Path) -> None:
@@ -191,14 +222,14 @@ def test_an_index_of_a_remote_file_is_made_once(files: Path, cache: Path, tmp_pa
     path.parent.mkdir()
     path.write_text("one\ntwo\n")
     with serving(path.parent) as server:
-        assert list(TextLines(f"{server.url}/x.txt")) == ["one", "two"]
+        assert list(TextLines(f"{server.url}/x.txt", cache=False)) == ["one", "two"]
         assert len(list(cache.iterdir())) == 1
         before = len(server.log)
-        data = pickle.loads(pickle.dumps(TextLines(f"{server.url}/x.txt")))
-        assert [method for method, _, _ in server.log[before:]] == ["HEAD"]
+        data = pickle.loads(pickle.dumps(TextLines(f"{server.url}/x.txt", cache=False)))
+        assert [part for _, _, part in server.log[before:]] == ["bytes=0-0"]
         assert data[1] == "two"
         path.write_text("six\nten\n")
-        assert list(TextLines(f"{server.url}/x.txt")) == ["six", "ten"]
+        assert list(TextLines(f"{server.url}/x.txt", cache=False)) == ["six", "ten"]
         with pytest.raises(FormatError, match="has changed since"):
             pickle.loads(pickle.dumps(data))[0]
 
@@ -217,7 +248,7 @@ def test_a_damaged_remote_file_is_named(files: Path, tmp_path: Path) -> None:
 
 
 def test_a_process_forked_by_wish_says_why_it_cannot_read(files: Path, served: Server) -> None:
-    _, data = both("Tokens", files, served)
+    _, data = both("Tokens", files, served, cache=False)  # what is in a cache could be read
     loader = penstock.DataLoader(data, batch_size=5, num_workers=1, multiprocessing_context="fork")
     with loader, pytest.raises(RemoteError, match=r"threads of obstore do not survive a fork.*forkserver"):
         list(loader)
@@ -274,6 +305,14 @@ def test_by_http_there_is_no_list_of_files(served: Server, url: str) -> None:
         JsonLines(url.format(served.url))
 
 
+def test_inspect_shows_a_url(files: Path, served: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{served.url}/0.parquet?sig=SECRET", "--samples", "1"]) == 0
+    assert capfd.readouterr().out.startswith(f"Parquet: {N // 2} samples, 1 file, 3 blocks, ")
+    assert main(["inspect", f"{served.url}/none.parquet?sig=SECRET"]) == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"penstock inspect: {served.url}/none.parquet cannot be found") and "SECRET" not in shown
+
+
 @pytest.mark.parametrize("library", ["obstore", "fsspec"])
 def test_a_library_that_is_missing_is_named(library: str) -> None:
     url = "s3://bucket/x.jsonl" if library == "obstore" else "hf://datasets/x/y.jsonl"
@@ -305,8 +344,9 @@ def test_no_credentials_are_shown_anywhere(files: Path, cache: Path, capfd: pyte
         base = server.url.replace("//", f"//me:{SECRET}@")
         storage = {"client_options": {"default_headers": {"x-token": SECRET}}}
         urls = [f"{base}/{part}.jsonl?X-Amz-Signature={SECRET}" for part in range(2)]
-        data = JsonLines(urls, storage=storage)
-        assert server.headers[-1]["x-token"] == SECRET
+        data = JsonLines(urls, storage=storage)  # keeps pieces in the cache folder
+        assert data[0] and server.headers[-1]["x-token"] == SECRET
+        data = JsonLines(urls, storage=storage, cache=False)
         with penstock.DataLoader(data, batch_size=4, num_workers=1, collate_fn=one_by_one) as loader:
             next(iter(loader))
             stats = loader.stats()
@@ -324,7 +364,9 @@ def test_no_credentials_are_shown_anywhere(files: Path, cache: Path, capfd: pyte
                 fails()
             seen += [*texts(raised.value)]
     seen += capfd.readouterr()
-    seen += [os.fsdecode(each.read_bytes()) + each.name for each in cache.iterdir()]
+    kept = [each for each in cache.rglob("*") if each.is_file()]
+    assert len(kept) > 2
+    seen += [os.fsdecode(each.read_bytes()) + each.name for each in kept]
     assert sum(len(text) for text in seen) > 2000
     found = [text for text in seen if SECRET in text.replace(f"none-{SECRET}", "")]
     assert found == []

@@ -122,10 +122,21 @@ def test_a_file_that_became_shorter_is_an_error(folder: Path) -> None:
 
 def test_a_server_without_ranges_is_named(folder: Path) -> None:
     (folder / "x").write_bytes(b"content")
-    with serving(folder, ranges=False) as server:
-        file = remote_file(f"{server.url}/x")
-        with pytest.raises(RemoteError, match=r"whole file instead of a part.*tried once.*http\.server cannot"):
-            file.read(0, 3)
+    said = r"whole file instead of a part.*tried once.*http\.server cannot"
+    with serving(folder, ranges=False) as server, pytest.raises(RemoteError, match=said):
+        remote_file(f"{server.url}/x")
+
+
+def test_an_empty_file_has_no_bytes(folder: Path, server: Server) -> None:
+    (folder / "x").touch()
+    file = remote_file(f"{server.url}/x")
+    assert (file.size, file.read(0, 0), file.read_each([0], [0]), file.peek(0, 0)) == (0, b"", [b""], b"")
+
+
+def test_a_url_that_is_signed_for_get_is_read_without_head(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    assert remote_file(f"{server.url}/x").read(0, 7) == b"content"
+    assert {method for method, _, _ in server.log} == {"GET"}
 
 
 def test_a_user_in_the_url_is_sent_and_not_shown(folder: Path, server: Server) -> None:

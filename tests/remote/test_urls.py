@@ -58,7 +58,7 @@ segments = st.sampled_from(["**", "*", "a*", "?", "[ab]", "[!a]*", ".*", "b", "*
 patterns = st.lists(segments, min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(found=st.sets(paths, max_size=6), pattern=patterns.map("/".join))
 def test_a_pattern_means_what_it_means_on_a_disk(
     tmp_path_factory: pytest.TempPathFactory, found: set[str], pattern: str

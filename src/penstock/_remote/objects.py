@@ -46,7 +46,8 @@ class Objects:
             client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
         if any(str(each).startswith("http://") for each in (root, settings.get("endpoint", ""))):
             client.setdefault("allow_http", True)
-        make = obstore.store.HTTPStore if is_web(root) else obstore.store.from_url
+        self._is_web = is_web(root)
+        make = obstore.store.HTTPStore if self._is_web else obstore.store.from_url
         try:
             self._store = make(root, client_options=client, **settings)
         except Exception as error:
@@ -57,10 +58,21 @@ class Objects:
 
     def find(self, key: str) -> Stored:
         try:
-            return _stored(self._store.head(key))
+            return self._peeked(key) if self._is_web else _stored(self._store.head(key))
         except Exception as error:
             failed = _failed(error)
         raise failed
+
+    def _peeked(self, key: str) -> Stored:
+        """Asks for the first byte: a URL that is signed for GET is not valid for HEAD."""
+        try:
+            answer = self._store.get(key, options={"range": (0, 1)})
+        except Exception as error:
+            if "status code: 416" in str(error):  # an empty file
+                return _stored(self._store.head(key))
+            raise
+        answer.bytes()
+        return _stored(answer.meta)
 
     def read(self, stored: Stored, start: int, stop: int) -> Any:
         options: dict[str, Any] = {"range": (start, stop)}

@@ -71,13 +71,19 @@ class _Run:
     def work(self) -> None:
         at_work.source = self._source
         while (number := self._draw()) is not None:
-            try:
-                result: tuple[Any, BaseException | None] = self._call(self._items[number], self._pause), None
-            except BaseException as error:
-                result = None, error
-            with self._changed:
+            self._put(number, self._called(self._items[number]))
+
+    def _called(self, item: Any) -> tuple[Any, BaseException | None]:
+        try:
+            return self._call(item, self._pause), None
+        except BaseException as error:
+            return None, error
+
+    def _put(self, number: int, result: tuple[Any, BaseException | None]) -> None:
+        with self._changed:
+            if not self._ended.is_set():  # an error would keep this object, and its connections, alive
                 self._results[number] = result
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def _draw(self) -> int | None:
         with self._changed:
@@ -97,9 +103,12 @@ class _Run:
             value, error = self._results.pop(number)
             self._taken = number + 1
             self._changed.notify_all()
-        if error is not None:
-            raise error
-        return value
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # its traceback has this frame
 
     def end(self) -> None:
         self._ended.set()

@@ -135,7 +135,7 @@ class Remote:
             try:
                 return interruptibly(lambda: self._answer(call))
             except Failed as error:
-                failed = error
+                failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
             failures += 1
             elapsed = time.monotonic() - begun
             seconds = patience.pause(failed.fault, failures, elapsed, random.random())
@@ -162,7 +162,8 @@ class Remote:
 
     def _secrets(self) -> tuple[str, ...]:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
-        found += [part for part in (self._user, *self._user.split(":"), self._root.partition("/?")[2]) if part]
+        user = self._user or self._root.partition("://")[2].rpartition("@")[0]
+        found += [user, *user.split(":"), self._root.partition("/?")[2]]
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:

@@ -1,9 +1,19 @@
-"""Where the columns of a Parquet file are, and which pieces of a remote file hold them."""
+"""Where the columns of a Parquet file are, and which pieces of a remote file hold them.
+
+The footer is read here, and not by pyarrow: its `RowGroupMetaData.column` ends the process if the footer is damaged.
+The footer is in Thrift's compact protocol:
+
+    struct:  fields, each with a byte (distance to the number of the field before << 4 | type); 0 is the end
+    list:    a byte (length << 4 | type; 15 if the length follows), then the values
+    number:  seven bits in each byte, the lowest first; signed ones as 0, -1, 1, -2, ...
+    bytes:   the length as a number, then the bytes
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,33 +28,37 @@ Extent = tuple[int, int]
 """The first byte, and the end."""
 
 
-def extents(metadata: Any, group: int, columns: Sequence[str] | None) -> list[Extent]:
-    """The bytes of some columns in a row group; None for all. Extents with a small gap between them are joined."""
-    found: list[Extent] = []
-    for start, stop in sorted(_chunks(metadata.row_group(group), columns)):
-        if found and start - found[-1][1] < _GAP:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
+    """The bytes of some columns: for each extent the number of the row group, the first byte, and the end.
+
+    Extents with a small gap between them are joined. Raises ValueError for a footer that cannot be read.
+    """
+    names = {name.encode() for name in columns}
+    found: list[tuple[int, int, int]] = []
+    try:
+        groups = _struct(footer, 0, _OF_FILE)[0].get(_ROW_GROUPS, [])
+        for number, group in enumerate(groups):
+            about = [chunk[_ABOUT] for chunk in group[_COLUMNS]]
+            some = _joined([_extent(each) for each in about if each[_PATH][0] in names])
+            found += [(number, *extent) for extent in some]
+        return np.array(found, np.int64).reshape(-1, 3)
+    except (IndexError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the footer is damaged: {error!r}") from error
+
+
+def _extent(about: dict[int, Any]) -> Extent:
+    start = min(about[_PAGES], about.get(_DICTIONARY) or about[_PAGES])
+    return start, start + about[_SIZE]
+
+
+def _joined(found: list[Extent]) -> list[Extent]:
+    joined: list[Extent] = []
+    for start, stop in sorted(found):
+        if joined and start - joined[-1][1] < _GAP:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
-            found.append((start, stop))
-    return found
-
-
-def _chunks(group: Any, columns: Sequence[str] | None) -> Iterator[Extent]:
-    names = None if columns is None else tuple(f"{name}." for name in columns)
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        if names is not None and not f"{chunk.path_in_schema}.".startswith(names):
-            continue
-        pages, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
-        start = min(pages, dictionary) if dictionary else pages
-        yield start, start + chunk.total_compressed_size
-
-
-def places(metadata: Any, columns: Sequence[str] | None) -> NDArray[np.int64]:
-    """The extents of each row group: number of the row group, first byte, and end."""
-    groups = range(metadata.num_row_groups)
-    found = [(group, *each) for group in groups for each in extents(metadata, group, columns)]
-    return np.array(found, np.int64).reshape(-1, 3)
+            joined.append((start, stop))
+    return joined
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -71,3 +85,95 @@ class Fetched:
             if at + length <= len(self._raws[number]):
                 return self._raws[number][at : at + length]
         return self._file.read(start, length)
+
+
+Reader = Callable[[bytes, int], tuple[Any, int]]
+"""Reads the value at a position; returns it, and the position after it."""
+
+
+def _number(footer: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while (byte := footer[at]) > 127:
+        found |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+    return found | byte << shift, at + 1
+
+
+def _signed(footer: bytes, at: int) -> tuple[int, int]:
+    found, at = _number(footer, at)
+    return found >> 1 ^ -(found & 1), at
+
+
+def _bytes(footer: bytes, at: int) -> tuple[bytes, int]:
+    length, at = _number(footer, at)
+    return footer[at : at + length], at + length
+
+
+def _list(footer: bytes, at: int, read: Reader) -> tuple[list[Any], int]:
+    _, length, at = _head(footer, at)
+    found = []
+    for _ in range(length):
+        value, at = read(footer, at)
+        found.append(value)
+    return found, at
+
+
+def _struct(footer: bytes, at: int, wanted: Mapping[int, Reader]) -> tuple[dict[int, Any], int]:
+    """Some fields of a struct, by their numbers. Numbers are skipped here: that is where the time goes."""
+    found: dict[int, Any] = {}
+    number = 0
+    while head := footer[at]:
+        at += 1
+        if head > 15:
+            number += head >> 4
+        else:
+            number, at = _signed(footer, at)
+        kind = head & 15
+        if number in wanted:
+            found[number], at = wanted[number](footer, at)
+        elif 4 <= kind <= 6:
+            while footer[at] > 127:
+                at += 1
+            at += 1
+        elif kind > 2:  # true and false are types, and have no bytes
+            at = _skipped(footer, at, kind)
+    return found, at + 1
+
+
+def _skipped(footer: bytes, at: int, kind: int) -> int:
+    """The position after a value."""
+    if kind == 8:
+        length, at = _number(footer, at)
+        return at + length
+    if kind == 12:
+        return _struct(footer, at, {})[1]
+    if kind in (9, 10):
+        inner, length, at = _head(footer, at)
+        for _ in range(length):
+            at = _skipped(footer, at, inner)
+        return at
+    if kind in (4, 5, 6):
+        return _number(footer, at)[1]
+    return at + _FIXED[kind]
+
+
+def _head(footer: bytes, at: int) -> tuple[int, int, int]:
+    """Type and number of the values of a list, and the position of the first."""
+    head = footer[at]
+    length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
+    if length > len(footer):
+        raise ValueError(f"a list of {length:,} values at byte {at:,}")
+    return head & 15, length, at
+
+
+_FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
+"""Bytes of values by their type: true and false, which take one in a list, a byte, a double."""
+
+# The parts of parquet.thrift that are read: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
+_ROW_GROUPS, _COLUMNS, _ABOUT = 4, 1, 3
+_PATH, _SIZE, _PAGES, _DICTIONARY = 3, 7, 9, 11
+_OF_ABOUT: dict[int, Reader] = {_PATH: partial(_list, read=_bytes)}
+_OF_ABOUT |= {_SIZE: _signed, _PAGES: _signed, _DICTIONARY: _signed}
+_OF_CHUNK: dict[int, Reader] = {_ABOUT: partial(_struct, wanted=_OF_ABOUT)}
+_OF_GROUP: dict[int, Reader] = {_COLUMNS: partial(_list, read=partial(_struct, wanted=_OF_CHUNK))}
+_OF_FILE: dict[int, Reader] = {_ROW_GROUPS: partial(_list, read=partial(_struct, wanted=_OF_GROUP))}

@@ -91,7 +91,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Inde
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
     workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
     if workers < 2:
-        yield from shown((_made(file, kind, make) for file in files), len(files))
+        yield from for_each(lambda file: _made(file, kind, make), files)
         return
     # In processes: half of the work is Python code that holds the lock of the interpreter.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)

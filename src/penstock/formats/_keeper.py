@@ -47,9 +47,11 @@ class Keeper:
         if self._uses is None or position >= self._uses.until:
             self._uses = uses(self._forecast, self._edges)
         first, stop = self._uses.first, self._uses.stop
-        # Workers are ahead of the loader, by less than a block's samples are spread over. Later uses are far away.
-        soon = position + 2 * int((stop - first).max(initial=0))
-        needed = {*self._uses.blocks[(stop > position) & (first < soon)].tolist()}
+        # Workers are ahead of the loader, by less than a block's samples are spread over: later uses are far away.
+        # Other ranks may be a few steps behind.
+        spread = int((stop - first).max(initial=0))
+        near = (stop > position - spread // 8) & (first < position + 2 * spread)
+        needed = {*self._uses.blocks[near].tolist()}
         self._kept.needed = needed
         self._board.drop(self._board.blocks() - needed)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._chunks import Extent, Fetched, edges, extents, places
+from penstock.formats._chunks import Extent, Fetched, edges, places
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
 from penstock.formats._index import cached, for_each
@@ -61,16 +61,15 @@ class Parquet(Table):
         cache_bytes: int | None = None,
     ) -> None:
         need_pyarrow("Parquet")
-        from penstock.formats._schema import checked_names, common_schema
+        from penstock.formats._schema import common_schema
 
-        columns = None if columns is None else checked_names(columns)
         Format.__init__(self, paths, Access(storage, cache, cache_bytes))
         super().__init__(keep)
-        footers = list(for_each(lambda file: _footer(file, columns), self._files, _THREADS))
+        footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
-        self._places = [footer.get("places", _NOWHERE) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+        self._places = [self._found(file, footer) for file, footer in zip(self._files, footers, strict=True)]
 
     def _set_kept(self) -> None:
         super()._set_kept()
@@ -88,7 +87,7 @@ class Parquet(Table):
         metadata = self._metadata.get(number, self._parsed)
         file: AnyFile | Fetched = self._files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
-            file = Fetched(file, extents(metadata, part, self.columns))
+            file = Fetched(file, self._ranges_of(block, number, 0, 0))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         table = opened.read_row_group(part, self.columns, use_threads=False)
@@ -102,6 +101,17 @@ class Parquet(Table):
         places, part = self._places[number], self._part_of[block]
         begin, end = places[:, 0].searchsorted([part, part + 1])
         return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
+
+    def _found(self, file: AnyFile, footer: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Where the columns of a remote file are, by which it is divided into pieces."""
+        if not isinstance(file, RemoteFile):
+            return _NOWHERE
+        try:
+            found = places(footer["end"].tobytes()[:-8], self.columns)
+        except ValueError:  # pyarrow will say what is wrong with a row group, when it reads it
+            return _NOWHERE
+        file.edges = edges(found, file.size)
+        return found
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self._files[number]
@@ -123,16 +133,13 @@ class _Ends:
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
-def _footer(file: AnyFile, columns: Sequence[str] | None) -> Mapping[str, NDArray[Any]]:
-    """The rows of each row group, and the schema; of a remote file also its end. Sets the pieces of a remote file."""
+def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
+    """The rows of each row group, and the schema; of a remote file also its end."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
     end = _end(file)
-    metadata = _metadata(file, end)
-    found = places(metadata, columns)
-    file.edges = edges(found, file.size)
-    return {**_described(file, metadata), "end": np.frombuffer(end, np.uint8), "places": found}
+    return {**_described(file, _metadata(file, end)), "end": np.frombuffer(end, np.uint8)}
 
 
 def _end(file: AnyFile) -> bytes:

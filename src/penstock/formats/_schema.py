@@ -35,7 +35,7 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
     """The part of a schema with the named columns."""
-    names = list(schema.names) if columns is None else checked_names(columns)
+    names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise FormatError(f"{path} has no column {names_of(missing)}. It has {names_of(schema.names)}.")
@@ -47,7 +47,7 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
     return pa.schema([schema.field(name) for name in names])
 
 
-def checked_names(columns: Iterable[str]) -> list[str]:
+def _names(columns: Iterable[str]) -> list[str]:
     """The names as a list. Raises TypeError for anything else than names."""
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")

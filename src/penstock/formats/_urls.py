@@ -10,7 +10,7 @@ from penstock._remote.listing import listed
 from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
 from penstock._remote.urls import is_web
-from penstock.errors import RemoteFileNotFound
+from penstock.errors import RemoteError, RemoteFileNotFound
 from penstock.formats._access import Access
 from penstock.formats._index import shown
 from penstock.formats._remotefile import RemoteFile
@@ -50,12 +50,17 @@ class _Wanted:
             return None
         try:
             return self.remote.find(self._key, pause)
-        except RemoteFileNotFound:
-            if self._is_web:
-                if is_folder or self._is_pattern:
-                    self._refuse_web()
+        except RemoteError as error:
+            if self._is_web and (is_folder or self._is_pattern):
+                said = str(error)
+            elif self._is_web or not isinstance(error, RemoteFileNotFound):
                 raise
-            return None
+            else:
+                return None
+        raise ValueError(
+            f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
+            f"or give a list of their URLs. ({said})"
+        )
 
     def found(self) -> list[Stored]:
         """The files of the pattern, or below the folder."""
@@ -100,12 +105,6 @@ class _Wanted:
     def _inside(self, folder: str, pause: Pause) -> tuple[list[Stored], list[str]]:
         pages = list(self.remote.below(folder, False, pause=pause))
         return [each for page in pages for each in page.objects], [each for page in pages for each in page.folders]
-
-    def _refuse_web(self) -> None:
-        raise ValueError(
-            f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
-            "or give a list of their URLs."
-        )
 
     @property
     def _shown(self) -> str:
