@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray remote wild soak planted interop bench bench-ray clean
+.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray remote wild soak planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -12,6 +12,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+FORMATS := .venv-formats
 OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -112,8 +113,9 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.measuring
 	$(BIN)/python -m bench.auto
 	$(BIN)/python -m bench.formats
-	$(BIN)/python -m bench.tables
 	$(BIN)/python -m bench.shuffling
+	$(BIN)/python -m bench.indexes
+	$(BIN)/python -m bench.distance
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.
@@ -122,8 +124,14 @@ bench-ray: $(RAY)/.peers
 	$(RAY)/bin/python -m bench.crowd
 	$(RAY)/bin/python -m bench.ray $(BENCH)
 
+# Parquet and tar shards beside Hugging Face, LitData, MosaicML streaming, webdataset and Ray Data: ten minutes, for which
+# the machine should be quiet, and 2 GB to install, in an environment of its own.
+bench-formats: $(FORMATS)/.installed
+	$(FORMATS)/bin/python -m bench.tables $(BENCH)
+	$(FORMATS)/bin/python -m bench.shards $(BENCH)
+
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -181,6 +189,15 @@ $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml
 
 $(RAY)/.peers: $(RAY)/.installed requirements-bench-ray.txt
 	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-bench-ray.txt
+	@touch $@
+
+# MosaicML streaming without the packages that it names: clients of clouds, and older releases of the others.
+$(FORMATS)/.installed: requirements-bench-formats.txt requirements-dev.txt pyproject.toml
+	$(PYTHON) -m venv $(FORMATS)
+	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
+	  --requirement requirements-bench-formats.txt
+	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps mosaicml-streaming==0.13.0
+	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
 # Without the packages that they name: these parts of them need only torch and numpy.

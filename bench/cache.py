@@ -1,9 +1,9 @@
 """The cache and its scout, on a store that answers after 20 ms: `python -m bench.cache`.
 
-Blocks of 1 MB, 64 samples each, read in order by 2 workers, with a training step of 2 ms for each batch. The rate
-of batches after the first second's worth is compared with that of a store that answers at once (every piece is in the
-cache already), with a scout and without. Then: what a hit costs, what a look of the scout costs with 5,000 pieces in
-a full cache, and how many downloads three epochs take with a cache of half of the data, beside the optimum.
+Blocks of 1 MB, 64 samples each, are read in order by 2 workers, with a training step of 2 ms for each batch. The rate
+of batches, after the first tenth, is compared with that of an epoch in which each piece is in the cache already, with
+a scout and without; in turn, five times. Then: what a hit costs, and what a look of the scout costs with 5,000 pieces
+in a full cache.
 """
 
 from __future__ import annotations

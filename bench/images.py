@@ -151,13 +151,13 @@ def write_jpegs(folder: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(FILES):
         encoded = io.BytesIO()
-        Image.fromarray(_picture(rng)).save(encoded, "JPEG", quality=QUALITY)
+        Image.fromarray(picture(rng)).save(encoded, "JPEG", quality=QUALITY)
         path = folder / "jpegs" / f"class{number % 8}" / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded.getvalue())
 
 
-def _picture(rng: np.random.Generator) -> np.ndarray:
+def picture(rng: np.random.Generator) -> np.ndarray:
     from PIL import Image
 
     pixels = np.full((HEIGHT, WIDTH, 3), 120.0)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import penstock
 from bench.driver import consume
 from bench.ray_peer import PLACE
 from bench.run import Driver, machine
-from bench.steady import family
+from bench.served import processor_time
 from bench.workloads import WORKLOADS, Workload, write_files
 
 # Of a row: at least so many times the rate of processes, and of Ray Data.
@@ -82,22 +82,13 @@ class Row:
     waits: list[float] = field(default_factory=list)
 
     def ask(self, driver: Driver, lead: float, seconds: float) -> float:
-        before = processor_time()
+        before = processor_time(os.getpid())
         answer = driver.ask(lead=lead, seconds=seconds)
         used = {"rates": answer["rate"], "cpu": answer["cpu"] / answer["batches"]}
-        used["costs"] = (processor_time() - before) / answer["batches"]
+        used["costs"] = (processor_time(os.getpid()) - before) / answer["batches"]
         for name, figure in used.items():
             getattr(self, name).setdefault(driver.engine, []).append(figure)
         return float(answer["rate"])
-
-
-def processor_time() -> float:
-    """Seconds that this process and its descendants have used so far."""
-    ticks = 0
-    for pid in family(os.getpid()):
-        with suppress(OSError):  # it has ended
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(workload: Workload, folder: Path, sittings: int) -> Row:

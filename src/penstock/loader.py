@@ -16,7 +16,7 @@ import numpy as np
 from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
-from penstock._epoch.foresight import Foresight, foresee
+from penstock._epoch.foresight import NO_FORESIGHT, foresee
 from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
@@ -296,8 +296,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
         self._engines.close()
         self._measures.close()
-        if self._foresight is not None:
-            self._foresight.close()
+        self._foresight.close()
 
     def __enter__(self) -> DataLoader[_T_co]:
         return self
@@ -384,7 +383,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
         self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
-        self._foresight: Foresight | None = None
+        self._foresight = NO_FORESIGHT
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
@@ -416,10 +415,11 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
                     run = feed.run(self._runs, epochs.next, self.seed, plan, at)
                 progress = Progress(start, plan)
                 reader = kind(setup, engine, run, progress)
-                engine.open(run)
-                measures.started(engine)
                 ahead = foresee(self._foresight, self._dataset, plan, progress, measures.meter.scouts)
                 self._foresight = reader.foresight = ahead
+                engine.open(run)
+                measures.started(engine)
+                ahead.start()
             except BaseException:
                 engine.close()
                 raise

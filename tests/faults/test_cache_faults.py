@@ -107,7 +107,7 @@ def test_killed_at_any_line_the_cache_is_right_and_nobody_waits(
     every = random.Random(7)
     while line == killed:
         # Every line with `make wide`; here some of them, and others in each part of the code.
-        line += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 10)
+        line += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 16)
         folder = tmp_path / f"{line}"
         full(folder, pieces)
         cache = Cache(folder, LIMIT)
@@ -157,10 +157,37 @@ def test_programs_that_share_a_folder_are_killed_one_by_one(tmp_path: Path, seed
     check(tmp_path)
 
 
+LOADER = """
+import sys
+from pathlib import Path
+import penstock
+from tests.stores import Store
+folder, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+store = Store(folder, 20, limit, delay=0.002)
+with penstock.DataLoader(store, batch_size=10, shuffle=True, seed=seed, num_workers=1) as loader:
+    for _ in range(3):
+        assert sorted(key for batch in loader for key in batch.tolist()) == list(range(200))
+"""
+
+
+@pytest.mark.parametrize("pieces", [6, 20])
+def test_two_programs_share_what_their_scouts_fetch(tmp_path: Path, pieces: int) -> None:
+    command = [sys.executable, "-W", "error", "-c", LOADER, str(tmp_path), str(pieces * 104)]
+    programs = [subprocess.Popen([*command, seed], stderr=subprocess.PIPE, text=True) for seed in "12"]
+    for program in programs:
+        assert program.communicate(timeout=60)[1] == ""
+        assert program.returncode == 0
+    fetched = [block for block, _ in Store(tmp_path, 20, pieces * 104).fetched()]
+    assert set(fetched) == set(range(20))
+    if pieces == 20:
+        assert len(fetched) == 20
+    assert not list(tmp_path.rglob("*.penstock-agenda*"))
+
+
 def test_interrupted_at_any_point_a_cache_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
     at, every = 0, random.Random(5)
     while True:
-        at += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 4)
+        at += 1 if "PENSTOCK_WIDE" in os.environ else every.randint(1, 12)
         folder = tmp_path / f"{at}"
         full(folder)
         cache = Cache(folder, LIMIT)
@@ -182,7 +209,7 @@ def test_interrupted_at_any_point_a_loader_leaves_no_scout(tmp_path: Path) -> No
 
     at, every = 0, random.Random(3)
     while True:
-        at += every.randint(1, 15 if "PENSTOCK_WIDE" in os.environ else 150)  # there are thousands
+        at += every.randint(1, 15 if "PENSTOCK_WIDE" in os.environ else 250)  # there are 3,000
         folder = tmp_path / f"{at}"
         folder.mkdir()
         done = interrupt(partial(work, folder), at)
@@ -217,13 +244,13 @@ def test_an_agenda_of_another_program_keeps_its_pieces(tmp_path: Path) -> None:
 
 def test_what_is_needed_last_by_any_program_goes_first() -> None:
     names = [digest_of(f"{number}") for number in range(6)]
-    keys = list(map(key_of, names[:5]))
-    one = Agenda(0, rows_of(keys, [10, 50, 20, 60, 30], [11, 51, 21, 61, 31]))
-    other = Agenda(1000, rows_of(keys, [990, 1015, 1030, 1055, 1040], [1010, 1016, 1031, 1056, 1041]))
-    order, spare = ranking(names, [0] * 6, [one, other])
+    keys = [key_of(name) for name in names]
+    one = Agenda(0, rows_of(keys[:5], [10, 50, 20, 60, 30], [11, 51, 21, 61, 31]))
+    other = Agenda(1000, rows_of(keys[:5], [990, 1015, 1030, 1055, 1040], [1010, 1016, 1031, 1056, 1041]))
+    order, spare = ranking(keys, [0] * 6, [one, other])
     assert order.tolist() == [5, 3, 4, 2, 1, 0]  # in nobody's agenda, then needed in 55, 30, 20, 15 samples, and now
     assert spare.tolist() == [False, True, True, True, True, True]
     # For a piece that is needed in 20 samples: "1" is used before that, and then once more, in 50 samples.
-    order, spare = ranking(names, [0] * 6, [one, other], names[2])
+    order, spare = ranking(keys, [0] * 6, [one, other], keys[2])
     assert order.tolist() == [0, 5, 3, 1, 4, 2]
     assert spare.tolist() == [False, False, False, True, True, True]

@@ -19,7 +19,7 @@ from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache, digest_of
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.pieces import EXTRA
-from penstock.plan import OrderPlan, Shuffled
+from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 
 NBYTES = 100
@@ -210,3 +210,12 @@ def test_three_shuffled_epochs_with_half_of_the_data_cost_fewer_downloads_than_b
     used = read(Shuffled(96, 7), remote, 12, 3, 2, 1 << 30)
     assert remote.fetched - len(remote.early) == fewest(used, 12)
     assert remote.fetched < 0.75 * by_age(used, 12)
+
+
+@pytest.mark.parametrize("near", [0, 3])
+def test_so_do_epochs_that_are_shuffled_by_blocks(monkeypatch: pytest.MonkeyPatch, near: int) -> None:
+    monkeypatch.setattr(module, "_MOST_MAPPED", 0)
+    remote = Remote(40, 4)
+    used = read(BlockOrder(remote.blocks, 6, 7), remote, 20, 3, 2, 1 << 30, near * NBYTES)
+    assert remote.fetched - len(remote.early) == fewest(used, 20)
+    assert remote.fetched < 0.75 * by_age(used, 20)

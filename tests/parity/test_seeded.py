@@ -31,6 +31,7 @@ from parity.compare import difference
 from penstock.testing import assert_resumes_everywhere, assert_same_everywhere
 from penstock.torch import DataLoader
 from penstock.torch import _private as private
+from tests.stores import Store, threads, until
 
 
 class Noisy(Dataset[Any]):
@@ -664,3 +665,16 @@ def test_settings_can_be_read() -> None:
     loader = DataLoader(Noisy(), 4, seed=1, shard=(0, 2), last_batch="keep", on_error="skip", max_errors=2)
     assert (loader.seed, loader.shard, loader.last_batch) == (1, (0, 2), "keep")
     assert (loader.on_error, loader.max_errors, loader.skipped) == ("skip", 2, [])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_is_told_which_keys_will_be_asked_for(tmp_path: Path, workers: int) -> None:
+    store = Store(tmp_path, 10, 1 << 20)
+    loader = DataLoader(store, batch_size=10, shuffle=True, seed=1, num_workers=workers)
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(100))
+    assert sorted(block for block, _ in store.fetched()) == list(range(10))
+    assert "penstock-scout" in threads()
+    del loader
+    gc.collect()
+    until(lambda: not threads())

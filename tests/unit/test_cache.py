@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock._cache import cache as module
@@ -41,6 +42,7 @@ def test_a_piece_may_be_a_list_of_buffers_or_empty(tmp_path: Path) -> None:
     assert bytes(cache.get("a", lambda: [b"12", bytearray(b"3"), memoryview(b"45")])) == b"12345"
     assert bytes(cache.get("b", lambda: b"")) == bytes(cache.get("c", list)) == b""
     assert bytes(Cache(tmp_path, 1000).get("b", never)) == b""
+    assert bytes(cache.get("d", lambda: [np.empty((0, 3)), np.arange(2, dtype=np.uint8)])) == b"\0\1"
 
 
 def test_a_piece_is_read_only(tmp_path: Path) -> None:
@@ -340,6 +342,26 @@ def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:
     assert not Cache(tmp_path, 10).fetch("b", lambda: bytes(100))
 
 
+def test_fetch_waits_for_a_process_that_makes_the_piece(tmp_path: Path) -> None:
+    cache, fetched = Cache(tmp_path, 1000), list[bool]()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        inside.set()
+        go_on.wait(10)
+        return b"1"
+
+    maker = threading.Thread(target=cache.get, args=("a", make))
+    maker.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=lambda: fetched.append(Cache(tmp_path, 1000).fetch("a", never)))
+    other.start()
+    go_on.set()
+    maker.join()
+    other.join()
+    assert fetched == [True]
+
+
 def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,3 +375,19 @@ def test_a_piece_that_is_evicted_as_soon_as_it_is_there_is_served(
 
     monkeypatch.setattr(Folder, "add", evicted_at_once)
     assert bytes(Cache(tmp_path, 1000).get("a", lambda: [b"1", b"2"])) == b"12"
+
+
+def test_a_damaged_file_that_has_the_number_of_the_one_before_is_not_served(tmp_path: Path) -> None:
+    """Found by the model: the number of a deleted file is used again at once."""
+    cache = Cache(tmp_path, 1000)
+    cache.fetch("a", lambda: b"right")
+    (path,) = pieces(tmp_path)
+    content, number = bytearray(path.read_bytes()), path.stat().st_ino
+    content[1] ^= 1
+    path.unlink()
+    for attempt in range(100):
+        (tmp_path / f"{attempt}").write_bytes(content)
+        if (tmp_path / f"{attempt}").stat().st_ino == number:
+            break
+    (tmp_path / f"{attempt}").rename(path)
+    assert bytes(cache.get("a", lambda: b"right")) == b"right"

@@ -89,7 +89,7 @@ def test_nothing_found_says_what_was_looked_for(
 def test_a_file_is_read_by_position(folder: Path) -> None:
     file = File(str(folder / "notes.txt"))
     assert (file.size, file.read(2, 3), file.read(9, 0)) == (9, b"tes", b"")
-    assert file.read_each([5, 0], [4, 2]) == [b".txt", b"no"]
+    assert list(file.read_each([5, 0], [4, 2])) == [b".txt", b"no"]
 
 
 @pytest.mark.parametrize(("start", "length"), [(8, 2), (0, 1 << 60), (100, 1), (-1, 2)])

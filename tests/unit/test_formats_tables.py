@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -153,6 +154,18 @@ def test_footers_of_many_files_are_read_by_threads_that_end(tmp_path: Path) -> N
     dataset = Parquet(tmp_path)
     assert threading.active_count() == before
     assert same(list(dataset), [sample(key) for key in range(60)])
+
+
+def test_a_footer_is_freed_when_it_is_read(tmp_path: Path) -> None:
+    path = parquet(table(20), tmp_path / "one")
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = Parquet(path)
+        assert [each for each in gc.get_objects() if isinstance(each, pa.parquet.FileMetaData)] == []
+    finally:
+        gc.enable()
+    assert len(dataset) == 20
 
 
 def test_a_large_footer_is_kept_as_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 import penstock
 from penstock import DataLoader
-from penstock.errors import FormatError
+from penstock.errors import CollateError, FormatError, ImageError
 from penstock.formats import FieldInfo, Tar
 from penstock.image import Transform
 
@@ -168,6 +168,53 @@ def test_functions_replace_and_add_decoders(tmp_path: Path) -> None:
     (sample,) = Tar(write(tmp_path, members), decode=functions)
     assert sample["jpg"].shape == (3, 4, 4)
     assert (sample["txt"], sample["cls"], sample["seg.txt"]) == (b"one", -1, 3)
+
+
+def pictures(folder: Path, count: int) -> Path:
+    """Images of different sizes, and their numbers."""
+    members = []
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (20 + number, 40 - number, 3), np.uint8)
+        members += [(f"{number}.jpg", saved(Image.fromarray(pixels).save, "JPEG")), (f"{number}.cls", b"%d" % number)]
+    return write(folder, members)
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": {"cls": "int32"}}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "transform", [Transform(crop=16, mirror=True), Transform(resize=(9, 7), train=False)], ids=["crop", "resize"]
+)
+def test_a_batch_into_which_a_transform_writes_has_the_collated_samples(
+    tmp_path: Path, transform: Transform, settings: dict[str, Any]
+) -> None:
+    path = pictures(tmp_path, 12)
+    direct, collated = Tar(path, {"jpg": transform}), Tar(path, {"jpg": lambda data: transform(data)})
+    assert collated.__gather__([0], np.empty) is NotImplemented
+    assert direct.__gather__([], np.empty) is NotImplemented
+    with (
+        DataLoader(direct, 5, shuffle=True, seed=1, **settings) as ours,
+        DataLoader(collated, 5, shuffle=True, seed=1) as plain,
+    ):
+        for batch, wanted in zip(ours, plain, strict=True):
+            assert list(batch) == ["__key__", "jpg", "cls"]
+            assert np.array_equal(batch["jpg"], wanted["jpg"]) and batch["jpg"].dtype == np.float32
+            assert batch["cls"].tolist() == [int(key) for key in batch["__key__"]] == wanted["cls"].tolist()
+
+
+def test_a_sample_without_the_image_of_the_others_is_named(tmp_path: Path) -> None:
+    members = [("a.jpg", encoded("JPEG")), ("a.cls", b"0"), ("b.cls", b"1")]
+    data = Tar(write(tmp_path, members), {"jpg": Transform(crop=4, train=False)})
+    with pytest.raises(CollateError, match=r"row 1 lacks \['jpg'\]"):
+        list(DataLoader(data, batch_size=2))
+
+
+def test_an_image_that_cannot_be_decoded_into_the_batch_is_named(tmp_path: Path) -> None:
+    members = [("a.jpg", encoded("JPEG")), ("b.jpg", b"no image"), ("c.jpg", encoded("JPEG"))]
+    data = Tar(write(tmp_path, members), {"jpg": Transform(crop=4, train=False)})
+    with pytest.raises(ImageError) as caught:
+        list(DataLoader(data, batch_size=3))
+    assert any("member 'b.jpg'" in note for note in caught.value.__notes__)
+    (batch,) = DataLoader(data, batch_size=3, on_error="skip")
+    assert batch["__key__"] == ["a", "c"] and batch["jpg"].shape == (2, 3, 4, 4)
 
 
 def test_pickles_need_a_function(tmp_path: Path) -> None:

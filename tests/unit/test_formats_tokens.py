@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import DataLoader
+from penstock._fill.cast import Field, Into
 from penstock.errors import CastError, FormatError
-from penstock.formats import FieldInfo, Tokens
+from penstock.formats import FieldInfo, Tokens, _tokens
 
 Array = np.ndarray[Any, Any]
 LLMC_MAGIC = {"uint16": 20240520, "uint32": 20240801}
@@ -50,10 +52,17 @@ SHAPES = [(1, None), (3, 7), (512, None), (1024, None), (1024, 512), (1024, 1536
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from(["uint8", "uint16", "uint32", "int64"]),
     header=st.booleans(),
+    scratch=st.sampled_from([1, 5000, _tokens._SCRATCH]),
     data=st.data(),
 )
 def test_samples_are_those_of_a_plain_loop(
-    tmp_path: Path, sizes: list[int], shape: tuple[int, int | None], dtype: str, header: bool, data: Any
+    tmp_path: Path,
+    sizes: list[int],
+    shape: tuple[int, int | None],
+    dtype: str,
+    header: bool,
+    scratch: int,
+    data: Any,
 ) -> None:
     length, stride = shape
     rng = np.random.default_rng(0)
@@ -71,7 +80,10 @@ def test_samples_are_those_of_a_plain_loop(
     n = len(samples)
     assert len(tokens) == n
     keys = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=9))
-    assert tokens.__gather__(keys, np.empty).tolist() == [samples[key] for key in keys]
+    into = Into(Field((), [((), "float64")], None, True, False), np.empty)
+    with mock.patch.object(_tokens, "_SCRATCH", scratch):
+        for empty in (np.empty, into):
+            assert tokens.__gather__(keys, empty).tolist() == [samples[key] for key in keys]
     assert [row.tolist() for row in tokens.__getitems__(keys)] == [samples[key] for key in keys]
     assert tokens[keys[0]].tolist() == samples[keys[0]]
     assert tokens[keys[0]].dtype == tokens.__gather__(keys, np.empty).dtype == np.dtype(dtype)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.formats._shared import Board, Shared
@@ -128,6 +128,7 @@ def test_all_ranks_use_the_board_that_was_opened_first(table: str, board: Board)
         assert board.blocks() == set()
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=12), st.integers(0, 60))
 def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]], most: int) -> None:
     table = f"{os.getpid()}-{next(TABLES)}"

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.locks import ByteLock, is_locked
-from penstock._cache.pieces import unlink
+from penstock._cache.pieces import unlink, write_all
 from penstock._interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
@@ -63,16 +63,16 @@ def key_of(digest: str) -> int:
 class Needs:
     """When pieces are needed next, by any loader that has an agenda."""
 
-    def __init__(self, digests: Sequence[str], agendas: Sequence[Agenda]) -> None:
-        self._keys = np.array(list(map(key_of, digests)), np.uint64)
+    def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
+        self._keys = np.array(keys, np.uint64)
         # Of each agenda: the first row of each of its pieces, and for each of our pieces, whether and where it is.
         self._found = []
         for agenda in agendas:
-            keys = agenda.rows["key"]
-            begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+            theirs = agenda.rows["key"]
+            begins = np.flatnonzero(np.append(True, theirs[1:] != theirs[:-1])[: len(theirs)])
             if len(begins):
-                at = np.minimum(keys[begins].searchsorted(self._keys), len(begins) - 1)
-                self._found.append((agenda, begins, at, keys[begins][at] == self._keys))
+                at = np.minimum(theirs[begins].searchsorted(self._keys), len(begins) - 1)
+                self._found.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
         """How many samples from now each piece is needed, once `ahead` more were handed out; FAR if not known."""
@@ -93,13 +93,13 @@ class Ranking(NamedTuple):
     spare: NDArray[np.bool_]
 
 
-def ranking(digests: Sequence[str], times: Sequence[int], agendas: Sequence[Agenda], new: str = "") -> Ranking:
+def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
     """Furthest in the future first (Belady). Pieces that no agenda has go before all others, the oldest first.
 
-    The future begins when the piece `new` is needed, which is fetched ahead of that: a piece that is used before then
-    may be the one to evict then, but cannot be evicted yet.
+    The future begins when the piece with the key `new` is needed, which is fetched ahead of that: a piece that is
+    used before then may be the one to evict then, but cannot be evicted yet.
     """
-    needs = Needs([*digests, new or "0"], agendas)
+    needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])
     then = needs.after(ahead)[:-1]
@@ -118,10 +118,16 @@ class Publisher:
         """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
         draft = f"{self._path}.draft"
         lock = ByteLock(draft, 0)
+        try:
+            lock.begin()
+            head = _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows))
+            write_all(lock.fd, memoryview(head + agenda.rows.tobytes()))
+            os.replace(draft, self._path)
+        except BaseException:
+            lock.end()
+            unlink(draft)
+            raise
         self._locks.append(lock)
-        lock.begin()
-        os.write(lock.fd, _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows)) + agenda.rows.tobytes())
-        os.replace(draft, self._path)
         while len(self._locks) > 1:
             self._locks[0].end()
             del self._locks[0]
@@ -134,7 +140,6 @@ class Publisher:
     def close(self) -> None:
         with interrupts_deferred():
             if self._locks:
-                unlink(f"{self._path}.draft")
                 unlink(self._path)
             while self._locks:
                 self._locks.pop().end()

@@ -56,7 +56,7 @@ class Cache:
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
         self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
-        self._sound: dict[str, int] = {}  # pieces whose checksum was verified: digest, and number of the file
+        self._sound: dict[str, pieces.Mark] = {}  # the files whose checksum was verified, by digest
         self._warned: set[int | None] = set()
         self.counts = CacheCounts()
         """What was counted outside of a loader's workers."""
@@ -73,26 +73,33 @@ class Cache:
         If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
         `make` raises is raised here, and the next that waits calls its own `make`.
         """
+        found = self.found(name)
+        return self._get(name, make) if found is None else found
+
+    def found(self, name: str) -> memoryview | None:
+        """The bytes of a piece that is in the folder; else None."""
         found = self._mapped.get(name)
-        if found is None:
-            return self._get(name, make)
-        try:
-            self._mapped.move_to_end(name)
-        except KeyError:  # another thread has dropped it
-            pass
-        self._counted().hits += 1
+        if found is not None:
+            try:
+                self._mapped.move_to_end(name)
+            except KeyError:  # another thread has dropped it
+                pass
+        else:
+            found = self._loose.get(name) or self._map(name, digest_of(name))
+        if found is not None:
+            self._counted().hits += 1
         return found
 
     def fetch(self, name: str, make: Make) -> bool:
-        """Makes a piece for a later `get`, unless it is in the folder or another process is making it.
+        """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
 
         Returns False, without a warning, if it could not be kept.
         """
         digest = digest_of(name)
         try:
-            return with_loan(self._folder.lock(digest, waits=False), self._made, digest, make).refused is None
-        except LockError as error:
-            return error.is_taken
+            return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
+        except LockError:
+            return False
 
     def has(self, name: str) -> bool:
         """Whether the piece is in the folder."""
@@ -118,12 +125,6 @@ class Cache:
 
     def _get(self, name: str, make: Make) -> memoryview:
         digest, counts = digest_of(name), self._counted()
-        found = self._loose.get(name)
-        if found is None:
-            found = self._map(name, digest)
-        if found is not None:
-            counts.hits += 1
-            return found
         begun = perf_counter_ns()
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)
@@ -136,11 +137,17 @@ class Cache:
         mapped = self._map(name, digest)
         return self._keep_loose(name, made.buffers) if mapped is None else mapped
 
+    def _fetched(self, name: str, digest: str, make: Make) -> bool:
+        # One that is damaged is found by the process that maps it.
+        return self.has(name) or self._stored(digest, self._call(make)).refused is None
+
     def _made(self, digest: str, make: Make) -> _Made:
         """The piece, which another process may have made before this one had the lock."""
         with suppress(OSError, ValueError, MemoryError):
             return _Made([self._opened(digest, self._folder.piece(digest))])
-        buffers = self._call(make)
+        return self._stored(digest, self._call(make))
+
+    def _stored(self, digest: str, buffers: list[memoryview]) -> _Made:
         size = sum(map(len, buffers)) + EXTRA
         if size > self.limit:
             return _Made(buffers, OSError(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
@@ -153,17 +160,17 @@ class Cache:
 
     def _call(self, make: Make) -> list[memoryview]:
         made = make()
-        buffers = [memoryview(buffer).cast("B") for buffer in (made if isinstance(made, (list, tuple)) else [made])]
+        buffers = list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
         counts = self._counted()
         counts.fetched += 1
         counts.nbytes += sum(map(len, buffers))
         return buffers
 
     def _opened(self, digest: str, path: str) -> memoryview:
-        view, number = pieces.mapped(path, digest, self._sound.get(digest))
+        view, mark = pieces.mapped(path, digest, self._sound.get(digest))
         if len(self._sound) > _MOST_SOUND:
             self._sound = {}
-        self._sound[digest] = number
+        self._sound[digest] = mark
         return view
 
     def _map(self, name: str, digest: str) -> memoryview | None:
@@ -177,10 +184,10 @@ class Cache:
             for _ in range(_LOOKED_AT):
                 # An evicted piece takes room on the disk for as long as it is mapped.
                 oldest = self._looked_at.popleft()
-                if self.has(oldest):
-                    self._looked_at.append(oldest)
-                else:
+                if not self.has(oldest):
                     self._mapped.pop(oldest, None)
+                elif oldest in self._mapped:
+                    self._looked_at.append(oldest)
             while len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
         return view
@@ -215,6 +222,11 @@ class Cache:
                 + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
                 RuntimeWarning,
             )
+
+
+def _flat(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def digest_of(name: str) -> str:

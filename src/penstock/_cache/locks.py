@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -17,12 +16,11 @@ _WHOLE = 1 << 62
 
 
 class LockError(Exception):
-    """There is no lock: the file cannot be opened, or with `waits=False`, another has the lock (`is_taken`)."""
+    """The file of a lock cannot be opened; or, if the lock is not waited for, another has it."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(cause)
         self.cause = cause
-        self.is_taken = cause.errno in (errno.EAGAIN, errno.EACCES) and cause.filename is None
 
 
 class ByteLock:

@@ -13,7 +13,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from penstock._interrupts import acquire
 from penstock._memory.slabs import mapped as memory
@@ -27,17 +26,16 @@ EXTRA = _END.size + _CHECK.size
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 
 
-def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
-    """Writes the file of a piece anew. After an error the file is gone."""
+def write(path: str, digest: str, buffers: Sequence[memoryview]) -> None:
+    """Writes the file of a piece anew, from buffers of bytes. After an error the file is gone."""
     length = check = 0
     fd = acquire(partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), os.close)
     try:
         for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            check, length = zlib.crc32(view, check), length + len(view)
-            _write_all(fd, view)
+            check, length = zlib.crc32(buffer, check), length + len(buffer)
+            write_all(fd, buffer)
         end = _END.pack(_MAGIC, length, check)
-        _write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
+        write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
     except BaseException:
         unlink(path)
         raise
@@ -45,20 +43,28 @@ def write(path: str, digest: str, buffers: Sequence[Any]) -> None:
         os.close(fd)
 
 
-def _write_all(fd: int, view: memoryview) -> None:
+def write_all(fd: int, view: memoryview) -> None:
     while len(view):
         view = view[os.write(fd, view[:_AT_ONCE]) :]
 
 
-def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryview, int]:
-    """The bytes of a piece, and the number of its file. Raises ValueError if the piece is damaged.
+Mark = tuple[int, int]
+"""Tells a file from others of the same name: its number, which may be used again, and when it was written."""
 
-    The bytes of the file with the number `checked` are not read for it.
+
+def mark_of(about: os.stat_result) -> Mark:
+    return about.st_ino, about.st_mtime_ns
+
+
+def mapped(path: str, digest: str, checked: Mark | None = None) -> tuple[memoryview, Mark]:
+    """The bytes of a piece, and the mark of its file. Raises ValueError if the piece is damaged.
+
+    The bytes of the file with the mark `checked` are not read for it.
     """
     fd = acquire(partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW), os.close)
     try:
         about = os.fstat(fd)
-        size, number = about.st_size, about.st_ino
+        size, mark = about.st_size, mark_of(about)
         if size < EXTRA:
             raise ValueError(f"{path} has only {size} bytes")
         view = memory(fd, size, writable=False).toreadonly()
@@ -68,9 +74,9 @@ def mapped(path: str, digest: str, checked: int | None = None) -> tuple[memoryvi
     magic, length, sum_of_bytes = _END.unpack(end)
     if _CHECK.unpack(view[-_CHECK.size :])[0] != zlib.crc32(digest.encode() + end) or magic != _MAGIC:
         raise ValueError(f"{path} does not end as a piece does")
-    if length + EXTRA != size or (number != checked and zlib.crc32(view[:length]) != sum_of_bytes):
+    if length + EXTRA != size or (mark != checked and zlib.crc32(view[:length]) != sum_of_bytes):
         raise ValueError(f"{path} is damaged")
-    return view[:length], number
+    return view[:length], mark
 
 
 def unlink(path: str) -> None:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from penstock._at_work import Source, working_at
 from penstock._cache.agendas import Publisher
@@ -31,13 +30,14 @@ THREADS = 16
 """Pieces that are fetched at a time."""
 
 _PAUSE = 0.02  # seconds after which a scout looks how far its loader is
-_SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.3 s
+_SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.2 s
+_LONGEST = 1.0  # seconds between two looks: the first one of an epoch may take half a second
 _AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
 _GRACE = 1.0  # seconds that the interpreter's exit waits for threads
 
 
 class Scout:
-    """What `__foresee__` returns: it fetches until it is closed or dropped.
+    """What `__foresee__` returns: from its start on it fetches, until it is closed or dropped.
 
     It raises nothing. A piece that cannot be fetched is left to the worker that needs it, which names the sample.
     """
@@ -48,25 +48,18 @@ class Scout:
         self._lookout = Lookout(forecast, dataset, cache, ahead, min(NEAR, cache.limit // 4))
         self._fetches = _Fetches(threads, forecast.counts or CacheCounts())
         # The thread refers to the lookout only while it looks, so it ends when the scout is dropped.
-        work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
-        self._thread = threading.Thread(target=work, name="penstock-scout", daemon=True)
-        with interrupts_deferred():  # `start` waits for an Event
-            _running[self._thread] = self._fetches
-            try:
-                self._thread.start()
-            except BaseException:
-                del _running[self._thread]
-                raise
+        self._work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = _start("penstock-scout", self._work, self._fetches)
 
     def close(self) -> None:
-        """Ends the scout. Fetches that are under way end in the background, and what they fetch is dropped."""
+        """Ends the scout. Fetches that are under way end in the background."""
         self._fetches.stop()
-        if threading.current_thread() is not self._thread:  # the garbage collector may run in it
-            self._thread.join(0.2)
-
-
-class _Stopped(Exception):
-    """The scout was closed while a piece was fetched."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
+            thread.join(0.2)
 
 
 class _Counting(Source):
@@ -85,8 +78,8 @@ class _Fetches:
         self.stopped = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock of Python's
         self._counts = counts
-        self.threads: set[threading.Thread] = set()
         self._most = most
+        self._threads = 0
         self._lock = threading.Lock()  # of the attributes that fetches change
         self._coming: dict[str, int] = {}
         self._queue: deque[Wanted] = deque()  # of those that are coming
@@ -110,7 +103,7 @@ class _Fetches:
 
     def rest(self) -> None:
         """The folder cannot be used."""
-        self._not_before = time.monotonic() + _AFTER_FAILURE
+        self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
         """Starts the fetches that are due."""
@@ -131,19 +124,17 @@ class _Fetches:
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
                 self._queue.append(piece)
-                if len(self.threads) == self._most:
+                if self._threads == self._most:
                     continue
-                name, of = "penstock-fetch", (lookout.cache,)
-                thread = threading.Thread(target=self._fetch, args=of, name=name, daemon=True)
-                self.threads.add(thread)
-            thread.start()
+                self._threads += 1
+            _start("penstock-fetch", partial(self._fetch, lookout.cache), self)
 
     def _fetch(self, cache: Cache) -> None:
         """A thread that fetches, until nothing is left to fetch."""
         while (piece := self._next()) is not None:
             counting, failed = _Counting(), True
             with working_at(counting), suppress(Exception):
-                failed = not cache.fetch(piece.name, partial(self._made, piece.make))
+                failed = not cache.fetch(piece.name, piece.make)
                 if failed:
                     self.rest()
             with self._lock:
@@ -158,18 +149,32 @@ class _Fetches:
         with self._lock:
             if self._queue and not self.stopped:
                 return self._queue.popleft()
-            self.threads.discard(threading.current_thread())
+            self._threads -= 1
             return None
-
-    def _made(self, make: Callable[[], Any]) -> Any:
-        made = make()
-        if self.stopped:
-            raise _Stopped
-        return made
 
 
 _running: dict[threading.Thread, _Fetches] = {}
-"""The threads of scouts, until they end."""
+"""The threads of all scouts, until they end."""
+
+
+def _start(name: str, work: Callable[[], None], fetches: _Fetches) -> threading.Thread:
+    """A thread that was started."""
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            _running.pop(thread, None)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with interrupts_deferred():  # `Thread.start` waits for an Event
+        _running[thread] = fetches
+        try:
+            thread.start()
+        except BaseException:
+            del _running[thread]
+            raise
+    return thread
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
@@ -187,7 +192,7 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
                 lookout.forget()
                 fetches.rest()
             lookout = None
-            fetches.wait(_SHARE * (time.thread_time() - begun))
+            fetches.wait(min(_SHARE * (time.thread_time() - begun), _LONGEST))
             lookout = reference()
     except Exception:
         import logging
@@ -196,7 +201,6 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
         logging.getLogger("penstock").debug("A scout has ended with an error.", exc_info=True)
     finally:
         publisher.close()
-        _running.pop(threading.current_thread(), None)
 
 
 @atexit.register
@@ -206,6 +210,5 @@ def _stop_all() -> None:
     for fetches in threads.values():
         fetches.stop()
     deadline = time.monotonic() + _GRACE
-    for fetches in threads.values():
-        for thread in (*threads, *fetches.threads):
-            thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

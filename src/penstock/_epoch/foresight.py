@@ -23,6 +23,7 @@ class Foresight:
     """
 
     _returned: Any = None
+    _start: Any = None
 
     def __init__(self, dataset: Any, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
         self._process = os.getpid()
@@ -31,6 +32,14 @@ class Foresight:
         self._forecast.counts = counts
         with interrupts_deferred():  # what it returns must not be lost
             self._returned = dataset.__foresee__(self._forecast)
+            self._start = getattr(self._returned, "start", None)
+
+    def start(self) -> None:
+        """The workers are up: now threads may be started."""
+        with interrupts_deferred():
+            start, self._start = self._start, None
+            if start is not None:
+                start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
         """Whether it is good for this epoch, which is about to begin, too."""
@@ -49,15 +58,19 @@ class Foresight:
     __del__ = finalizer(close)
 
 
-def foresee(
-    last: Foresight | None, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
-) -> Foresight | None:
-    """The foresight for an epoch that begins: the last one, or a new one. None if the dataset does not want any.
+NO_FORESIGHT = Foresight.__new__(Foresight)
 
-    Called after workers were started: a process that has more threads cannot fork them.
+
+def foresee(
+    last: Foresight, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
+) -> Foresight:
+    """The foresight for an epoch that begins: the last one, a new one, or none if the dataset does not want any.
+
+    Called before workers have anything to do. After they were started, call `start`: a process that has more threads
+    cannot fork them.
     """
     if method_of(dataset, "__foresee__") is None or not isinstance(plan, OrderPlan):
-        return None
-    if last is not None and last.continues(plan, progress):
+        return NO_FORESIGHT
+    if last.continues(plan, progress):
         return last
     return Foresight(dataset, plan, progress, counts)

@@ -175,6 +175,9 @@ class Field:
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
         """`out[...] = source`, which raises for a value that `out` cannot hold. Row numbers start at `first`."""
+        if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn of
+            np.copyto(out, source, casting="unsafe")
+            return
         with np.errstate(all="ignore"):
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 

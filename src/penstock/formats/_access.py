@@ -66,6 +66,9 @@ class PiecesOnDisk:
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         return self.cache.get(piece.name, partial(fetch, piece))
 
+    def found(self, piece: Piece) -> memoryview | None:
+        return self.cache.found(piece.name)
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return PiecesOnDisk, (self.cache,)
 

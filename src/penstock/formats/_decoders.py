@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 
 Decoder = Callable[[bytes], Any]
+Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
+"""Memory in the batch for one sample of a field."""
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
 _TEXTS = ("txt", "text", "transcript")
@@ -38,17 +41,28 @@ def decoders(decode: bool | Mapping[str, Decoder | None]) -> dict[str, Decoder |
     return {**_DECODERS, **{end.lower().lstrip("."): function for end, function in decode.items()}}
 
 
-def decoded(functions: Mapping[str, Decoder | None], end: str, data: bytes, name: str) -> Any:
+def fixed_shape(function: Any) -> tuple[int, ...] | None:
+    """The shape of all its images, if the function is a `Transform` with one."""
+    image = sys.modules.get("penstock.image._transform")  # not imported: only who has a Transform needs its libraries
+    return function.shape if image is not None and type(function) is image.Transform else None
+
+
+def decoded(
+    functions: Mapping[str, Decoder | None], end: str, data: bytes, name: str, room: Room | None = None
+) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
-    `name` has the file, the member and the byte, for errors.
+    `name` has the file, the member and the byte, for errors. Images of one shape are written into memory that
+    `room(end, shape, dtype)` returns.
     """
     found = end if end in functions else end.rpartition(".")[2]
-    function = functions.get(found)
+    function: Any = functions.get(found)
     if function is None:
         return data
     try:
-        return function(data)
+        if room is None or (shape := fixed_shape(function)) is None:
+            return function(data)
+        return function(data, room(end, shape, function.dtype))
     except Exception as error:
         if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
             error.add_note(f"While decoding {name}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -78,17 +78,26 @@ class Extents(Format):
         return self._decoded(self._files[number].read(start, length), number, row)
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        return [self._decoded(*found) for found in self._found(keys, rows)]
+
+    def _found(
+        self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """For each key the bytes of its sample, the number of the file, and the row in it.
+
+        The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and
+        their memory is soon free again.
+        """
         numbers, inside = (found.tolist() for found in self._located(rows))
-        wanted: dict[int, list[int]] = {}  # positions in the batch, by file
-        for at, number in enumerate(numbers):
-            wanted.setdefault(number, []).append(at)
-        raws = [b""] * len(numbers)
-        for number, some in wanted.items():
-            starts, lengths = zip(*(self._extent(number, inside[at]) for at in some), strict=True)
-            for at, raw in zip(some, self._files[number].read_each(starts, lengths), strict=True):
-                raws[at] = raw
-        found = zip(each(keys), raws, numbers, inside, strict=True)
-        return [self._decoded(raw, number, row) for _, raw, number, row in found]
+        extents: dict[int, list[tuple[int, int]]] = {}
+        for number, row in zip(numbers, inside, strict=True):
+            extents.setdefault(number, []).append(self._extent(number, row))
+        raws = {
+            number: iter(self._files[number].read_each(*zip(*some, strict=True)))
+            for number, some in extents.items()
+        }
+        for _, number, row in zip(each(keys), numbers, inside, strict=True):
+            yield next(raws[number]), number, row
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
         start, length = self._extent(number, stop - 1)

@@ -10,7 +10,7 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,7 +40,7 @@ class AnyFile:
         """Exactly `length` bytes from `start` on."""
         raise NotImplementedError
 
-    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
         """The bytes of several extents, in the order given."""
         raise NotImplementedError
 
@@ -110,13 +110,13 @@ class File(AnyFile):
             self.has_changed()
         return found
 
-    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """The bytes of several extents, in the order given."""
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of several extents, in the order given. The disk begins at once; each is read when it is due."""
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk serves many requests at once in less time than one by one
             for start, length in zip(starts, lengths, strict=True):
                 os.posix_fadvise(descriptor.number, start, length, os.POSIX_FADV_WILLNEED)
-        return [self.read(start, length) for start, length in zip(starts, lengths, strict=True)]
+        return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
         """The whole file as read-only memory, which needs no descriptor.

@@ -21,7 +21,8 @@ _PAUSE = 0.05  # seconds between two looks
 
 
 class Keeper:
-    """Opens the board of a table. A thread drops the blocks that the loader has left behind, until it is closed.
+    """Opens the board of a table. From its start on, a thread drops the blocks that the
+    loader has left behind, until it is closed.
 
     `kept` has the blocks of this process, of which those that are needed stay.
     """
@@ -33,9 +34,11 @@ class Keeper:
         self._ended = threading.Event()
         # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
         work = partial(_look_on, weakref.ref(self), self._ended)
-        thread = threading.Thread(target=work, name="penstock-keeper", daemon=True)
+        self._thread = threading.Thread(target=work, name="penstock-keeper", daemon=True)
+
+    def start(self) -> None:
         with interrupts_deferred():  # `start` waits for an Event
-            thread.start()
+            self._thread.start()
 
     @property
     def board(self) -> Board:

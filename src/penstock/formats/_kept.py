@@ -46,15 +46,22 @@ class Kept(Generic[K, T]):
                 _, nbytes = self._values.pop(number, (None, 0))
                 self._nbytes -= nbytes
 
+    def found(self, number: K) -> T | None:
+        """The value, if it is kept."""
+        found = self._values.get(number)
+        if found is None:
+            return None
+        try:
+            self._values.move_to_end(number)
+        except KeyError:  # another thread has dropped it
+            pass
+        return found[0]
+
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
         """The value; if it is not kept, `read(number)` returns it with its number of bytes."""
-        found = self._values.get(number)
-        if found is not None:
-            try:
-                self._values.move_to_end(number)
-            except KeyError:  # another thread has dropped it
-                pass
-            return found[0]
+        value = self.found(number)
+        if value is not None:
+            return value
         if self._process != os.getpid():  # a thread of the parent may have held a lock when this process was forked
             self._renew()
         with self._reading.setdefault(number, threading.Lock()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -20,8 +19,8 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name for a file with these bytes: the same in all processes, different for all other bytes."""
-        return hashlib.sha256(f"{self.identity} {self.start} {self.stop}".encode()).hexdigest()[:40]
+        """The same in all processes, different for all other bytes."""
+        return f"{self.identity} {self.start} {self.stop}"
 
 
 Fetch = Callable[[Piece], Any]
@@ -34,6 +33,9 @@ class Pieces(Protocol):
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         """The bytes of a piece; `fetch(piece)` returns them if they are not kept."""
 
+    def found(self, piece: Piece) -> memoryview | None:
+        """The bytes of a piece that is kept; else None."""
+
 
 class PiecesInMemory:
     """The pieces that this process used last. A copy in another process begins without any."""
@@ -44,6 +46,9 @@ class PiecesInMemory:
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         return self._kept.get(piece, lambda piece: (memoryview(fetch(piece)), piece.stop - piece.start))
+
+    def found(self, piece: Piece) -> memoryview | None:
+        return self._kept.found(piece)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecesInMemory, (self._most,)

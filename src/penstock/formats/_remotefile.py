@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,16 +67,16 @@ class RemoteFile(AnyFile):
                 self.beyond(start, length)
             for piece in self.pieces_of(start, start + length):
                 wanted.setdefault(piece, []).append(number)
-        found = [bytearray(length) for length in lengths]
-        # Each view is copied from, and dropped, before many others have come: there may be more than memory holds.
-        views = in_parallel(self._view, wanted, THREADS)
-        for piece in wanted:
-            view = self._waited(lambda: next(views))
+        found: list[bytes | bytearray] = [b""] * len(starts)
+        for piece, view in self._views(wanted):
             for number in wanted[piece]:
-                first = max(starts[number], piece.start)
-                stop = min(starts[number] + lengths[number], piece.stop)
-                at = first - starts[number]
-                found[number][at : at + stop - first] = view[first - piece.start : stop - piece.start]
+                start, length = starts[number], lengths[number]
+                if piece.start <= start and start + length <= piece.stop:
+                    found[number] = bytes(view[start - piece.start : start - piece.start + length])
+                    continue
+                whole = found[number] = found[number] or bytearray(length)
+                first, stop = max(start, piece.start), min(start + length, piece.stop)
+                whole[first - start : stop - start] = view[first - piece.start : stop - piece.start]  # type: ignore[index]
             del view
         return list(map(bytes, found))
 
@@ -89,9 +89,8 @@ class RemoteFile(AnyFile):
         for number, start in enumerate(starts.tolist()):
             for piece in self.pieces_of(start, start + width):
                 wanted.setdefault(piece, []).append(number)
-        views = in_parallel(self._view, wanted, THREADS)
-        for piece, numbers in wanted.items():
-            content = np.frombuffer(self._waited(lambda: next(views)), np.uint8)
+        for piece, view in self._views(wanted):
+            content, numbers = np.frombuffer(view, np.uint8), wanted[piece]
             begins = starts[numbers] - piece.start
             whole = (begins >= 0) & (begins + width <= len(content))
             if whole.any():
@@ -130,6 +129,23 @@ class RemoteFile(AnyFile):
         """The file with this suffix instead of its own."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
+
+    def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+        """Each piece with its bytes: those that are kept, and then the others, which are fetched several at a time.
+
+        Copy from a view, and drop it, before the next: they may be more than memory holds.
+        """
+        missing = []
+        for piece in pieces:
+            view = self.pieces.found(piece)
+            if view is None:
+                missing.append(piece)
+            else:
+                yield piece, view
+            del view
+        coming = in_parallel(self._view, missing, THREADS)
+        for piece in missing:
+            yield piece, self._waited(lambda: next(coming))
 
     def _view(self, piece: Piece, pause: Pause) -> memoryview:
         return self.pieces.get(piece, lambda piece: self.fetch(piece, pause))

@@ -39,7 +39,6 @@ _ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbyt
 _ROWS = 256  # each is a descriptor of some process
 _SIZE = _HEAD.size + _ROWS * _ROW.itemsize
 _AGAIN = 1.0  # seconds after which a process that found no board looks again
-_PATIENCE = 0.05  # seconds for which it looks at first: a loader opens its board just after it has begun an epoch
 
 
 class Board:
@@ -126,11 +125,7 @@ class Shared:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
             self._renew()
         if self._board is None and time.monotonic() >= self._look_again:
-            end = 0.0 if self._look_again else time.monotonic() + _PATIENCE
             self._board = _first_board(self._name)
-            while self._board is None and time.monotonic() < end:
-                time.sleep(0.002)
-                self._board = _first_board(self._name)
             self._look_again = time.monotonic() + _AGAIN
         return self._board
 

@@ -314,6 +314,11 @@ class _Watch:
     def __init__(self, watching: list[Any]) -> None:
         self.watching = watching
 
+    def start(self) -> None:
+        for each in self.watching:
+            if not isinstance(each, Board):
+                each.start()
+
     def close(self) -> None:
         for each in self.watching:
             each.close()

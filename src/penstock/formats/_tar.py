@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
+from penstock._fill.cast import Empty, Into
+from penstock._fill.collate import collate
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, member_at
-from penstock.formats._decoders import Decoder, decoded, decoders
+from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays
 from penstock.formats._paths import Paths
+from penstock.source._array import checked_keys
 
 _PIECE = 1 << 20
 
@@ -70,7 +74,33 @@ class Tar(Extents):
     def decode(self, decode: bool | Mapping[str, Decoder | None]) -> None:
         self._decode, self._decoders = decode, decoders(decode)
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
+
+        A `Transform` with a fixed shape writes its images straight into the batch. NotImplemented if there is none,
+        or if the samples have different fields: then the samples are collated, and an error names the rows.
+        """
+        if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
+            return NotImplemented
+        rows = checked_keys(keys, len(self))
+        outs: dict[str, NDArray[Any]] = {}
+        samples: list[dict[str, Any]] = []
+
+        def room(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+            if field not in outs:
+                outs[field] = empty((len(rows), *shape), dtype)
+            here: NDArray[Any] = outs[field][len(samples)]
+            return here
+
+        for found in self._found(keys, rows):
+            samples.append(self._decoded(*found, room))  # noqa: PERF401 - `room` counts them
+        if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
+            return NotImplemented
+        others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
+        batch = collate(others, empty)
+        return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
+
+    def _decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
         file = self._files[number]
         start, _ = self._extent(number, row)
         part = _Part(file, raw, start)
@@ -90,7 +120,7 @@ class Tar(Extents):
                 _refuse(name, f"it is {member.kind}, and only plain files can be read. {remedy}")
             if field in sample:
                 _refuse(name, f"the sample {key!r} has a second member {field!r}. Rename one of the two")
-            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name)
+            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name, room)
         return sample
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._fill.cast import BLOCK, Empty, Into
+from penstock._fill.cast import Empty, Into
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
@@ -29,6 +29,7 @@ _BLOCK = 8 << 20  # bytes of a block of samples
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
+_SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
 
 class Tokens(Format):
@@ -113,13 +114,9 @@ class Tokens(Format):
             out = empty(shape, self.dtype)
             view.copy(rows, out)
             return out
-        out = empty.room(shape, self.dtype)
-        size = max(1, BLOCK // view.width)
-        ids = np.empty((min(size, len(rows)), self.length), self.dtype)
+        out, size = empty.room(shape, self.dtype), max(1, _SCRATCH // view.width)
         for at in range(0, len(rows), size):
-            some = rows[at : at + size]
-            view.copy(some, ids[: len(some)])
-            empty.field.write(out[at : at + size], ids[: len(some)], at)
+            empty.field.write(out[at : at + size], view.taken(rows[at : at + size]), at)
         return out
 
     def _mapped(self) -> _Windows | _Ranges:
@@ -139,44 +136,58 @@ class Tokens(Format):
 
 
 class _Windows:
-    """The memory of all files, and the samples in it. All positions are in units: whole samples, or parts of them."""
+    """The memory of all files, and the samples in it.
+
+    Memory is divided into equal units, at which samples begin. If a sample is a number of whole units, mostly one,
+    `take` copies it. Other samples, such as those that overlap, are windows into memory. numpy cannot copy windows
+    to a given place: they are copied twice, the second time from the processor's cache.
+    """
 
     def __init__(self, tokens: Tokens, files: Sequence[File]) -> None:
         memory, begins = mapped(files)
-        size = tokens.dtype.itemsize
-        self.width, step = tokens.length * size, tokens.stride * size
         begins = begins + tokens._headers
-        unit = math.gcd(self.width, step, *begins.tolist())
-        self._whole = unit >= _LEAST
-        if not self._whole:
-            unit = size
+        if len(begins) == 1:  # so that sample i begins at unit i
+            memory, begins = memory[begins[0] :], np.zeros_like(begins)
+        self._dtype, size = tokens.dtype, tokens.dtype.itemsize
+        self.width, step = tokens.length * size, tokens.stride * size
+        unit = math.gcd(step, *begins.tolist())
+        self._units: NDArray[Any] | None = None
+        if math.gcd(unit, self.width) >= _LEAST:
+            unit = math.gcd(unit, self.width)
+            self._units = memory[: len(memory) // unit * unit].view(self._dtype).reshape(-1, unit // size)
+        self._parts = np.arange(self.width // unit)
+        kind = np.dtype((np.void, self.width))
+        count = (len(memory) - self.width) // unit + 1
+        self._at_units = np.ndarray((count,), kind, memory.data, strides=(unit,))
         self._step, self._edges = step // unit, tokens._edges
         # Of each file, where its first sample would begin if all samples before it were in the same file.
         self._firsts = begins // unit - self._edges[:-1] * self._step
-        self._first = int(self._firsts[0]) if len(begins) == 1 else None
-        self._units = memory[: len(memory) // unit * unit].reshape(-1, unit)
-        self._parts = np.arange(self.width // unit)
-        self._kind = np.dtype((np.void, self.width))
-        count = (len(memory) - self.width) // size + 1
-        self._at_ids = np.ndarray((count,), self._kind, memory.data, strides=(size,))
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""
-        starts = rows if self._step == 1 else rows * self._step
-        if self._first is None:
-            starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
-        elif self._first:
-            starts = starts + self._first
-        if self._whole:
-            if len(self._parts) > 1:
-                starts = (starts[:, np.newaxis] + self._parts).reshape(-1)
-            # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
-            self._units.take(starts, 0, out.view(np.uint8).reshape(len(starts), -1), "clip")
+        if self._units is None:
+            size = max(1, _SCRATCH // self.width)
+            for at in range(0, len(rows), size):
+                out[at : at + size] = self.taken(rows[at : at + size])
             return
-        # Samples that overlap, or are no whole number of large units: `take` cannot read them.
-        batch, size = out.view(self._kind)[:, 0], max(1, BLOCK // self.width)
-        for at in range(0, len(starts), size):
-            batch[at : at + size] = self._at_ids[starts[at : at + size]]
+        parts = self._starts(rows)
+        # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+        self._units.take(parts, 0, out if len(parts) == len(out) else out.reshape(len(parts), -1), "clip")
+
+    def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples of these rows, in memory of their own."""
+        starts = self._starts(rows)
+        found = self._at_units[starts] if self._units is None else self._units.take(starts, 0, None, "clip")
+        return found.view(self._dtype).reshape(len(rows), -1)
+
+    def _starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The unit at which each sample begins; if samples are whole units, all units of all samples."""
+        starts = rows if self._step == 1 else rows * self._step
+        if len(self._firsts) > 1:
+            starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
+        if self._units is None or len(self._parts) == 1:
+            return starts
+        return (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _Ranges:
@@ -186,6 +197,13 @@ class _Ranges:
         self._files, self._headers, self._edges = tokens._files, tokens._headers, tokens._edges
         size = tokens.dtype.itemsize
         self.width, self._step = tokens.length * size, tokens.stride * size
+        self._dtype, self._length = tokens.dtype, tokens.length
+
+    def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples of these rows, in memory of their own."""
+        out = np.empty((len(rows), self._length), self._dtype)
+        self.copy(rows, out)
+        return out
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.stats._figures import (
         Bucket,
+        CacheFigures,
         Decision,
         FirstBatch,
         Machine,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bucket",
+    "CacheFigures",
     "Decision",
     "FirstBatch",
     "Machine",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
-from penstock.stats._figures import Bucket, Moment, Period, Stats, WorkerFigures
+from penstock.stats._figures import Bucket, CacheFigures, Moment, Period, Stats, WorkerFigures
 from penstock.stats._markup import (
     bars,
     facts,
@@ -315,7 +315,7 @@ def figures(stats: Stats) -> str:
     periods = [(f"epoch {stats.epoch_number}", stats.epoch), ("all epochs", stats.life)]
     if stats.life.epochs <= 1:
         del periods[0]
-    columns = [list(_column(period)) for _, period in periods]
+    columns = [[*_column(period), *(_cache(period) if stats.life.cache else ())] for _, period in periods]
     rows = ([name, *(column[i][1] for column in columns)] for i, (name, _) in enumerate(columns[0]))
     return section("Figures", "", table(["", *(name for name, _ in periods)], rows, name="figures"))
 
@@ -338,6 +338,15 @@ def _column(period: Period) -> Iterator[tuple[str, str]]:
     yield "workers replaced", count(period.replaced)
     yield "steps repeated", count(period.repeated)
     yield "samples skipped", count(period.skipped)
+
+
+def _cache(period: Period) -> Iterator[tuple[str, str]]:
+    cache = period.cache or CacheFigures()
+    yield "cache: pieces that were there", count(cache.hits)
+    yield "cache: pieces that workers waited for", count(cache.misses)
+    yield "cache: workers waited", seconds(cache.waited)
+    yield "cache: fetched", f"{count(cache.fetched)}, {size(cache.nbytes)}"
+    yield "cache: evicted", count(cache.evicted)
 
 
 def settings(stats: Stats) -> str:
