@@ -75,15 +75,22 @@ def test_the_readme_has_an_example() -> None:
     assert BLOCK.findall((ROOT / "README.md").read_text())
 
 
-def test_a_link_between_pages_leads_to_a_file() -> None:
+def test_a_link_between_pages_leads_to_a_file_and_a_heading() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     dead = [
-        f"{page.relative_to(ROOT)} -> {target}"
+        f"{page.relative_to(ROOT)} -> {target}#{heading}"
         for page in pages
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-        if not (page.parent / target).exists()
+        for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text())
+        if not (page.parent / target).exists() or (heading and heading not in headings(page.parent / target, page))
     ]
     assert dead == []
+
+
+def headings(target: Path, page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    text = (page if target.is_dir() else target).read_text()
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_verdict_is_in_the_table_of_its_page() -> None:

@@ -20,12 +20,7 @@ _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
 class Access(NamedTuple):
-    """The keywords of all formats that are about files of URLs. Local files need none of them.
-
-    `storage` has options of the library that reads URLs. Pieces of files are kept in the folder `cache`, up to
-    `cache_bytes`. By default this is the cache folder of penstock, up to half of the space that is free on its disk,
-    and at most 100 GB. With `cache=False`, each process keeps the last 128 MB of pieces in its memory.
-    """
+    """The keywords of all formats that are about files of URLs: see `penstock.formats`."""
 
     storage: Storage | None = None
     cache: CachePath = None

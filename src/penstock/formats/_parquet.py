@@ -35,9 +35,11 @@ class Parquet(Table):
     """The rows of Parquet files, in the order of the files' paths; a sample is a dict with the columns.
 
     `paths` is a file, a folder, a pattern or a list of these; `columns` names the columns to read, by default all. At
-    first only the footers are read. A row group is decoded as a whole, by the worker that needs one of its rows; each
-    worker keeps the row groups it used last, up to `keep` bytes of decoded columns. See docs/tables.md for the types,
-    and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
+    first only the footers are read. A row group is decoded as a whole, once for all workers of a machine. They keep
+    the last ones, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
+    docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"

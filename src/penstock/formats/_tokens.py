@@ -42,8 +42,10 @@ class Tokens(Format):
 
     Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
     when the first sample is read, and must not be cut off while they are in use: the system kills a process that
-    reads beyond the end of a mapped file. Files of URLs are read by pieces; `storage` has the options of the store.
-    For torch, which cannot compute with uint16, pass `dtype="int64"` to the loader.
+    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
+    loader.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"
