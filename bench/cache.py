@@ -44,7 +44,7 @@ class Store(penstock.Dataset[Any]):
         piece = self.cache.get(f"{block}", partial(self.fetch, block))
         return np.frombuffer(piece, np.uint8).reshape(ROWS, -1)[row]
 
-    def fetch(self, block: int) -> bytes:
+    def fetch(self, block: int, pause: Any = None) -> bytes:
         time.sleep(LATENCY)
         return bytes([block % 256]) * NBYTES
 
@@ -120,7 +120,7 @@ def look(folder: Path) -> None:
         blocks = np.arange(count + 1) * 10
 
         def pieces_of(self, block: int) -> list[Wanted]:
-            return [Wanted(f"{block}", 100, partial(bytes, 100))]
+            return [Wanted(f"{block}", 100, lambda pause: bytes(100))]
 
     forecast = Forecast(OrderPlan(Shuffled(10 * count, 1)), 0, lambda: 0)
     lookout, publisher = Lookout(forecast, Small(), cache, 1 << 20, 0), Publisher(cache.path)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from bench.run import machine
 from bench.steady import family
 
-LEAD = 0.3  # seconds of reading before each round: batches that were prefetched while others were read
+LEAD = 0.5  # seconds of reading before each round: what was prefetched while others were read took no time then
 ROUNDS, SECONDS = 5, 2.0
 
 Batch = tuple[Any, ...]  # arrays or tensors of equal length
@@ -198,12 +198,11 @@ class Served:
 
     def measure(self, seconds: float) -> None:
         assert self._process.stdin is not None
-        before = processor_time(self._process.pid)
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
         answer = self._answer()
         self.figures.rates.append(answer["rate"])
-        self.figures.costs.append((processor_time(self._process.pid) - before) / answer["samples"])
+        self.figures.costs.append(answer["cost"])
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -262,9 +261,11 @@ def serve(contender: Contender, folder: Path) -> None:
     read(stream, 1.0)
     reply(figures)
     for line in sys.stdin:
-        lead, _ = read(stream, LEAD)
+        read(stream, LEAD)
+        before = processor_time(os.getpid())
         samples, taken = read(stream, float(line))
-        reply({"rate": samples / taken, "samples": lead + samples})
+        cost = (processor_time(os.getpid()) - before) / samples
+        reply({"rate": samples / taken, "cost": cost})
     os._exit(0)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Store(penstock.Dataset[int]):
     def pieces_of(self, block: int) -> list[Wanted]:
         return [Wanted(f"{block}", 8 * ROWS, partial(self.fetch, block))]
 
-    def fetch(self, block: int) -> bytes:
+    def fetch(self, block: int, pause: Any = None) -> bytes:
         thread = "scout" if threading.current_thread().name == "penstock-fetch" else "worker"
         with open(self.log, "a") as log:
             log.write(f"{block} {thread}\n")

@@ -16,7 +16,7 @@ import numpy as np
 from penstock._ending import never_ends
 from penstock._epoch import engines
 from penstock._epoch.engine import Engine
-from penstock._epoch.foresight import NO_FORESIGHT, foresee
+from penstock._epoch.foresight import NO_FORESIGHT, NoForesight, foresee
 from penstock._epoch.measures import Measured, Measures
 from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
 from penstock._epoch.share import share
@@ -383,7 +383,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
         self._begin_tuning()
         self._skipped: list[tuple[Any, Exception]] = []
-        self._foresight = NO_FORESIGHT
+        self._foresight: NoForesight = NO_FORESIGHT
 
     @never_ends
     def _start(self, kind: type[_I]) -> _I:

@@ -129,6 +129,16 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
     assert all(where - {"_demo.py"} == {guest} for guest, where in places.items()), places
 
 
+def test_the_libraries_that_read_urls_are_each_imported_in_one_module() -> None:
+    places = {
+        (name, path.relative_to(ROOT).as_posix())
+        for path in ROOT.rglob("*.py")
+        for name in (imported.split(".")[0] for imported in imports(path))
+        if name in ("obstore", "fsspec")
+    }
+    assert places == {("obstore", "_remote/objects.py"), ("fsspec", "_remote/filesystems.py")}
+
+
 # The table, and the demo, which measures torch's loader beside ours.
 NAMING_GUESTS = {"_memory/guests.py", "_demo.py"}
 

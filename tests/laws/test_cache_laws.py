@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -126,7 +127,7 @@ class Remote:
     def pieces_of(self, block: int) -> list[Wanted]:
         return [Wanted(f"{block}", NBYTES, partial(self.make, block))]
 
-    def make(self, block: int) -> bytes:
+    def make(self, block: int, pause: Any = None) -> bytes:
         self.fetched += 1
         self.early.add(block)
         return bytes([block % 256]) * NBYTES
@@ -153,7 +154,7 @@ def read(order: Any, remote: Remote, room: int, epochs: int, at_once: int, ahead
                     cache.publish(publisher, agenda)
                 publisher.move(lookout.position)
                 for piece in lookout.look(at_once, {}, ()):
-                    assert cache.fetch(piece.name, piece.make)
+                    assert cache.fetch(piece.name, partial(piece.make, time.sleep))
                 block = int(remote.blocks.searchsorted(key, "right")) - 1
                 used.append(block)
                 assert cache.get(f"{block}", partial(remote.make, block))[0] == block

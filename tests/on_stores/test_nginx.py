@@ -40,14 +40,14 @@ def files(served: Path) -> Path:
     return served
 
 
-def opened(base: Any) -> penstock.StackDataset:
-    tokens = Tokens(f"{base}/ids.bin", "uint16", 4000)
+def opened(base: Any, **how: Any) -> penstock.StackDataset:
+    tokens = Tokens(f"{base}/ids.bin", "uint16", 4000, **how)
     assert len(tokens) == N
     return penstock.StackDataset(
         ids=tokens,
-        table=Parquet(f"{base}/table.parquet"),
-        tar=Tar(f"{base}/shard.tar"),
-        lines=JsonLines(f"{base}/lines.jsonl"),
+        table=Parquet(f"{base}/table.parquet", **how),
+        tar=Tar(f"{base}/shard.tar", **how),
+        lines=JsonLines(f"{base}/lines.jsonl", **how),
     )
 
 
@@ -78,7 +78,8 @@ def test_broken_answers_change_no_batch_and_lose_none(nginx: str, files: Path, c
     requests = 0
     while time.monotonic() < until:
         with breaking(nginx, seed=rounds, share=0.4) as proxy:
-            with penstock.DataLoader(opened(proxy.url), num_workers=2, **settings) as loader:
+            data = opened(proxy.url, cache=rounds % 2 == 1)  # in turn from memory, and from the disk
+            with penstock.DataLoader(data, num_workers=2, **settings) as loader:
                 assert hashes(loader, 2) == expected
             faults += proxy.faults.total()
             requests += proxy.requests

@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._remote import store
-from penstock._remote.objects import _failed
+from penstock._remote.objects import _failed, is_strong
 from penstock._remote.retry import Failed, Fault, Patience
 from penstock._remote.store import Remote, remotes
 from penstock._remote.traffic import traffic
@@ -44,7 +45,7 @@ def test_pauses_double_up_to_a_limit_with_jitter(failures: int, elapsed: float, 
     patience = Patience()
     pause = patience.pause(Fault.PASSING, failures, elapsed, dice)
     longest = min(20.0, 0.2 * 2 ** (failures - 1))
-    assert pause is not None and longest / 2 <= pause <= longest
+    assert pause == pytest.approx(longest * (1 + dice) / 2)
     assert patience.pause(Fault.PASSING, failures, 300.0, dice) is None
     assert (patience.pause(Fault.ODD, failures, elapsed, dice) is None) == (failures >= 5)
     for fault in (Fault.FINAL, Fault.MISSING, Fault.CHANGED):
@@ -106,9 +107,18 @@ def test_a_file_that_changed_is_never_a_sample(folder: Path, etags: bool) -> Non
         file = remote_file(f"{server.url}/x")
         copy = pickle.loads(pickle.dumps(file))
         path.write_bytes(b"another")  # of the same size
+        assert remote_file(f"{server.url}/x").pieces_of(0, 7)[0].name != file.pieces_of(0, 7)[0].name
         for one in (file, copy):
             with pytest.raises(FormatError, match=r"/x has changed since the dataset was made"):
                 one.read(0, 7)
+
+
+def test_a_request_says_which_content_it_wants(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    file = remote_file(f"{server.url}/x")
+    file.read(0, 7)
+    assert server.headers[-1]["if-match"] == f'"{file.modified}"'
+    assert [is_strong(token) for token in ("abc", 'W/"abc"', "at 2026-11-17", "")] == [True, False, False, False]
 
 
 def test_a_file_that_became_shorter_is_an_error(folder: Path) -> None:
@@ -198,6 +208,19 @@ def test_answers_of_another_length_are_errors_after_five(monkeypatch: pytest.Mon
     assert traffic().retries - before == 4
 
 
+def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Talking:
+        def find(self, key: str) -> Any:
+            raise Failed(Fault.FINAL, "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:SECRET failed")
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Talking())
+    storage = {"secret_access_key": "SECRET-key", "client_options": {"default_headers": {"t": b"SECRET-token"}}}
+    ((remote, key),) = remotes(["sftp://me:SECRET@h/k"], storage)
+    with pytest.raises(RemoteError, match=r"sftp://h/k cannot be found: GET https://h/k with \*\*\*, ") as raised:
+        remote.find(key)
+    assert "SECRET" not in str(raised.value)
+
+
 def test_a_failure_in_a_thread_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class One:
         def find(self, key: str) -> Any:
@@ -218,11 +241,11 @@ def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server)
     file = remote_file(f"{server.url}/x")
     held = threading.Event()
     server.status = lambda path: int(held.wait(30)) and 503
-    for wanted in (1, 20 << 20):  # one piece, and several
-        asked = len(server.log)
+    for pieces, wanted in ((1, 1), (3, 20 << 20)):
+        until = len(server.log) + pieces
 
-        def interrupt(asked: int = asked) -> None:
-            while len(server.log) == asked:
+        def interrupt(until: int = until) -> None:
+            while len(server.log) < until:
                 time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -233,3 +256,19 @@ def test_an_interrupt_does_not_wait_for_the_answer(folder: Path, server: Server)
         thread.join()
     assert not held.is_set()
     held.set()
+
+
+def test_a_listing_goes_on_after_a_page_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, asked = [f"{number:03}" for number in range(30)], list[str]()
+
+    class Listing:
+        def below(self, folder: str, deep: bool, after: str) -> Iterator[store.Page]:
+            asked.append(after)
+            left = [key for key in keys if key > after]
+            yield store.Page([store.Stored(key, 1, "") for key in left[:10]], [])
+            if len(left) > 10:
+                raise Failed(Fault.PASSING, "failed")
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Listing())
+    found = [each.key for page in Remote("s3://b", "", {}).below("", True) for each in page.objects]
+    assert (found, asked) == (keys, ["", "009", "019"])

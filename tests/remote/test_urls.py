@@ -72,7 +72,7 @@ def test_a_pattern_means_what_it_means_on_a_disk(
             continue
     on_disk = [os.path.relpath(path, folder) for path in map(str, folder.rglob("*")) if Path(path).is_file()]
     matches = glob.glob(pattern, root_dir=folder, recursive=True)
-    expected = {path for path in matches if (folder / path).is_file()}
+    expected = {path for path in matches if os.path.isfile(f"{folder}/{path}")}  # glob returns "b/" for a file b, too
     assert {path for path in on_disk if translated(pattern).fullmatch(path)} == expected
 
 
@@ -94,7 +94,11 @@ class Bucket:
                 return
 
 
-keys = st.one_of(st.integers(0, 30_000).map("part-{:06}.tar".format), st.text("09af-z", min_size=1, max_size=9))
+keys = st.one_of(
+    st.integers(0, 30_000).map("part-{:06}.tar".format),
+    st.text("09af-z", min_size=1, max_size=9),
+    st.text("01239", min_size=1, max_size=3),  # names at which others are cut
+)
 
 
 @settings(deadline=None, max_examples=100)

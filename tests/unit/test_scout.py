@@ -149,7 +149,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     store = Store(tmp_path, 10, 1 << 20)
     go_on, begun_fetches = threading.Event(), list[int]()
 
-    def slow(block: int) -> bytes:
+    def slow(block: int, pause: Any = None) -> bytes:
         if threading.current_thread().name == "penstock-fetch":
             begun_fetches.append(block)
             go_on.wait(10)
@@ -172,7 +172,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
 def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     store = Store(tmp_path, 10, 1 << 20)
 
-    def failing(block: int) -> bytes:
+    def failing(block: int, pause: Any = None) -> bytes:
         if block == 3:
             raise ConnectionError("no route to host")
         return Store.fetch(store, block)

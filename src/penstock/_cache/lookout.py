@@ -27,11 +27,14 @@ _REMEMBERED = 4096  # blocks whose pieces are not asked for again
 
 
 class Wanted(NamedTuple):
-    """A piece that a block needs: its name in the cache, about how many bytes it has, and how it is made."""
+    """A piece that a block needs: its name in the cache, about how many bytes it has, and how it is made.
+
+    `make(pause)` returns its bytes. It waits by `pause(seconds)`, which raises once nobody wants the piece any more.
+    """
 
     name: str
     nbytes: int
-    make: Callable[[], Any]
+    make: Callable[[Callable[[float], object]], Any]
 
 
 class InPieces(Protocol):

@@ -33,6 +33,7 @@ _PAUSE = 0.02  # seconds after which a scout looks how far its loader is
 _SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.2 s
 _LONGEST = 1.0  # seconds between two looks: the first one of an epoch may take half a second
 _AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
+_MOMENT = 0.1  # seconds after which a fetch that waits sees that the scout is closed
 _GRACE = 1.0  # seconds that the interpreter's exit waits for threads
 
 
@@ -60,6 +61,10 @@ class Scout:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
             thread.join(0.2)
+
+
+class _Stopped(Exception):
+    """The scout was closed while a fetch waited for its next try."""
 
 
 class _Counting(Source):
@@ -134,7 +139,7 @@ class _Fetches:
         while (piece := self._next()) is not None:
             counting, failed = _Counting(), True
             with working_at(counting), suppress(Exception):
-                failed = not cache.fetch(piece.name, piece.make)
+                failed = not cache.fetch(piece.name, partial(piece.make, self._pause))
                 if failed:
                     self.rest()
             with self._lock:
@@ -144,6 +149,14 @@ class _Fetches:
                     self._failed.add(piece.name)
                 self._done += 1
             self.bell.put(None)
+
+    def _pause(self, seconds: float) -> None:
+        """Waits between two tries, unless the scout is closed."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 or self.stopped:
+            if self.stopped:
+                raise _Stopped
+            time.sleep(min(left, _MOMENT))
 
     def _next(self) -> Wanted | None:
         with self._lock:

@@ -15,7 +15,24 @@ from penstock.plan._forecast import Forecast
 from penstock.source._dataset import method_of
 
 
-class Foresight:
+class NoForesight:
+    """For a dataset that does not want to know."""
+
+    def start(self) -> None:
+        """The workers are up: now threads may be started."""
+
+    def continues(self, plan: OrderPlan, progress: Progress) -> bool:
+        """Whether it is good for this epoch, which is about to begin, too."""
+        return False
+
+    def close(self) -> None:
+        """The epoch is abandoned, or the loader is closed."""
+
+
+NO_FORESIGHT = NoForesight()
+
+
+class Foresight(NoForesight):
     """A forecast, and what the dataset's `__foresee__` returned for it, which is closed in the end.
 
     It is kept from one epoch to the next: what was fetched between the two is there when the next one begins. It ends
@@ -35,14 +52,12 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """The workers are up: now threads may be started."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Whether it is good for this epoch, which is about to begin, too."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False
@@ -51,19 +66,16 @@ class Foresight:
 
     def close(self) -> None:
         with interrupts_deferred():
-            returned, self._returned = self._returned, None
+            returned, self._returned, self._start = self._returned, None, None
             if returned is not None and self._process == os.getpid():
                 returned.close()
 
     __del__ = finalizer(close)
 
 
-NO_FORESIGHT = Foresight.__new__(Foresight)
-
-
 def foresee(
-    last: Foresight, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
-) -> Foresight:
+    last: NoForesight, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
+) -> NoForesight:
     """The foresight for an epoch that begins: the last one, a new one, or none if the dataset does not want any.
 
     Called before workers have anything to do. After they were started, call `start`: a process that has more threads

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock._ending import END, Instead, raises_instead
 from penstock._epoch.engine import Engine
-from penstock._epoch.foresight import NO_FORESIGHT
+from penstock._epoch.foresight import NO_FORESIGHT, NoForesight
 from penstock._epoch.handout import Handout
 from penstock._epoch.measures import Measures
 from penstock._feed import Feed
@@ -55,7 +55,7 @@ class Reader:
         self._meter = loader.measures.meter
         self._yielded = 0
         self.skipped: list[tuple[Any, Exception]] = []
-        self.foresight = NO_FORESIGHT
+        self.foresight: NoForesight = NO_FORESIGHT
 
     def _next(self) -> Handout:
         """The next batch; or an Instead, with no task."""

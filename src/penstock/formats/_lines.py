@@ -26,8 +26,8 @@ class TextLines(Extents):
     """The lines of UTF-8 files, each a str without its line end, `\\n` or `\\r\\n`.
 
     Empty lines are samples. The last line may end without a newline. A byte order mark at the beginning of a file is
-    not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md).
-    Compressed files are refused.
+    not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
+    be URLs (docs/remote.md). Compressed files are refused.
 
     `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 

@@ -28,7 +28,6 @@ _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _NOTHING = np.empty(0, np.uint8)
-_NOWHERE = np.empty((0, 3), np.int64)
 
 
 class Parquet(Table):
@@ -71,15 +70,15 @@ class Parquet(Table):
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
-        self._places = [self._found(file, footer) for file, footer in zip(self._files, footers, strict=True)]
 
     def _set_kept(self) -> None:
         super()._set_kept()
         self._metadata: Kept[int, Any] = Kept(_METADATA)
+        self._places: dict[int, NDArray[np.int64]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_metadata"]
+        del state["_metadata"], state["_places"]
         return state
 
     def _read(self, block: int) -> Any:
@@ -99,19 +98,21 @@ class Parquet(Table):
         return batches[0]
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
-        """The bytes that a block is read from."""
-        places, part = self._places[number], self._part_of[block]
-        begin, end = places[:, 0].searchsorted([part, part + 1])
-        return [(start, stop) for start, stop in places[begin:end, 1:].tolist()]
+        """The bytes that a block of a remote file is read from."""
+        found, part = self._places.get(number), self._part_of[block]
+        if found is None:  # late: it takes 12 µs for each column of each row group
+            found = self._places[number] = self._found(number)
+        begin, end = found[:, 0].searchsorted([part, part + 1])
+        return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
-    def _found(self, file: AnyFile, footer: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
-        """Where the columns of a remote file are, by which it is divided into pieces."""
-        if not isinstance(file, RemoteFile):
-            return _NOWHERE
+    def _found(self, number: int) -> NDArray[np.int64]:
+        """Where the columns of a remote file are. It is divided into pieces by that from now on."""
+        file = self._files[number]
+        assert isinstance(file, RemoteFile)
         try:
-            found = places(footer["end"].tobytes()[:-8], self.columns)
+            found = places((self._ends[number] or _end(file))[:-8], self.columns)
         except ValueError:  # pyarrow will say what is wrong with a row group, when it reads it
-            return _NOWHERE
+            return np.empty((0, 3), np.int64)
         file.edges = edges(found, file.size)
         return found
 

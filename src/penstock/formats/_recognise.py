@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import penstock.formats as formats
@@ -55,19 +56,16 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
     """The files that are meant, of all formats; a prefix of Megatron's means its `.idx`."""
-    ends = (*_ENDS, ".idx")
+    ends, prefixes = (*_ENDS, ".idx"), [idx_path(one) for one in given]
+    # Of a .bin that has an .idx both are named once, by the .idx.
+    meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
     try:
-        # Of a .bin that has an .idx both are named once, by the .idx.
-        meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
         return find_files(meant, ends, "penstock.open", access)
-    except FileNotFoundError as error:
-        prefixes = [idx_path(one) for one in given]
-        if prefixes == meant:
-            raise
-        try:
-            return find_files(prefixes, ends, "penstock.open", access)
-        except FileNotFoundError:
-            raise error from None
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            if prefixes != meant:
+                return find_files(prefixes, ends, "penstock.open", access)
+        raise
 
 
 def _folder(folder: str) -> str | None:

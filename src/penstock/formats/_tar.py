@@ -38,8 +38,9 @@ class Tar(Extents):
     adds some: `decode={"jpg": Transform(crop=224), "txt": None}`; None keeps the bytes. `decode=False` keeps all
     bytes. Pickles are an error unless there is a function for them.
 
-    The index of a tar is made once from its headers, and kept (docs/formats.md); a sample is then one read.
-    Compressed tars are refused. Links, sparse files and fields that come twice are errors of their sample.
+    The index of a tar is made once from its headers, and kept (docs/formats.md); a sample is then one read. Paths may
+    be URLs (docs/remote.md). Compressed tars are refused. Links, sparse files and fields that come twice are errors
+    of their sample.
 
     `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
