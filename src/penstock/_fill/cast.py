@@ -251,7 +251,7 @@ def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] |
         return None
     if goal.kind == "f":
         edge = float(np.finfo(goal).max)  # slightly larger values are rounded to it: `_lost` is exact
-        most = np.finfo(source).max if source.kind == "f" else np.iinfo(source).max
+        most = float(np.finfo(source).max) if source.kind == "f" else np.iinfo(source).max
         return None if most < edge else (-edge, edge)
     bounds = np.iinfo(goal)
     if source.kind != "f" and np.iinfo(source).min >= bounds.min and np.iinfo(source).max <= bounds.max:
