@@ -30,7 +30,7 @@ class FileSystem:
         try:
             self._system = fsspec.filesystem(scheme, **storage)
         except Exception as error:  # what the package for this scheme, or its libraries, may raise
-            said = str(error)[:300]
+            said = str(error).partition("\n")[0][:300]
         else:
             return
         raise Failed(Fault.FINAL, said, "Install the package that reads this scheme, or check the URL.")

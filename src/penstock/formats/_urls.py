@@ -59,7 +59,7 @@ class _Wanted:
                 return None
         raise ValueError(
             f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
-            f"or give a list of their URLs. ({said})"
+            f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
         )
 
     def found(self) -> list[Stored]:
