@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+import subprocess
+import sys
 import tarfile
 import warnings
 from pathlib import Path
@@ -52,6 +55,20 @@ def test_tars_of_webdataset_are_read(webdataset: Any, tmp_path: Path) -> None:
     for number, sample in enumerate(Tar(path)):
         assert (sample["txt"], sample["cls"], sample["json"]) == (f"sample {number}", number, {"x": number})
         assert np.array_equal(sample["npy"], array)
+
+
+def test_the_example_of_the_documentation_runs(webdataset: Any, tmp_path: Path) -> None:
+    """That of the code that people have today."""
+    (tmp_path / "shards").mkdir()
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    for shard in range(4):
+        with webdataset.TarWriter(str(tmp_path / "shards" / f"train-{shard:06}.tar")) as writer:
+            for number in range(20):
+                writer.write({"__key__": f"{shard}{number:05}", "jpg": pixels, "cls": number})
+    page = (Path(__file__).parents[2] / "docs" / "webdataset.md").read_text()
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert ran.returncode == 0, ran.stderr
 
 
 @leaves_files_open

@@ -117,7 +117,7 @@ def test_a_state_by_blocks_resumes_and_says_what_differs() -> None:
         ({"shuffle": "block", "seed": 1}, ValueError, 'shuffle must be True, False, None or "blocks", got .block.'),
         ({"shuffle": "blocks", "seed": 1, "window": 0}, ValueError, "window must be an integer of at least 1"),
         ({"shuffle": "blocks", "seed": 1, "sampler": [0]}, ValueError, "mutually exclusive"),
-        ({"shuffle": "blocks", "seed": 1}, TypeError, "Noisy has no `blocks`"),
+        ({"shuffle": "blocks", "seed": 1}, TypeError, "Noisy has none: 'Noisy' object has no attribute 'blocks'"),
     ],
     ids=str,
 )

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._remote import store
-from penstock._remote.objects import is_strong
+from penstock._remote.objects import _failed, is_strong
 from penstock._remote.retry import Failed, Fault, Patience
 from penstock._remote.store import Remote, remotes
 from penstock._remote.traffic import traffic
@@ -168,6 +168,22 @@ def test_an_option_that_the_library_does_not_know_is_an_error() -> None:
     with pytest.raises(RemoteError, match=r"s3://b/k cannot be found: .*no_such.* options in storage=") as raised:
         remote.find("k")
     assert "SECRET" not in str(raised.value)
+
+
+def test_without_credentials_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = "http://127.0.0.1:1"
+    with pytest.raises(RemoteError, match=r"no credentials were found\. It was tried once\. Set .*skip_signature"):
+        Remote("s3://b", "", {"endpoint": nowhere, "metadata_endpoint": nowhere}).find("k")
+
+
+@pytest.mark.parametrize(("status", "fault"), [(403, Fault.FINAL), (404, Fault.FINAL), (429, Fault.PASSING)])
+def test_what_the_service_of_credentials_answers_is_not_about_the_object(status: int, fault: Fault) -> None:
+    asked = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 2ms"
+    failed = _failed(Exception(f"{asked} - Server returned non-2xx status code: {status} X: "))
+    assert failed.fault is fault
+    assert (failed.came == "no credentials were found") == (fault is Fault.FINAL)
 
 
 def test_an_error_chains_nothing_of_the_library(server: Server) -> None:

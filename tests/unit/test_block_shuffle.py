@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import BlockSampler, DataLoader, Dataset, StateError
+from penstock import BlockSampler, ConcatDataset, DataLoader, Dataset, StateError
 from penstock.plan import BlockOrder
 from penstock.testing import assert_resumes_everywhere, assert_same_everywhere
 
@@ -157,9 +157,22 @@ class Wrapped(Dataset[Any]):
 
 def test_a_wrapper_forwards_the_blocks() -> None:
     assert keys(loader(Wrapped(Blocked()))) == keys(loader())
-    with pytest.raises(TypeError, match="Wrapped has no `blocks`") as caught:
+    with pytest.raises(TypeError, match="Wrapped has none: 'range' object has no attribute 'blocks'"):
         loader(Wrapped(range(50)))
-    assert "'range' object has no attribute 'blocks'" in str(caught.value.__cause__)
+
+
+def test_the_blocks_of_a_concatenation_are_those_of_its_parts() -> None:
+    joined = Blocked(20) + Blocked(50) + Wrapped(Blocked(30))
+    assert joined.blocks.tolist() == [0, 20, 40, 50, 100, 130, 150]
+    order = BlockOrder(joined.blocks, 2, 1)
+    assert sorted(order.at(0, np.arange(150)).tolist()) == list(range(150))
+    with DataLoader(joined, batch_size=30, shuffle="blocks", window=2, seed=1) as made:
+        expected = order.at(0, np.arange(150)) % 50
+        assert keys(made) == expected.tolist()
+    some = ConcatDataset([Blocked(), [1, 2]])
+    assert not hasattr(some, "blocks")
+    with pytest.raises(TypeError, match="none: part 1 of the ConcatDataset, a list, has no `blocks`"):
+        loader(some)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,12 @@ def test_a_file_of_odd_size_is_cut_off_or_of_another_dtype(tmp_path: Path) -> No
         Tokens(tmp_path / "a.bin", "uint32", 2)
 
 
+def test_a_npy_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(10, dtype=np.uint16))
+    with pytest.raises(FormatError, match=r"ids.npy, byte 0: this is a .npy file.*astype\('uint16'\).tofile"):
+        Tokens(tmp_path / "ids.npy", "uint16", 2)
+
+
 def test_the_header_of_llmc_says_the_dtype(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "a.bin", np.arange(10, dtype=np.uint16))
     with pytest.raises(FormatError, match=r"a.bin, byte 0: .* uint16, but dtype is uint32. Pass dtype='uint16'"):
@@ -168,6 +174,7 @@ def test_the_header_of_llmc_says_the_dtype(tmp_path: Path) -> None:
     [
         ({"dtype": "float32", "length": 4}, "integer type"),
         ({"dtype": ">u2", "length": 4}, "integer type"),
+        ({"dtype": "unit16", "length": 4}, "integer type .* but it is 'unit16'"),
         ({"dtype": "uint16", "length": 0}, "length must be 1 or more"),
         ({"dtype": "uint16", "length": 4, "stride": 0}, "stride must be 1 or more"),
         ({"dtype": "uint16", "length": 4, "stride": 1.5}, "stride must be 1 or more"),
@@ -179,8 +186,9 @@ def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], mess
         Tokens(write(tmp_path, np.arange(12, dtype=np.uint16)), **settings)
 
 
-def test_a_file_that_changed_before_it_was_mapped_is_an_error(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, np.arange(12, dtype=np.uint16))
+@pytest.mark.parametrize("ids", [12, 10_000])
+def test_a_file_that_changed_before_it_was_mapped_is_an_error(tmp_path: Path, ids: int) -> None:
+    (path,) = write(tmp_path, np.arange(ids, dtype=np.uint16))
     tokens = Tokens(path, "uint16", 5)
     np.arange(6, dtype=np.uint16).tofile(path)
     with pytest.raises(FormatError, match="has changed since"):

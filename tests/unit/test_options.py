@@ -55,7 +55,7 @@ ON_RAY = {"backend": "ray", "num_workers": 1}
         ({"window": 0, "shuffle": "blocks"}, ValueError, "window must be an integer of at least 1"),
         ({"sampler": [0], "shuffle": "blocks"}, ValueError, "mutually exclusive"),
         ({"batch_sampler": [[0]], "shuffle": "blocks"}, ValueError, "mutually exclusive with shuffle"),
-        ({"shuffle": "blocks"}, TypeError, "list has no `blocks`. Define a property `blocks`"),
+        ({"shuffle": "blocks"}, TypeError, "list has none: 'list' object has no attribute 'blocks'. Define a"),
         ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
         ({"sampler": 3}, TypeError, "sampler must be an iterable of keys, got int"),
         ({"batch_sampler": 2.5}, TypeError, "batch_sampler must be an iterable of lists of keys, got float"),

@@ -120,6 +120,28 @@ def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str
         assert shared.get(3, partial(made, b"again")) == b"again" and found == b"three"
 
 
+def test_a_descriptor_that_is_another_file_by_now_is_not_written_to(table: str, tmp_path: Path) -> None:
+    """One thread may close a board while another is about to write: the number may be that of a user's file then."""
+    path = tmp_path / "precious"
+    path.write_bytes(b"x" * 20_000)
+    with closing(Board(table, planned=True)) as board, open(path, "r+b") as file:
+        os.dup2(file.fileno(), board._used(), inheritable=False)
+        with pytest.raises(OSError, match="not a board"):
+            board.drop({0})
+    assert path.read_bytes() == b"x" * 20_000
+
+
+def test_a_board_that_is_closed_opens_nothing(table: str, board: Board) -> None:
+    second = Board(table, planned=True)
+    second.close()
+    before = os.listdir("/proc/self/fd")
+    for use in (second.blocks, partial(second.drop, {0})):
+        with pytest.raises(OSError, match="the board is closed"):
+            use()
+    assert os.listdir("/proc/self/fd") == before
+    second.close()
+
+
 def test_all_ranks_use_the_board_that_was_opened_first(table: str, board: Board) -> None:
     with closing(Board(table, planned=False)) as second, closing(Shared(table, 100)) as shared:
         shared.get(3, partial(made, b"three"))

@@ -215,8 +215,9 @@ class Cache:
         if error.errno not in self._warned:
             self._warned.add(error.errno)
             too_large = error.errno == errno.EFBIG
+            why = error.strerror or error
             warn_caller(
-                f"A piece could not be kept in the cache {self.path}: {error}. Such pieces stay in memory, and every "
+                f"A piece could not be kept in the cache {self.path}: {why}. Such pieces stay in memory, and every "
                 "process fetches them for itself. "
                 + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
                 RuntimeWarning,

@@ -29,8 +29,8 @@ class FileSystem:
         self._root = root
         try:
             self._system = fsspec.filesystem(scheme, **storage)
-        except (ValueError, ImportError) as error:
-            said = str(error)
+        except Exception as error:  # what the package for this scheme, or its libraries, may raise
+            said = str(error).partition("\n")[0][:300]
         else:
             return
         raise Failed(Fault.FINAL, said, "Install the package that reads this scheme, or check the URL.")

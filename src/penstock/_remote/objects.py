@@ -23,6 +23,12 @@ _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
 _CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
+# The services of clouds that give credentials to their machines: the last place where obstore looks for some.
+_METADATA = re.compile(r"169\.254\.1(69\.254|70\.2)/|metadata\.google\.internal|/latest/(api/token|meta-data)")
+_NO_CREDENTIALS = (
+    "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
+    'data, storage={"skip_signature": True}.'
+)
 _AGAIN = {408, 425, 429}
 _SAID = {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "the answer broke off"}
 
@@ -137,6 +143,8 @@ def _failed(error: Exception) -> Failed:
     head = text.partition("\n\nDebug source")[0]
     status = _STATUS.search(head)
     code = _CODE.search(text)
+    if _METADATA.search(head) and not (status and _is_passing(int(status[1]))):
+        return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     if status:
         number = int(status[1])
         came = f"the server answered {number}{status[2].rstrip()}" + (f" ({code[1]})" if code else "")
@@ -153,13 +161,8 @@ def _failed(error: Exception) -> Failed:
         return Failed(Fault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
     if "redirect without LOCATION" in head:
         return Failed(Fault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.')
-    if "169.254.169.254" in text or "redential" in head:
-        return Failed(
-            Fault.FINAL,
-            "no credentials were found",
-            "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for "
-            'public data, storage={"skip_signature": True}.',
-        )
+    if "redential" in head:
+        return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     return _broken(kind, head, text)
 
 
@@ -178,9 +181,13 @@ def _broken(kind: str, head: str, text: str) -> Failed:
     return Failed(Fault.PASSING, f"{said} ({why})" if why else said, remedy)
 
 
+def _is_passing(status: int) -> bool:
+    return status in _AGAIN or status >= 500
+
+
 def _answered(status: int, came: str) -> Failed:
     """What the status of an answer means."""
-    if status in _AGAIN or status >= 500:
+    if _is_passing(status):
         return Failed(Fault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
         return Failed(Fault.MISSING, came, "Check the URL: names are case-sensitive.")

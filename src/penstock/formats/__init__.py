@@ -1,4 +1,12 @@
-"""The files people have, read by key: tables, token files, lines, tar shards."""
+"""The files people have, read by key: tables, token files, lines, tar shards.
+
+All formats take local paths and URLs. Three keywords are about files of URLs, and have no effect on local files:
+
+- `storage`: options of the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
+- `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
+  folder of penstock. With `cache=False`, each process keeps the last 128 MB of pieces in its memory (docs/cache.md).
+- `cache_bytes`: the most that the folder takes; by default half of the free space of its disk, at most 100 GB.
+"""
 
 from penstock.errors import FormatError
 from penstock.formats._arrow import Arrow

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
+from penstock._remote.urls import is_url
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
 
 CachePath = str | os.PathLike[str] | bool | None
@@ -19,28 +20,36 @@ _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
 class Access(NamedTuple):
-    """`storage` has options of the library that reads URLs.
-
-    Pieces of files are kept in the folder `cache`, up to `cache_bytes`. By default this is the cache folder of
-    penstock, up to half of the space that is free on its disk, and at most 100 GB. With `cache=False`, each process
-    keeps a few pieces in its memory.
-    """
+    """The keywords of all formats that are about files of URLs: see `penstock.formats`."""
 
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
 
+    def check(self) -> None:
+        """Raises for values that can never be right, also if all files are local: those of tomorrow may not be."""
+        if self.storage is not None and not isinstance(self.storage, Mapping):
+            raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
+        if self.cache_bytes is not None:
+            check_bytes("cache_bytes", self.cache_bytes)
+        if self.cache is False and self.cache_bytes is not None:
+            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
+        if self.cache is None or isinstance(self.cache, bool):
+            return
+        if not isinstance(self.cache, (str, os.PathLike)):
+            raise TypeError(f"cache must be the path of a folder, True or False, but it is {self.cache!r}.")
+        path = os.fspath(self.cache)
+        if not path or is_url(path):
+            raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {path!r}.")
+        if not (there := _nearest(Path(path))).is_dir():
+            raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
+
     def pieces(self) -> Pieces:
         """Where pieces are kept."""
-        size = self.cache_bytes
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
-            raise ValueError(f"cache_bytes must be a number of bytes of 0 or more, got {size!r}.")
         if self.cache is False:
-            if size is not None:
-                raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
             return PiecesInMemory()
         folder = cache_folder() / "pieces" if self.cache in (None, True) else Path(self.cache)  # type: ignore[arg-type]
-        return PiecesOnDisk(Cache(folder, _size_for(folder) if size is None else size))
+        return PiecesOnDisk(Cache(folder, _size_for(folder) if self.cache_bytes is None else self.cache_bytes))
 
 
 class PiecesOnDisk:
@@ -64,8 +73,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
 
 
+def check_bytes(name: str, value: object) -> None:
+    """Raises ValueError unless the argument of this name is a number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number of bytes, such as 10 * 10**9 for 10 GB, got {value!r}.")
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself if it exists, else the nearest folder above it that does."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
 def _size_for(folder: Path) -> int:
     """Half of what is free on the disk, and of what the cache has already."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
     used = sum(entry.stat().st_size for entry in os.scandir(folder)) if folder.is_dir() else 0
-    return max(_LEAST, min(_MOST, (shutil.disk_usage(there).free + used) // 2))
+    return max(_LEAST, min(_MOST, (shutil.disk_usage(_nearest(folder)).free + used) // 2))

@@ -25,10 +25,11 @@ class Arrow(Table):
     """The rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`; a sample is a dict.
 
     `columns` names the columns to read, by default all. Files are mapped into memory, so that workers share their
-    pages, and rows of numbers are copied from there straight into the batch. Files of URLs are read by record batch;
-    `storage` has the options of the store. Record batches that are compressed or remote are read as a whole, and kept
-    up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent to workers once, and they share one
-    copy. Needs `pip install ".[parquet]"`.
+    pages, and rows of numbers are copied from there straight into the batch. Record batches that are compressed or
+    remote are read as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent
+    to workers once, and they share one copy. Needs `pip install ".[parquet]"`.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
     If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
 

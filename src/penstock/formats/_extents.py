@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.urls import is_url
 from penstock.formats._access import Access
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
@@ -118,8 +119,11 @@ def refuse_compressed(file: AnyFile) -> None:
     begin = file.peek(0, min(file.size, 8))
     for magic, name, command in _COMPRESSED:
         if begin.startswith(magic):
+            what = f"{command} {file.path!r}"
+            if is_url(file.path):
+                what = f"download it, run {command}, and upload the result"
             file.refused(
                 0,
                 f"the file is compressed by {name}, so a sample cannot be read without decompressing all that is "
-                f"before it. Decompress the file first: {command} {file.path!r}",
+                f"before it. Decompress the file first: {what}",
             )

@@ -132,9 +132,7 @@ class File(AnyFile):
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
-            found = os.fstat(descriptor.number)
-            if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
-                self.has_changed()
+            self.check_unchanged(descriptor)
             self._descriptor = descriptor
             _open_files.append(weakref.ref(self))
             while len(_open_files) > _MOST_OPEN:
@@ -142,6 +140,11 @@ class File(AnyFile):
                 if first is not None and first is not self:
                     first._descriptor = None
         return descriptor
+
+    def check_unchanged(self, descriptor: Descriptor) -> None:
+        found = os.fstat(descriptor.number)
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
+            self.has_changed()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.path, self.size, self.modified)

@@ -26,7 +26,7 @@ class HuggingFace(Table):
     _part = "record batch"
 
     def __init__(self, dataset: Any) -> None:
-        need_pyarrow("HuggingFace")
+        need_pyarrow("HuggingFace", "huggingface")
         _check(dataset)
         super().__init__(KEEP)
         self.dataset = dataset
@@ -111,7 +111,10 @@ def _check(dataset: Any) -> None:
     if isinstance(dataset, dict):
         raise TypeError(f"HuggingFace reads one dataset, and this is a dict of them. Choose one: {sorted(dataset)}.")
     if not all(hasattr(dataset, name) for name in ("_data", "_indices", "features", "cache_files")):
-        raise TypeError(f"HuggingFace reads a datasets.Dataset, but got a {type(dataset).__name__}.")
+        raise TypeError(
+            f"HuggingFace reads a datasets.Dataset, but got a {type(dataset).__name__}. Pass what "
+            'datasets.load_dataset(..., split="train") or datasets.load_from_disk(folder) returns.'
+        )
 
 
 def _direct_columns(dataset: Any) -> list[str] | None:

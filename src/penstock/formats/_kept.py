@@ -24,7 +24,7 @@ class Kept(Generic[K, T]):
         self.dropped = 0
         """Values that were dropped so far."""
         self.needed: set[K] = set()
-        """Values that stay, however large they are together."""
+        """Values that stay, besides the others. They may be those of a moment ago."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 
@@ -77,10 +77,12 @@ class Kept(Generic[K, T]):
             _, before = self._values.pop(number, (None, 0))  # read by another thread too, after it was dropped
             self._values[number] = value
             self._nbytes += value[1] - before
-            if self._nbytes > self._most:
-                for old in [old for old in self._values if old != number and old not in self.needed]:
+            needed = self.needed
+            most = self._most + sum(self._values[each][1] for each in needed if each in self._values)
+            if self._nbytes > most:
+                for old in [old for old in self._values if old != number and old not in needed]:
                     _, nbytes = self._values.pop(old)
                     self._nbytes -= nbytes
                     self.dropped += 1
-                    if self._nbytes <= self._most:
+                    if self._nbytes <= most:
                         break

@@ -29,6 +29,8 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+
     >>> import tempfile
     >>> from pathlib import Path
     >>> path = Path(tempfile.mkdtemp(), "some.txt")

@@ -39,6 +39,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 def _map(file: File, address: int) -> None:
     descriptor = file.descriptor()
+    file.check_unchanged(descriptor)  # it may have been opened long ago
     flags = mmap.MAP_SHARED | _FIXED
     if _libc_mmap()(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0) == _FAILED:
         number = ctypes.get_errno()

@@ -40,6 +40,8 @@ class Megatron(Extents):
     dataset was written with `--split-sentences`: `documents` has the first sequence of each document, and the end.
 
     Sequences differ in length, so batches need a `collate_fn`, or `batch_size=1`.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
     """
 
     suffixes = (".idx",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,12 @@ _NOTHING = np.empty(0, np.uint8)
 class Parquet(Table):
     """The rows of Parquet files, in the order of the files' paths; a sample is a dict with the columns.
 
-    `paths` is a file, a folder, a pattern or a list of these, local or as URLs (docs/remote.md); `columns` names the
-    columns to read, by default all. At first only the footers are read. A row group is decoded as a whole, by the
-    worker that needs one of its rows; each worker keeps the row groups it used last, up to `keep` bytes of decoded
-    columns. See docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install
-    ".[parquet]"`.
+    `paths` is a file, a folder, a pattern or a list of these; `columns` names the columns to read, by default all. At
+    first only the footers are read. A row group is decoded as a whole, once for all workers of a machine. They keep
+    the last ones, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
+    docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"
@@ -160,14 +161,21 @@ def _end(file: AnyFile) -> bytes:
 def _checked(file: AnyFile, end: bytes) -> bytes:
     """The last bytes of a file, if they are those of a Parquet file. The first ones of remote files are not read."""
     if file.size < 12:
-        raise FormatError(f"{file.path} is not a Parquet file: it has only {file.size:,} bytes.")
+        _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):
         raise FormatError(f"{file.path} is an encrypted Parquet file, which cannot be read.")
-    if not end.endswith(_MAGIC) or (isinstance(file, File) and file.read(0, 4) != _MAGIC):
-        raise FormatError(
-            f"{file.path} is not a Parquet file, or it is cut off: it does not begin and end with PAR1."
-        )
+    if not end.endswith(_MAGIC):
+        _not_parquet(file, f"its {file.size:,} bytes end in {end[-4:]!r}, not in PAR1")
+    if isinstance(file, File) and (begin := file.read(0, 4)) != _MAGIC:
+        _not_parquet(file, f"it begins with {begin!r}, not with PAR1")
     return end
+
+
+def _not_parquet(file: AnyFile, why: str) -> NoReturn:
+    raise FormatError(
+        f"{file.path} is not a Parquet file, or it is cut off: {why}. Copy it or write it again, or use the class "
+        "that reads its format."
+    )
 
 
 def _index(file: AnyFile) -> dict[str, NDArray[Any]]:

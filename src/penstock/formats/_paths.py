@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,9 @@ from penstock.formats._urls import find_remote
 FilePath = str | os.PathLike[str]
 Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]
 
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3//bucket; pipe: is WebDataset's
+
 
 def find_files(
     paths: Paths, suffixes: Collection[str], reader: str, access: Access
@@ -23,9 +27,10 @@ def find_files(
     """The files that are meant, sorted by their paths, each once.
 
     Of a folder these are all files below it that end in one of the suffixes, hidden ones excluded. A pattern (`*`,
-    `?`, `[...]`, `**`) means the files that match. `reader` is the name of the format, for errors. `access` says
-    how files of URLs are read.
+    `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
+    `reader` is the name of the format, for errors. `access` says how files of URLs are read.
     """
+    access.check()
     found: dict[tuple[str, str], AnyFile] = {}
     local: list[str] = []
     urls: list[str] = []
@@ -33,8 +38,8 @@ def find_files(
         if isinstance(path, AnyFile):
             found[path.path, str(path.modified)] = path
             continue
-        text = _text(path, reader)
-        (urls if is_url(text) else local).append(text)
+        for text in _spelt_out(_text(path, reader)):
+            (urls if is_url(text) else local).append(text)
     for file in map(File, expand(local, suffixes, reader) if local else ()):
         found[file.path, ""] = file
     for remote in find_remote(urls, tuple(suffixes), reader, access):
@@ -52,8 +57,21 @@ def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
                 f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
                 "mount them, and pass their path."
             )
-        found.update(_files_of(os.path.abspath(text), suffixes, reader))
+        for each in _spelt_out(text):
+            found.update(_files_of(each, suffixes, reader))
     return sorted(found)
+
+
+def _spelt_out(path: str) -> list[str]:
+    """The paths that a path with ranges of numbers means, such as `shard-{000..099}.tar`: WebDataset's notation."""
+    found = _RANGE.search(path)
+    if found is None or os.path.exists(path):
+        return [path]
+    first, last = found.groups()
+    width = max(len(first), len(last)) if "0" in (first[0], last[0]) and len(first + last) > 2 else 0
+    numbers = range(min(int(first), int(last)), max(int(first), int(last)) + 1)
+    before, after = path[: found.start()], path[found.end() :]
+    return [each for number in numbers for each in _spelt_out(f"{before}{number:0{width}}{after}")]
 
 
 def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
@@ -76,7 +94,8 @@ def _text(path: FilePath | AnyFile, reader: str) -> str:
     return unquote(parts.path)
 
 
-def _files_of(path: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
+def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
+    path = os.path.abspath(given)
     if os.path.isdir(path):
         found = list(_below(path, tuple(suffixes)))
         if not found:
@@ -88,7 +107,8 @@ def _files_of(path: str, suffixes: Collection[str], reader: str) -> Iterable[str
     if os.path.exists(path):  # also if its name looks like a pattern
         return [path]
     if not glob.has_magic(path):
-        raise FileNotFoundError(f"{reader}: there is no file or folder {path!r}.")
+        hint = " A URL has the form 's3://bucket/folder/file'." if _ALMOST_URL.match(given) else ""
+        raise FileNotFoundError(f"{reader}: there is no file or folder {path!r}.{hint}")
     found = [match for match in glob.iglob(path, recursive=True) if not os.path.isdir(match)]
     if not found:
         raise FileNotFoundError(f"{reader}: no file matches the pattern {path!r}.")

@@ -35,9 +35,7 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
     """The part of a schema with the named columns."""
-    if isinstance(columns, str):
-        raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
-    names = list(schema.names if columns is None else columns)
+    names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise FormatError(f"{path} has no column {names_of(missing)}. It has {names_of(schema.names)}.")
@@ -47,6 +45,16 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
     if double:
         raise FormatError(f"{path}: the column {names_of(double)} is there twice. A sample can have it only once.")
     return pa.schema([schema.field(name) for name in names])
+
+
+def _names(columns: Iterable[str]) -> list[str]:
+    """The names as a list. Raises TypeError for anything else than names."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
+    names = list(columns) if isinstance(columns, Iterable) else [columns]
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"columns must be a list of names, but {wrong[0]!r} is no name.")
+    return names
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:

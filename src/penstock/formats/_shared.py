@@ -66,24 +66,45 @@ class Board:
     def drop(self, blocks: Collection[int]) -> None:
         """These are not needed any more."""
         lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
-        with_loan(lock, _drop, lock, blocks)
+        with_loan(lock, self._drop, lock, blocks)
+
+    def _drop(self, lock: ByteLock, blocks: Collection[int]) -> None:
+        _check_is_board(lock.fd, self._name)
+        rows = _rows(lock.fd)
+        rows[np.isin(rows["block"], [*blocks])] = 0
+        _write_rows(lock.fd, rows)
 
     def _used(self) -> int:
-        if self._first is None:
-            self._first = _first_board(self._name)
-        return self._fd if self._first is None else self._first
+        """The descriptor of the board that is used. Raises OSError if this one is closed, maybe by another thread."""
+        found = _first_board(self._name) if self._first is None else None
+        with interrupts_deferred(), _descriptors.no_fork():
+            if self._fd != -1:
+                self._first = self._first if found is None else found
+                return self._fd if self._first is None else self._first
+            if found is not None:
+                _descriptors.close(found)
+        raise OSError("the board is closed")
 
     def close(self) -> None:
-        with interrupts_deferred():
-            for fd in {self._fd, self._fd if self._first is None else self._first} - {-1}:
-                _descriptors.close(fd)
+        with interrupts_deferred(), _descriptors.no_fork():
+            fds = {self._fd, self._fd if self._first is None else self._first} - {-1}
             self._fd, self._first = -1, None
+            _descriptors.close(*fds)
 
 
-def _drop(lock: ByteLock, blocks: Collection[int]) -> None:
-    rows = _rows(lock.fd)
-    rows[np.isin(rows["block"], [*blocks])] = 0
-    _write_rows(lock.fd, rows)
+def _check_is_board(fd: int, name: str) -> None:
+    """Raises OSError for a file that is not the board of this name.
+
+    A descriptor of a board may be closed by one thread while another is about to write. Then its number belongs to
+    what was opened next: a file of the user. So whoever writes opens a descriptor of its own, and looks what it is.
+    """
+    if os.readlink(f"/proc/self/fd/{fd}") != _link(name):
+        raise OSError("not a board")
+
+
+def _link(name: str) -> str:
+    """What /proc says of the descriptor of a memfd."""
+    return f"/memfd:{name} (deleted)"
 
 
 class Shared:
@@ -149,6 +170,7 @@ class Shared:
         return view.toreadonly()
 
     def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
+        _check_is_board(lock.fd, self._name)
         opened, planned, decoded = _head(lock.fd)
         rows = _rows(lock.fd)
         rows[rows["block"] == about[0]] = 0  # of a process that has died
@@ -186,7 +208,7 @@ def _mapped(board: int, block: int) -> memoryview | None:
     _, pid, number, inode, nbytes, _ = rows[found[0]].tolist()
     path = f"/proc/{pid}/fd/{number}"
     try:
-        if os.readlink(path) != f"/memfd:{_BLOCK} (deleted)":
+        if os.readlink(path) != _link(_BLOCK):
             return None
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # the process has ended
@@ -220,7 +242,7 @@ def _wanted(rows: NDArray[Any]) -> set[int]:
 
 def _first_board(name: str) -> int | None:
     """A descriptor of the board of this name that was opened first, of all that processes of this user have open."""
-    link, user = f"/memfd:{name} (deleted)", os.getuid()
+    link, user = _link(name), os.getuid()
     boards: list[tuple[int, str]] = []
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # the process has ended, or may not be read

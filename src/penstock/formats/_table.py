@@ -17,6 +17,7 @@ from penstock._at_work import at_work, is_worker_process
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
+from penstock.formats._access import check_bytes
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
@@ -59,8 +60,7 @@ class Table(Format):
     """What a block is called in errors."""
 
     def __init__(self, keep: int) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
-            raise ValueError(f"keep must be a number of bytes of 0 or more, got {keep!r}.")
+        check_bytes("keep", keep)
         self.keep = keep
         self._set_kept()
 
@@ -300,12 +300,12 @@ def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
     ) from error
 
 
-def need_pyarrow(reader: str) -> None:
+def need_pyarrow(reader: str, extra: str = "parquet") -> None:
     """Raises ImportError, with the remedy, if pyarrow is not installed. It is imported late: that takes 60 ms."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise ImportError(f'{reader} needs pyarrow: pip install ".[parquet]" in a clone of penstock') from error
+        raise ImportError(f'{reader} needs pyarrow: pip install ".[{extra}]" in a clone of penstock') from error
 
 
 class _Watch:

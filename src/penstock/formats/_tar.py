@@ -42,6 +42,8 @@ class Tar(Extents):
     be URLs (docs/remote.md). Compressed tars are refused. Links, sparse files and fields that come twice are errors
     of their sample.
 
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+
     >>> import io, tarfile, tempfile
     >>> path = tempfile.mkdtemp() + "/shard-000.tar"
     >>> with tarfile.open(path, "w") as tar:

@@ -42,8 +42,10 @@ class Tokens(Format):
 
     Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
     when the first sample is read, and must not be cut off while they are in use: the system kills a process that
-    reads beyond the end of a mapped file. Files of URLs are read by pieces; `storage` has the options of the store.
-    For torch, which cannot compute with uint16, pass `dtype="int64"` to the loader.
+    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
+    loader.
+
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"
@@ -221,7 +223,10 @@ class _Ranges:
 
 
 def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(np.void)
     if found.kind not in "iu" or not found.isnative:
         raise ValueError(f"dtype must be an integer type of this machine, such as 'uint16', but it is {dtype!r}.")
     return found
@@ -229,8 +234,14 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
+    begin = file.peek(0, min(file.size, 12))
+    if begin.startswith(b"\x93NUMPY"):
+        raise FormatError(
+            f"{file.path}, byte 0: this is a .npy file, whose header would be read as ids. Write the ids alone: "
+            f"np.load(path).astype({str(dtype)!r}).tofile('ids.bin')."
+        )
     if file.size >= _LLMC_HEADER:
-        magic, _, ids = np.frombuffer(file.peek(0, 12), "<i4").tolist()
+        magic, _, ids = np.frombuffer(begin, "<i4").tolist()
         own = _LLMC.get(magic)
         if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
             if own != dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 
 from penstock._remote.listing import listed
@@ -24,13 +24,10 @@ def find_remote(
     """The files of URLs. If one names no file it is a folder. Those that name files are looked up many at a time."""
     if not urls:
         return
-    storage = {} if access.storage is None else access.storage
-    if not isinstance(storage, Mapping):
-        raise TypeError(f"storage must be a dict of options, but it is a {type(storage).__name__}.")
     pieces = access.pieces()
     wanted = [
         _Wanted(remote, key, is_web(url), suffixes, reader)
-        for url, (remote, key) in zip(urls, remotes(urls, storage), strict=True)
+        for url, (remote, key) in zip(urls, remotes(urls, access.storage or {}), strict=True)
     ]
     finding = in_parallel(lambda each, pause: (each, each.named(pause)), wanted, IN_FLIGHT)
     for each, stored in shown(finding, len(wanted), "finding files"):
@@ -62,7 +59,7 @@ class _Wanted:
                 return None
         raise ValueError(
             f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
-            f"or give a list of their URLs. ({said})"
+            f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
         )
 
     def found(self) -> list[Stored]:

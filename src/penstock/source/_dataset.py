@@ -47,9 +47,10 @@ def blocks_of(dataset: Any) -> Any:
         blocks = dataset.blocks
     except AttributeError as error:
         raise TypeError(
-            f'shuffle="blocks" needs a dataset that knows its blocks, but {name} has no `blocks`. Define a property '
-            "`blocks` that returns the first key of each block, and the end: np.array([0, 100, 200]). If the dataset "
-            "wraps one of penstock.formats and has the same keys, return the `blocks` of that. Or use shuffle=True."
+            f'shuffle="blocks" needs a dataset that knows its blocks, but {name} has none: {error}. Define a '
+            "property `blocks` that returns the first key of each block, and the end: np.array([0, 100, 200]). If "
+            "the dataset wraps one of penstock.formats and has the same keys, return the `blocks` of that. Or use "
+            "shuffle=True."
         ) from error
     n, end = len(dataset), np.asarray(blocks).reshape(-1)[-1:].tolist()
     if end != [n]:
@@ -134,6 +135,8 @@ class IterableDataset(Dataset[T_co]):
 class ConcatDataset(Dataset[T_co]):
     """Several datasets, one after the other, under one range of keys.
 
+    If all of them have `blocks`, for `shuffle="blocks"`, so has the whole.
+
     >>> joined = ConcatDataset(["abc", [1, 2]])
     >>> len(joined), joined[2], joined[3], joined[-1]
     (5, 'c', 1, 2)
@@ -151,6 +154,16 @@ class ConcatDataset(Dataset[T_co]):
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first key of each block of the datasets, and the end."""
+        for number, part in enumerate(self.datasets):
+            if not hasattr(part, "blocks"):
+                raise AttributeError(f"part {number} of the ConcatDataset, a {type(part).__name__}, has no `blocks`")
+        *firsts, end = 0, *self.cumulative_sizes
+        inside = [first + np.asarray(blocks_of(part))[:-1] for first, part in zip(firsts, self.datasets, strict=True)]
+        return np.concatenate([*inside, [end]])
 
     def __getitem__(self, index: int) -> T_co:
         part, key = self._locate(index)
