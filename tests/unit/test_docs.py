@@ -59,7 +59,8 @@ def docs_forge() -> Iterator[socket.socket]:
 def test_an_example_runs_as_a_program(code: str, docs_forge: socket.socket, tmp_path: Path) -> None:
     with programs(docs_forge, tmp_path) as begin:
         # Without a __main__ guard, as a reader would paste it.
-        returncode, _, err = begin(f"import os; os.chdir({str(tmp_path)!r})\n{code}").end(60)
+        apart = f"import os; os.chdir({str(tmp_path)!r}); os.environ['PENSTOCK_CACHE'] = {str(tmp_path / 'cache')!r}"
+        returncode, _, err = begin(f"{apart}\n{code}").end(60)
     assert (returncode, err) == (0, "")
 
 
