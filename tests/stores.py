@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -62,8 +64,16 @@ def until(true: Callable[[], object], seconds: float = 10.0) -> None:
     """Waits for what another thread does."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, _stacks()
         time.sleep(0.002)
+
+
+def _stacks() -> str:
+    """What the threads of penstock are doing."""
+    frames = sys._current_frames()
+    living = [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+    stacks = [traceback.format_stack(frames.get(thread.ident or 0)) for thread in living]
+    return "\n".join(f"{thread.name}:\n{''.join(stack)}" for thread, stack in zip(living, stacks, strict=True))
 
 
 def threads() -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock._cache import scout as module
 from penstock._cache.scout import Scout
+from penstock._cache.threads import running
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until
 
@@ -26,7 +26,7 @@ def no_thread_and_no_agenda_is_left(tmp_path: Path) -> Iterator[None]:
     until(lambda: not threads())
     assert not list(tmp_path.rglob("*.penstock-agenda*"))
     assert not list(tmp_path.rglob("*.penstock-part"))
-    assert not module._running
+    assert not running
 
 
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2, "backend": "thread"}, {"num_workers": 2}]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -16,7 +14,7 @@ from penstock._at_work import Source, working_at
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import InPieces, Lookout, Wanted
-from penstock._interrupts import interrupts_deferred
+from penstock._cache.threads import started
 from penstock._measure.cached import CacheCounts
 from penstock.plan._forecast import Forecast
 
@@ -34,7 +32,6 @@ _SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pi
 _LONGEST = 1.0  # seconds between two looks: the first one of an epoch may take half a second
 _AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
 _MOMENT = 0.1  # seconds after which a fetch that waits sees that the scout is closed
-_GRACE = 1.0  # seconds that the interpreter's exit waits for threads
 
 
 class Scout:
@@ -53,7 +50,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = _start("penstock-scout", self._work, self._fetches)
+        self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
         """Ends the scout. Fetches that are under way end in the background."""
@@ -132,7 +129,7 @@ class _Fetches:
                 if self._threads == self._most:
                     continue
                 self._threads += 1
-            _start("penstock-fetch", partial(self._fetch, lookout.cache), self)
+            started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
         """A thread that fetches, until nothing is left to fetch."""
@@ -166,30 +163,6 @@ class _Fetches:
             return None
 
 
-_running: dict[threading.Thread, _Fetches] = {}
-"""The threads of all scouts, until they end."""
-
-
-def _start(name: str, work: Callable[[], None], fetches: _Fetches) -> threading.Thread:
-    """A thread that was started."""
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            _running.pop(thread, None)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    with interrupts_deferred():  # `Thread.start` waits for an Event
-        _running[thread] = fetches
-        try:
-            thread.start()
-        except BaseException:
-            del _running[thread]
-            raise
-    return thread
-
-
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
     """The thread of a scout. It says nothing of a folder that cannot be used: workers warn of that."""
     lookout = reference()
@@ -214,14 +187,3 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
         logging.getLogger("penstock").debug("A scout has ended with an error.", exc_info=True)
     finally:
         publisher.close()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Before the interpreter exits: a thread must not be inside of numpy when numpy is taken down."""
-    threads = dict(_running)
-    for fetches in threads.values():
-        fetches.stop()
-    deadline = time.monotonic() + _GRACE
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))

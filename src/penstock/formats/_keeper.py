@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.threads import started
 from penstock._cache.uses import Uses, uses
 from penstock._interrupts import interrupts_deferred
 from penstock.formats._kept import Kept
@@ -21,8 +22,7 @@ _PAUSE = 0.05  # seconds between two looks
 
 
 class Keeper:
-    """Opens the board of a table. From its start on, a thread drops the blocks that the
-    loader has left behind, until it is closed.
+    """Opens the board of a table. From its start on, a thread drops the blocks that the loader has left behind.
 
     `kept` has the blocks of this process, of which those that are needed stay.
     """
@@ -31,14 +31,12 @@ class Keeper:
         self._forecast, self._edges, self._kept = forecast, edges, kept
         self._board = Board(table, planned=True)
         self._uses: Uses | None = None
-        self._ended = threading.Event()
-        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
-        work = partial(_look_on, weakref.ref(self), self._ended)
-        self._thread = threading.Thread(target=work, name="penstock-keeper", daemon=True)
+        self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
 
     def start(self) -> None:
-        with interrupts_deferred():  # `start` waits for an Event
-            self._thread.start()
+        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+        work = partial(_look_on, weakref.ref(self), self._bell)
+        started("penstock-keeper", work, partial(self._bell.put, None))
 
     @property
     def board(self) -> Board:
@@ -60,13 +58,16 @@ class Keeper:
 
     def close(self) -> None:
         with interrupts_deferred():
-            self._ended.set()
+            self._bell.put(None)
             self._kept.needed = set()
             self._board.close()
 
 
-def _look_on(reference: weakref.ref[Keeper], ended: threading.Event) -> None:
-    while not ended.wait(_PAUSE) and (keeper := reference()) is not None:
+def _look_on(reference: weakref.ref[Keeper], bell: SimpleQueue[None]) -> None:
+    while (keeper := reference()) is not None:
         with suppress(Exception):  # it is closed meanwhile; a block that is not dropped now is dropped later
             keeper.look()
         del keeper
+        with suppress(Empty):
+            bell.get(timeout=_PAUSE)
+            return
