@@ -143,7 +143,8 @@ def test_an_exception_comes_out_of_its_own_step_and_the_epoch_goes_on(place: str
             assert any(f"step {2 * number} of epoch 0" in note for note in said), (name, said)
     if mode == "workers":  # one object, raised twice
         first, second = (found[names.index(name)] for name in ("one object", "the same object again"))
-        assert str(first) == str(second)
+        # The traceback of the first does not come again with the second. (A step that is timed has one line more.)
+        assert [str(error).count(", in throw\n") for error in (first, second)] == [1, 1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
