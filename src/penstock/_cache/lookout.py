@@ -23,6 +23,7 @@ from penstock._cache.cache import Cache, digest_of
 from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
 
+_MOST_ROWS = 1 << 18  # of an agenda: uses of pieces, those that come first
 _REMEMBERED = 4096  # blocks whose pieces are not asked for again
 
 
@@ -71,10 +72,17 @@ class Lookout:
         position = self.position
         if self._uses is not None and position < self._uses.until:
             return None
-        found = self._uses = uses(self._forecast, self._edges)
+        found = uses(self._forecast, self._edges)
         self._there = set()  # some may have been deleted by hand
-        keys = [self._keys_of(block) for block in found.blocks.tolist()]
-        counts = list(map(len, keys))
+        keys: list[list[int]] = []
+        rows = 0
+        for block in found.blocks.tolist():
+            rows += len(self._keys_of(block))
+            if rows > _MOST_ROWS and keys:
+                found = found.before(len(keys), position)
+                break
+            keys.append(self._keys_of(block))
+        self._uses, counts = found, list(map(len, keys))
         first, stop = np.repeat(found.first, counts), np.repeat(found.stop, counts)
         return Agenda(position, rows_of(list(chain.from_iterable(keys)), first, stop))
 

@@ -25,6 +25,11 @@ class Uses(NamedTuple):
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
+    def before(self, number: int, position: int) -> Uses:
+        """The uses before this one, for a loader at this position."""
+        until = max(position + 1, (position + int(self.first[number])) // 2)
+        return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
+
 
 def uses(forecast: Forecast, edges: NDArray[np.int64]) -> Uses:
     """The uses in the present epoch and the next; if they follow from single keys, those that come first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,5 +88,8 @@ def _nearest(path: Path) -> Path:
 
 def _size_for(folder: Path) -> int:
     """Half of what is free on the disk, and of what the cache has already."""
-    used = sum(entry.stat().st_size for entry in os.scandir(folder)) if folder.is_dir() else 0
+    used = 0
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        with suppress(OSError):  # another program has deleted it
+            used += entry.stat().st_size
     return max(_LEAST, min(_MOST, (shutil.disk_usage(_nearest(folder)).free + used) // 2))
