@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock._cache.scout import Scout
 from penstock._cache.threads import running
+from penstock.plan import OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until
 
@@ -305,3 +306,22 @@ def test_an_order_that_is_not_known_has_no_forecast(tmp_path: Path) -> None:
     loader = penstock.DataLoader(store, sampler=iter([3, 1, 2]))
     assert [batch.tolist() for batch in loader] == [[3], [1], [2]]
     assert not threads()
+
+
+def test_an_agenda_is_bounded_by_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout_module, "_MOST_ROWS", 1000)
+
+    class Large:
+        blocks = np.array([0, 100, 200])
+
+        def pieces_of(self, block: int) -> list[Wanted]:
+            return [Wanted(f"{block} {number}", 8, lambda pause: bytes(8)) for number in range(300)]
+
+    steps = [0]
+    forecast = Forecast(OrderPlan(Shuffled(200, 1), batch_size=1), 0, lambda: steps[0])
+    lookout = Lookout(forecast, Large(), Cache(tmp_path / "cache", 1 << 20), 1 << 20, 0)
+    agenda = lookout.agenda()
+    assert agenda is not None and len(agenda.rows) == 900
+    steps[0] = 10  # beyond the uses that are known
+    agenda = lookout.agenda()
+    assert agenda is not None and len(agenda.rows) == 900 and agenda.position == 10
