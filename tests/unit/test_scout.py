@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock._cache import lookout as lookout_module
+from penstock._cache.cache import Cache
+from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import Scout
 from penstock._cache.threads import running
 from penstock.plan import OrderPlan, Shuffled
