@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import _descriptors
 from penstock.formats._shared import Board, Shared
 
 TABLES = count()
@@ -102,12 +103,17 @@ def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, boa
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
-    def fail() -> list[bytes]:
-        raise ValueError("damaged")
+    calls: list[Exception] = []
+
+    def fail(error: Exception) -> list[bytes]:
+        calls.append(error)
+        raise error
 
     with closing(Shared(table, 100)) as shared:
-        with pytest.raises(ValueError, match="damaged"):
-            shared.get(3, fail)
+        for error in (ValueError("damaged"), OSError("no network")):
+            with pytest.raises(type(error), match=str(error)):
+                shared.get(3, partial(fail, error))
+        assert len(calls) == 2  # each was called once: a download may be tried for minutes
         assert shared.get(3, partial(made, b"three")) == b"three"
     assert board.decoded == 1
 
@@ -176,3 +182,16 @@ def test_a_planned_board_keeps_what_its_owner_does_not_drop(table: str) -> None:
         shared.get(10, partial(made, b"some"))
         assert board.blocks() == {9, 10}
         assert len(list(Path("/proc/self/fd").iterdir())) == before - 8  # those of the nine, for one
+
+
+def test_a_block_that_cannot_be_published_is_made_once_and_served(
+    table: str, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str) -> int:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(_descriptors, "open_memfd", full)
+    calls: list[bytes] = []
+    with closing(Shared(table, 100)) as shared:
+        assert shared.get(3, partial(made, b"three", calls)) == b"three"
+    assert calls == [b"three"] and board.blocks() == set()

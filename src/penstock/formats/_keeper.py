@@ -38,10 +38,6 @@ class Keeper:
         work = partial(_look_on, weakref.ref(self), self._bell)
         started("penstock-keeper", work, partial(self._bell.put, None))
 
-    @property
-    def board(self) -> Board:
-        return self._board
-
     def look(self) -> None:
         """Drops what is not needed now."""
         position = self._forecast.position

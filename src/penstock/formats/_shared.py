@@ -134,7 +134,7 @@ class Shared:
         lock = ByteLock(f"/proc/self/fd/{board}", 1 + block)
         try:
             return with_loan(lock, self._made, board, block, make)
-        except (LockError, OSError):  # there are too many descriptors, or there is no memory
+        except LockError:  # there are too many descriptors
             return None
 
     def wanted(self) -> set[int]:
@@ -154,7 +154,13 @@ class Shared:
         found = _mapped(board, block)  # another process may have made it before this one had the lock
         if found is not None:
             return found
-        buffers = [memoryview(buffer).cast("B") for buffer in make()]
+        buffers = [memoryview(buffer).cast("B") for buffer in make()]  # its errors are the caller's, OSErrors too
+        try:
+            return self._published(board, block, buffers)
+        except (LockError, OSError):  # there are too many descriptors, or there is no memory
+            return memoryview(b"".join(buffers))
+
+    def _published(self, board: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
         nbytes = sum(map(len, buffers))
         with interrupts_deferred():
             fd = _descriptors.open_memfd(_BLOCK)
