@@ -11,24 +11,22 @@ from penstock._at_work import at_work
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts of one process. `waited` is the time for which callers waited for bytes, in seconds."""
+    """Counts of one process."""
 
     requests: int = 0
     bytes: int = 0
     retries: int = 0
-    waited: float = 0.0
 
 
 _counts, _lock, _process = Traffic(), threading.Lock(), os.getpid()
 
 
-def add(requests: int = 0, nbytes: int = 0, retries: int = 0, waited: float = 0.0) -> None:
+def add(requests: int = 0, nbytes: int = 0, retries: int = 0) -> None:
     _begin()
     with _lock:
         _counts.requests += requests
         _counts.bytes += nbytes
         _counts.retries += retries
-        _counts.waited += waited
     source = at_work.source
     if retries and source is not None and source.cache is not None:
         source.cache.retries += retries

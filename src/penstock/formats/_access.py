@@ -49,7 +49,8 @@ class Access(NamedTuple):
         """Where pieces are kept."""
         if self.cache is False:
             return PiecesInMemory()
-        folder = cache_folder() / "pieces" if self.cache in (None, True) else Path(self.cache)  # type: ignore[arg-type]
+        given = None if isinstance(self.cache, bool) else self.cache
+        folder = cache_folder() / "pieces" if given is None else Path(given)
         return PiecesOnDisk(Cache(folder, _size_for(folder) if self.cache_bytes is None else self.cache_bytes))
 
 

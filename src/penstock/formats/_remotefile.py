@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import Remote, Stored
-from penstock._remote.traffic import add
 from penstock.errors import RemoteError
 from penstock.formats._files import AnyFile
 from penstock.formats._pieces import Piece, Pieces
-
-T = TypeVar("T")
 
 PIECE = 8 << 20
 """Bytes of a piece: long enough that the time of a request is mostly the transfer."""
@@ -56,7 +53,7 @@ class RemoteFile(AnyFile):
         pieces = self.pieces_of(start, start + length)
         if len(pieces) == 1:
             piece = pieces[0]
-            view = self._waited(lambda: self.pieces.get(piece, self.fetch))
+            view = self.pieces.get(piece, self.fetch)
             return bytes(view[start - piece.start : start - piece.start + length])
         return self.read_each([start], [length])[0]
 
@@ -67,18 +64,20 @@ class RemoteFile(AnyFile):
                 self.beyond(start, length)
             for piece in self.pieces_of(start, start + length):
                 wanted.setdefault(piece, []).append(number)
-        found: list[bytes | bytearray] = [b""] * len(starts)
+        found, parts = [b""] * len(starts), dict[int, bytearray]()
         for piece, view in self._views(wanted):
             for number in wanted[piece]:
                 start, length = starts[number], lengths[number]
                 if piece.start <= start and start + length <= piece.stop:
                     found[number] = bytes(view[start - piece.start : start - piece.start + length])
                     continue
-                whole = found[number] = found[number] or bytearray(length)
+                whole = parts.setdefault(number, bytearray(length))
                 first, stop = max(start, piece.start), min(start + length, piece.stop)
-                whole[first - start : stop - start] = view[first - piece.start : stop - piece.start]  # type: ignore[index]
+                whole[first - start : stop - start] = view[first - piece.start : stop - piece.start]
             del view
-        return list(map(bytes, found))
+        for number, whole in parts.items():
+            found[number] = bytes(whole)
+        return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
         """Reads the bytes from each start on into the row of `out` at its place."""
@@ -109,7 +108,7 @@ class RemoteFile(AnyFile):
     def peek(self, start: int, length: int) -> bytes:
         if start < 0 or length < 0 or start + length > self.size:
             self.beyond(start, length)
-        return bytes(self._waited(lambda: self.fetch(Piece("", start, start + length)))) if length else b""
+        return bytes(self.fetch(Piece("", start, start + length))) if length else b""
 
     def pieces_of(self, start: int, stop: int) -> list[Piece]:
         """The pieces that have these bytes."""
@@ -152,19 +151,10 @@ class RemoteFile(AnyFile):
             else:
                 yield piece, view
             del view
-        coming = in_parallel(self._view, missing, THREADS)
-        for piece in missing:
-            yield piece, self._waited(lambda: next(coming))
+        yield from zip(missing, in_parallel(self._view, missing, THREADS), strict=True)
 
     def _view(self, piece: Piece, pause: Pause) -> memoryview:
         return self.pieces.get(piece, lambda piece: self.fetch(piece, pause))
-
-    def _waited(self, call: Callable[[], T]) -> T:
-        begun = time.perf_counter()
-        try:
-            return call()
-        finally:
-            add(waited=time.perf_counter() - begun)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFile, (self._remote, self._stored, self.pieces, self.edges)
