@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path, **about: Any) -> Iterator[Server]:
-    with Server(folder, **about) as server, _running(server):
+    with Server(folder, **about) as server, running(server):
         yield server
 
 
@@ -127,8 +127,8 @@ class Proxy(Closing):
     are broken one after another.
     """
 
-    def __init__(self, upstream: str, seed: int, share: float = 0.3, in_a_row: int = 3) -> None:
-        super().__init__(Breaking)
+    def __init__(self, upstream: str, seed: int, share: float = 0.3, in_a_row: int = 3, handler: Any = None) -> None:
+        super().__init__(handler or Breaking)
         self.upstream = upstream.removeprefix("http://")
         self.share, self.in_a_row = share, in_a_row
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -218,12 +218,12 @@ class Breaking(BaseHTTPRequestHandler):
 
 @contextmanager
 def breaking(upstream: str, seed: int, **about: Any) -> Iterator[Proxy]:
-    with Proxy(upstream, seed, **about) as proxy, _running(proxy):
+    with Proxy(upstream, seed, **about) as proxy, running(proxy):
         yield proxy
 
 
 @contextmanager
-def _running(server: ThreadingHTTPServer) -> Iterator[None]:
+def running(server: ThreadingHTTPServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -23,6 +23,7 @@ Storage = Mapping[str, Any]
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
+_dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
 _OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
 _OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # options that are no secrets
 
@@ -128,7 +129,7 @@ class Remote:
         pause: Pause = time.sleep,
     ) -> T:
         """The answer of the store, after as many tries as it takes. `what` says what fails."""
-        begun, failures = time.monotonic(), 0
+        begun, failures, odd = time.monotonic(), 0, 0
         while True:
             failed: Failed | None = None
             add(requests=1)
@@ -137,8 +138,9 @@ class Remote:
             except Failed as error:
                 failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
             failures += 1
+            odd += failed.fault is Fault.ODD
             elapsed = time.monotonic() - begun
-            seconds = patience.pause(failed.fault, failures, elapsed, random.random())
+            seconds = patience.pause(failed.fault, failures, odd, elapsed, _dice.random())
             if seconds is None:
                 # Outside of `except`: the library's own error, which may hold credentials, is not chained.
                 self._give_up(failed, what, failures, elapsed)
