@@ -182,7 +182,8 @@ class Breaking(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, headers=dict(self.headers))
             answer = connection.getresponse()
-            body, length = answer.read(), int(answer.headers.get("Content-Length") or 0)
+            body = answer.read()
+            length = int(answer.headers.get("Content-Length") or len(body))  # chunks have none
         finally:
             connection.close()
         dropped = ("content-length", "connection", "transfer-encoding", "date", "server")

@@ -198,6 +198,11 @@ def test_what_the_service_of_credentials_answers_is_not_about_the_object(status:
     assert (failed.came == "no credentials were found") == (fault is Fault.FINAL)
 
 
+def test_a_list_that_is_cut_off_is_asked_for_again() -> None:
+    failed = _failed(Exception("Generic S3 error: Got invalid list response: unexpected `Event::Eof`"))
+    assert failed.fault is Fault.ODD
+
+
 def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
     with pytest.raises(RemoteError) as raised:
         remote_file(f"{server.url}/x?sig=SECRET")

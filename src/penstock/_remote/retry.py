@@ -40,7 +40,8 @@ class Patience:
     def pause(self, fault: Fault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
         """Seconds until the next try, after so many failures in so many seconds; None if there is none.
 
-        `odd` counts the failures of that kind, since an outage before an odd answer says nothing about it. `dice` is a random number from 0 to 1: workers that failed together do not come back together.
+        `odd` counts those of that kind: an outage before an odd answer does not count. `dice` is a random number
+        from 0 to 1: workers that failed together do not come back together.
         """
         tries_left = fault is Fault.ODD and odd < self.odd
         time_left = fault is Fault.PASSING and elapsed < self.seconds

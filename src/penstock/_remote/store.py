@@ -25,7 +25,11 @@ IN_FLIGHT = 32
 
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
 _OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
-_OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # options that are no secrets
+SERVERS = ("endpoint", "base_url")
+"""Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
+
+_PLACES = (*SERVERS, "account_name")  # tell one bucket from another of the same name
+_OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -119,7 +123,8 @@ class Remote:
     def identity(self, key: str) -> str:
         """What tells this object from those of other stores, whatever the credentials are."""
         root, mark, query = self._root.partition("/?")
-        return f"{unsigned(f'{root}/{key}?{query}' if mark else f'{root}/{key}')} {self._storage.get('endpoint', '')}"
+        places = "".join(f" {self._storage[name]}" for name in _PLACES if name in self._storage)
+        return unsigned(f"{root}/{key}?{query}" if mark else f"{root}/{key}") + places
 
     def _tried(
         self,
