@@ -67,6 +67,10 @@ class Server(Closing):
         self.status: Callable[[str], int] = about.get("status", lambda path: 0)
         self.latency: float = about.get("latency", 0.0)
 
+    def error(self, path: str, headers: dict[str, str]) -> bytes:
+        """What is sent with a status that is not the file's own."""
+        return b"<Error><Code>Refused</Code></Error>"
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -86,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(server.latency)
         file = server.folder / path.lstrip("/")
         if status := server.status(self.path):
-            return self.answer(status, b"<Error><Code>Refused</Code></Error>")
+            return self.answer(status, server.error(self.path, dict(self.headers)))
         if not file.is_file():
             return self.answer(404, b"")
         content = file.read_bytes()

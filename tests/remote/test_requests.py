@@ -182,6 +182,12 @@ def test_an_option_that_the_library_does_not_know_is_an_error() -> None:
     assert "SECRET" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("url", "name"), [("s3://b", "endpoint"), ("az://b", "endpoint"), ("gs://b", "base_url")])
+def test_a_server_without_a_scheme_is_an_error(url: str, name: str) -> None:
+    with pytest.raises(RemoteError, match=rf"{name} is not a URL\. It was tried once\. Pass .*https://host"):
+        Remote(url, "", {name: "minio:9000"}).find("k")
+
+
 def test_without_credentials_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -254,11 +260,13 @@ def test_a_retry_leaves_the_callers_random_generator_alone(folder: Path, server:
 def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     class Talking:
         def find(self, key: str) -> Any:
-            raise Failed(Fault.FINAL, "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:SECRET failed")
+            said = "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:%SECRET, SECRET%2Bkey failed"
+            raise Failed(Fault.FINAL, said)
 
     monkeypatch.setattr(store, "_connect", lambda *args: Talking())
-    storage = {"secret_access_key": "SECRET-key", "client_options": {"default_headers": {"t": b"SECRET-token"}}}
-    ((remote, key),) = remotes(["sftp://me:SECRET@h/k"], storage)
+    headers = {"client_options": {"default_headers": {"t": b"SECRET-token"}}}
+    storage = {"secret_access_key": "SECRET-key", "token": "SECRET+key", **headers}
+    ((remote, key),) = remotes(["sftp://me:%25SECRET@h/k"], storage)
     with pytest.raises(RemoteError, match=r"sftp://h/k cannot be found: GET https://h/k with \*\*\*, ") as raised:
         remote.find(key)
     assert "SECRET" not in str(raised.value)

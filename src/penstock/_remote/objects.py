@@ -53,6 +53,9 @@ class Objects:
             client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
         if any(str(each).startswith("http://") for each in (root, *map(settings.get, SERVERS))):
             client.setdefault("allow_http", True)
+        for name in SERVERS:
+            if name in settings and not is_web(str(settings[name])):  # obstore would panic
+                raise Failed(Fault.FINAL, f"{name} is not a URL", f'Pass storage={{"{name}": "https://host"}}.')
         self._is_web = is_web(root)
         make = obstore.store.HTTPStore if self._is_web else obstore.store.from_url
         try:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from urllib.parse import quote_plus, unquote
 
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
@@ -171,6 +172,7 @@ class Remote:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
+        found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:
