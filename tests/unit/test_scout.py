@@ -17,7 +17,7 @@ from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import Scout
-from penstock._cache.threads import running
+from penstock._threads import running
 from penstock.plan import OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until

@@ -14,8 +14,8 @@ from penstock._at_work import Source, working_at
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import InPieces, Lookout, Wanted
-from penstock._cache.threads import started
 from penstock._measure.cached import CacheCounts
+from penstock._threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20

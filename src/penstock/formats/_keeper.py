@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.threads import started
 from penstock._cache.uses import Uses, uses
 from penstock._interrupts import interrupts_deferred
+from penstock._threads import started
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Board
 from penstock.plan._forecast import Forecast
