@@ -22,7 +22,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Board, Shared
+from penstock.formats._shared import Inventory, Shared
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 
@@ -153,16 +153,16 @@ class Table(Format):
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
-        scout, board = super().__foresee__(forecast), self._watched(forecast)
-        watching = [each for each in (scout, board) if each is not None]
+        scout, inventory = super().__foresee__(forecast), self._watched(forecast)
+        watching = [each for each in (scout, inventory) if each is not None]
         return _Watch(watching) if watching else None
 
-    def _watched(self, forecast: Forecast) -> Keeper | Board | None:
+    def _watched(self, forecast: Forecast) -> Keeper | Inventory | None:
         if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return None
         if hasattr(forecast.order, "spans"):
             return Keeper(forecast, self._identity(), self.blocks, self._kept)
-        return Board(self._identity(), planned=False)
+        return Inventory(self._identity(), planned=False)
 
     def _decode(self, number: int) -> Any:
         source = at_work.source
@@ -316,7 +316,7 @@ class _Watch:
 
     def start(self) -> None:
         for each in self.watching:
-            if not isinstance(each, Board):
+            if not isinstance(each, Inventory):
                 each.start()
 
     def close(self) -> None:
