@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import at_work, is_worker_process
+from penstock._cache.scout import Scout
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
@@ -22,7 +23,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Inventory, Shared
+from penstock.formats._shared import Shared
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 
@@ -106,6 +107,13 @@ class Table(Format):
         self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
         self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
 
+    def _set_batches(self, table: Any) -> list[Any]:
+        """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
+        batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+        self._edges = np.array([0, len(self)], np.int64)
+        return batches
+
     def _place(self, block: int) -> str:
         """Names the block in errors."""
         return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
@@ -153,16 +161,11 @@ class Table(Format):
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
-        scout, inventory = super().__foresee__(forecast), self._watched(forecast)
-        watching = [each for each in (scout, inventory) if each is not None]
-        return _Watch(watching) if watching else None
-
-    def _watched(self, forecast: Forecast) -> Keeper | Inventory | None:
-        if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
-            return None
-        if hasattr(forecast.order, "spans"):
-            return Keeper(forecast, self._identity(), self.blocks, self._kept)
-        return Inventory(self._identity(), planned=False)
+        scout = super().__foresee__(forecast)
+        if all(map(self._is_mapped, range(len(self.blocks) - 1))):
+            return scout
+        keeper = Keeper(forecast, self._identity(), self.blocks, self._kept)
+        return keeper if scout is None else _Watch(scout, keeper)
 
     def _decode(self, number: int) -> Any:
         source = at_work.source
@@ -309,18 +312,17 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Watch:
-    """What `__foresee__` returns: everything that the loader closes in the end."""
+    """What `__foresee__` returns for a table with remote files."""
 
-    def __init__(self, watching: list[Any]) -> None:
-        self.watching = watching
+    def __init__(self, scout: Scout, keeper: Keeper) -> None:
+        self._both = scout, keeper
 
     def start(self) -> None:
-        for each in self.watching:
-            if not isinstance(each, Inventory):
-                each.start()
+        for each in self._both:
+            each.start()
 
     def close(self) -> None:
-        for each in self.watching:
+        for each in self._both:
             each.close()
 
 
