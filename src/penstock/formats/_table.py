@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import at_work, is_worker_process
+from penstock._at_work import is_worker_process
 from penstock._cache.scout import Scout
 from penstock._fill.cast import Empty, Into
+from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
@@ -168,10 +169,7 @@ class Table(Format):
         return keeper if scout is None else _Watch(scout, keeper)
 
     def _decode(self, number: int) -> Any:
-        source = at_work.source
-        if source is not None and source.cache is not None:
-            source.cache.decoded += 1
-            source.cache.changed = True
+        counting().decoded += 1
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
         return self._read(number)
