@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import standin
 
 import penstock
 from penstock.formats import Parquet, Tokens
@@ -25,6 +26,12 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "backend": "thread", "persistent_workers": False},
     "processes": {"num_workers": 2, "persistent_workers": False},
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warmed_up() -> None:
+    """The forkserver stays until the tests end, and is nothing that a test has left behind."""
+    standin.warm_up()
 
 
 def table(folder: Path, server: Server, cache: Path | bool) -> Parquet:
@@ -69,6 +76,13 @@ def test_requests_and_bytes(opened: Parquet, server: Server, backend: dict[str, 
     assert found.requests == len(server.log) >= BLOCKS
     assert found.nbytes == sent(server)
     assert found.retries == 0
+
+
+def test_requests_of_workers_on_other_machines(folder: Path, server: Server) -> None:
+    with standin.standing_in(standin.LocalCluster()):
+        found = counted(read_through(table(folder, server, False), num_workers=2, backend="standin"))
+    assert (found.requests, found.nbytes) == (len(server.log), sent(server))
+    assert found.requests >= BLOCKS
 
 
 def test_retries(opened: Parquet, server: Server, backend: dict[str, Any]) -> None:
