@@ -78,7 +78,7 @@ def test_a_block_that_another_process_has_made_is_not_made_again(table: str, inv
             found = shared.get(3, partial(made, b"other", calls))
             assert child.said == found == b"three"
             assert found.readonly and not calls
-            assert inventory.decoded == 1 and inventory.blocks() == shared.wanted() == {3}
+            assert inventory.decoded == 1 and inventory.blocks() == shared.blocks() == {3}
     finally:
         child.kill()
     assert found == b"three"  # the memory is this process's as well
@@ -122,7 +122,7 @@ def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str
     with closing(Shared(table, 100)) as shared:
         found = shared.get(3, partial(made, b"three"))
         inventory.drop([3, 9])
-        assert shared.wanted() == set()
+        assert shared.blocks() == set()
         assert shared.get(3, partial(made, b"again")) == b"again" and found == b"three"
 
 

@@ -25,7 +25,7 @@ Make = Callable[[], Any]
 _MOST_MAPPED = 1024  # a process may have about 65,000 maps
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
-_LOOKED_AT = 4  # pieces, whenever another is mapped
+_LOOKED_AT = 4  # mapped pieces that are looked at whenever another is mapped: some may have been evicted
 
 
 class _Made(NamedTuple):
@@ -53,7 +53,7 @@ class Cache:
         self._folder = Folder(self.path, limit)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
-        self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
+        self._looked_at: deque[str] = deque()  # mapped pieces, the next one to look at first
         self._sound: dict[str, pieces.Mark] = {}  # the files whose checksum was verified, by digest
         self._warned: set[int | None] = set()
 
@@ -73,7 +73,7 @@ class Cache:
         return self._get(name, make) if found is None else found
 
     def found(self, name: str) -> memoryview | None:
-        """The bytes of a piece that is in the folder; else None."""
+        """The bytes of a piece that is in the folder, or in memory; else None."""
         found = self._mapped.get(name)
         if found is not None:
             try:
@@ -102,7 +102,7 @@ class Cache:
         return os.path.exists(self._folder.piece(digest_of(name)))
 
     def room(self) -> Room:
-        """What there is room for."""
+        """The room in the folder at this moment."""
         return Room(self._folder)
 
     @property

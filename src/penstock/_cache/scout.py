@@ -35,9 +35,9 @@ _MOMENT = 0.1  # seconds after which a fetch that waits sees that the scout is c
 
 
 class Scout:
-    """What `__foresee__` returns: from its start on it fetches, until it is closed or dropped.
+    """Fetches pieces ahead of a loader, from `start()` on, until it is closed or dropped. `__foresee__` returns it.
 
-    It raises nothing. A piece that cannot be fetched is left to the worker that needs it, which names the sample.
+    It raises nothing. A piece that cannot be fetched is left to the worker that needs it: its error names the sample.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _Fetches:
         self._queue: deque[Wanted] = deque()  # of those that are coming
         self._failed: set[str] = set()
         self._done = 0
-        self._seen: object = None  # what was there when the scout looked last
+        self._seen: object = None  # position and finished fetches at the last look
         self._not_before = 0.0
 
     def stop(self) -> None:

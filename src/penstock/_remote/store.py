@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. A listing that is not deep has the folders, too, instead of what is in them."""
+    """A part of a listing. A listing that is not deep names the folders, but not the objects in them."""
 
     objects: list[Stored]
     folders: list[str]
@@ -117,7 +117,7 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def identity(self, key: str) -> str:
-        """What tells this object from those of other stores, whatever the credentials are."""
+        """Text that differs for objects of different stores, and does not depend on credentials."""
         root, mark, query = self._root.partition("/?")
         return f"{unsigned(f'{root}/{key}?{query}' if mark else f'{root}/{key}')} {self._storage.get('endpoint', '')}"
 

@@ -60,11 +60,11 @@ class Inventory:
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """The blocks that some process holds for all."""
-        return _wanted(_rows(self._used()))
+        """The blocks that are in the inventory."""
+        return _blocks_in(_rows(self._used()))
 
     def drop(self, blocks: Collection[int]) -> None:
-        """These are not needed any more."""
+        """Removes blocks that are not needed any more."""
         lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
         with_loan(lock, self._drop, lock, blocks)
 
@@ -137,10 +137,10 @@ class Shared:
         except LockError:  # there are too many descriptors
             return None
 
-    def wanted(self) -> set[int]:
+    def blocks(self) -> set[int]:
         """The blocks that are in the inventory."""
         inventory = self._found()
-        return set() if inventory is None else _wanted(_rows(inventory))
+        return set() if inventory is None else _blocks_in(_rows(inventory))
 
     def _found(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
@@ -187,9 +187,9 @@ class Shared:
         rows[row] = (*about, decoded + 1)
         _write_rows(lock.fd, rows)
         os.pwrite(lock.fd, _HEAD.pack(_MAGIC, opened, planned, decoded + 1), 0)
-        wanted = {*rows["inode"].tolist()}
+        listed = {*rows["inode"].tolist()}
         with interrupts_deferred():
-            for inode in {*self._own} - wanted:
+            for inode in {*self._own} - listed:
                 _descriptors.close(self._own.pop(inode))
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ def _write_rows(fd: int, rows: NDArray[Any]) -> None:
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
 
 
-def _wanted(rows: NDArray[Any]) -> set[int]:
+def _blocks_in(rows: NDArray[Any]) -> set[int]:
     return {*rows["block"][rows["pid"] > 0].tolist()}
 
 

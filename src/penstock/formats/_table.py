@@ -157,7 +157,7 @@ class Table(Format):
         found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
         if found is None:
             return self._decode(number), False
-        self._kept.drop({*self._kept} - self._shared.wanted())
+        self._kept.drop({*self._kept} - self._shared.blocks())
         return deserialized(found)[0], True
 
     def __foresee__(self, forecast: Forecast) -> Any:
