@@ -222,6 +222,19 @@ def test_types_that_give_the_same_values_may_be_mixed(tmp_path: Path) -> None:
     assert same(list(Parquet(files)), [sample(key) for key in range(20)] * 4)
 
 
+def test_writers_may_give_the_field_of_a_list_different_names(tmp_path: Path) -> None:
+    for name, compliant in (("a", True), ("b", False)):
+        data = pa.table({"words": [["x", "y"]], "pairs": [{"one": [["x"]]}]})
+        pa.parquet.write_table(data, tmp_path / f"{name}.parquet", use_compliant_nested_type=compliant)
+    assert [str(pa.parquet.read_schema(tmp_path / name).field("words").type) for name in ("a.parquet", "b.parquet")] == [
+        "list<element: string>",
+        "list<item: string>",
+    ]
+    dataset = Parquet(tmp_path)
+    assert list(dataset) == 2 * [{"words": ["x", "y"], "pairs": {"one": [["x"]]}}]
+    assert [field.dtype for field in dataset.inspect().fields] == ["list<str>", "{one: list<list<str>>}"]
+
+
 def test_a_column_may_be_all_null_in_one_of_the_files(tmp_path: Path) -> None:
     """pandas writes such a column with the type null."""
     nothing = pa.table({"x": pa.nulls(2), "y": [1, 2]})
