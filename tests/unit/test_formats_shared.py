@@ -74,7 +74,10 @@ def test_paths_do_not_depend_on_the_working_directory(folder: Path, monkeypatch:
         ("*.rec", FileNotFoundError, r"X: no file matches the pattern '.*\*.rec'"),
         (".git", FileNotFoundError, r"X: no file below the folder '.*' ends in .txt. Name"),
         ("s3://bucket/a.bin", ValueError, "X reads local files, and 's3://bucket/a.bin' is a URL"),
-        (b"a.bin", TypeError, "takes paths as str"),
+        (b"a.bin", TypeError, r"X takes a path \(str or os.PathLike\), or a list of paths, but got b'a.bin'"),
+        ([b"a.bin"], TypeError, "X takes a path .* but got b'a.bin'"),
+        ([3], TypeError, "X takes a path .* but got 3"),
+        (None, TypeError, "X takes a path .* but got None"),
         ([], ValueError, "at least one path"),
     ],
 )
@@ -83,7 +86,7 @@ def test_nothing_found_says_what_was_looked_for(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(kind, match=message):
-        expand([given] if isinstance(given, bytes) else given, [".txt"], "X")
+        expand(given, [".txt"], "X")
 
 
 def test_a_file_is_read_by_position(folder: Path) -> None:

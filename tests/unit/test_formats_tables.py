@@ -226,10 +226,8 @@ def test_writers_may_give_the_field_of_a_list_different_names(tmp_path: Path) ->
     for name, compliant in (("a", True), ("b", False)):
         data = pa.table({"words": [["x", "y"]], "pairs": [{"one": [["x"]]}]})
         pa.parquet.write_table(data, tmp_path / f"{name}.parquet", use_compliant_nested_type=compliant)
-    assert [str(pa.parquet.read_schema(tmp_path / name).field("words").type) for name in ("a.parquet", "b.parquet")] == [
-        "list<element: string>",
-        "list<item: string>",
-    ]
+    kinds = [pa.parquet.read_schema(path).field("words").type for path in sorted(tmp_path.iterdir())]
+    assert list(map(str, kinds)) == ["list<element: string>", "list<item: string>"]
     dataset = Parquet(tmp_path)
     assert list(dataset) == 2 * [{"words": ["x", "y"], "pairs": {"one": [["x"]]}}]
     assert [field.dtype for field in dataset.inspect().fields] == ["list<str>", "{one: list<list<str>>}"]
@@ -252,6 +250,13 @@ def test_a_column_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
     double = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(FormatError, match="the table: the column 'x' is there twice"):
         Arrow(double)
+
+
+def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
+    with pa.ipc.new_file(tmp_path / "some.arrow", pa.schema([])):
+        pass
+    with pytest.raises(FormatError, match=r"some.arrow has no columns, so its rows hold nothing"):
+        Arrow(tmp_path / "some.arrow")
 
 
 # What is kept.

@@ -222,7 +222,7 @@ def test_pickles_need_a_function(tmp_path: Path) -> None:
     path = write(tmp_path, [("a.pkl", pickle.dumps([1, 2])), ("b.state.pth", b"")])
     with pytest.raises(FormatError, match=r"\.tar, member 'a.pkl', byte 512: it is a pickle, which can run any"):
         Tar(path)[0]
-    with pytest.raises(FormatError, match=r"decode=\{'pth': pickle.loads\}; decode=\{'pth': None\} keeps the bytes"):
+    with pytest.raises(FormatError, match=r"decode=\{'pth': pickle.loads\}; with None the bytes stay"):
         Tar(path)[1]
     assert Tar(path, decode={"pth": None})[1]["state.pth"] == b""
     assert Tar(path, decode={"pkl": pickle.loads})[0]["pkl"] == [1, 2]
@@ -305,7 +305,7 @@ def test_an_old_sparse_file_is_an_error_of_its_sample(tmp_path: Path, holes: int
         assert [member.type for member in tar] == [b"0", b"S", b"0"]
     found = Tar(path)
     assert len(found) == 3 and (found[0]["txt"], found[2]["txt"]) == ("a.txt", "c.txt")
-    with pytest.raises(FormatError, match="member 'b.txt', .*it is a sparse file, .*without --sparse"):
+    with pytest.raises(FormatError, match=r"member 'b.txt', .*it is a sparse file, .*without --sparse"):
         found[1]
 
 

@@ -70,12 +70,12 @@ def decoded(
         if isinstance(error, ImportError):
             raise
         if function is _refused:
-            why = f"it is a pickle, {error}. If you trust the files, pass a function: decode={{{found!r}: pickle.loads}}"
-            raise FormatError(f"{name}: {why}; decode={{{found!r}: None}} keeps the bytes.") from None
+            remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
+            raise FormatError(f"{name}: it is a pickle, {error}. If you trust the files, {remedy}.") from None
         said = str(error).rstrip(".")
         raise FormatError(
-            f"{name}: its {len(data):,} bytes cannot be decoded: {said}. The member is damaged, or has another format "
-            f"than its name says: write it again, or keep its bytes with decode={{{found!r}: None}}."
+            f"{name}: its {len(data):,} bytes cannot be decoded: {said}. The member is damaged, or has another "
+            f"format than its name says: write it again, or keep its bytes with decode={{{found!r}: None}}."
         ) from error
 
 
