@@ -71,7 +71,7 @@ def decoded(
             raise
         if function is _refused:
             remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
-            raise FormatError(f"{name}: it is a pickle, {error}. If you trust the files, {remedy}.") from None
+            raise FormatError(f"{name}: {error}. If you trust the files, {remedy}.") from None
         said = str(error).rstrip(".")
         raise FormatError(
             f"{name}: its {len(data):,} bytes cannot be decoded: {said}. The member is damaged, or has another "
@@ -114,7 +114,7 @@ def _npz(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _refused(data: bytes) -> Any:
-    raise ValueError("which can run any program when it is loaded")
+    raise ValueError("it is a pickle, which can run any program when it is loaded")
 
 
 _DECODERS: dict[str, Decoder | None] = {
