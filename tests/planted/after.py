@@ -1,6 +1,6 @@
 """The bugs of `before`, planted in the working tree, where the same decisions are made in other places.
 
-Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` are planted, too.
+Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` follow.
 """
 
 from __future__ import annotations

@@ -102,6 +102,7 @@ def test_few_pieces_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     names = ["mine.txt", "x.penstock-piece", "g" * 32 + ".penstock-piece", "0" * 32, "5.penstock-agenda"]
+    names += [f"{name}.bak" for name in ("0" * 32 + ".penstock-part", "1-00000000.penstock-agenda")]
     for name in names:
         (tmp_path / name).write_bytes(bytes(1000))
     (tmp_path / "folder").mkdir()
