@@ -531,6 +531,17 @@ def test_an_arrow_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
             Arrow(path)
 
 
+@pytest.mark.parametrize("rows", [7, 20])
+def test_a_footer_that_names_other_batches_than_the_file_has_is_refused(tmp_path: Path, rows: int) -> None:
+    path = ipc(pa.ipc.new_file)(table(14), tmp_path / "some")
+    other = ipc(pa.ipc.new_file)(table(rows), tmp_path / "other").read_bytes()
+    content = path.read_bytes()
+    footers = [len(each) - 10 - int.from_bytes(each[-10:-6], "little") for each in (content, other)]
+    path.write_bytes(content[: footers[0]] + other[footers[1] :])
+    with pytest.raises(FormatError, match=rf"some\.arrow .*its footer names {-(-rows // 7)} record .* are 2"):
+        Arrow(path)
+
+
 def test_a_stream_that_is_cut_off_in_its_last_batch_is_named(tmp_path: Path) -> None:
     path = ipc(pa.ipc.new_stream)(table(), tmp_path / "some")
     content = path.read_bytes()
