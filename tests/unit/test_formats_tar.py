@@ -346,10 +346,11 @@ def test_a_size_beyond_octal_digits_is_read(tmp_path: Path) -> None:
     assert Tar(path)[0]["txt"] == "one"
 
 
-def test_a_tar_without_its_end_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [515, 1000, 1024])
+def test_a_tar_without_its_end_is_cut_off(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, [("a.txt", b"one")])
-    path.write_bytes(path.read_bytes()[:1024])
-    with pytest.raises(FormatError, match=r"byte 1,024: the archive ends here without the zeros .* head -c 1024"):
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(FormatError, match=rf"byte {size:,}: the archive ends here without the zeros .* head -c 1024"):
         Tar(path)
     with path.open("ab") as file:
         file.write(bytes(1024))

@@ -76,7 +76,7 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     while True:
         if at + HEADER > archive.size:
             archive.refused(
-                at,
+                min(at, archive.size),  # the zeros behind the last member may be cut off, too
                 "the archive ends here without the zeros that mark its end. The file is cut off, or its writer was "
                 "not closed. To read what is there, append the mark: head -c 1024 /dev/zero >> FILE",
             )
