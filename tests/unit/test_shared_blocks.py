@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import _descriptors
+from penstock.formats import _shared
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Inventory, Shared
@@ -88,6 +89,18 @@ def test_a_block_that_another_process_has_made_is_not_made_again(table: str, inv
     finally:
         child.kill()
     assert found == b"three"  # the memory is this process's as well
+
+
+def test_a_block_that_is_there_when_the_lock_is_had_is_not_made_again(
+    table: str, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Shared(table, 100)) as one, closing(Shared(table, 100)) as other:
+        three(one)
+        too_early, mapped = iter([None]), _shared._mapped
+        monkeypatch.setattr(_shared, "_mapped", lambda *block: next(too_early, mapped(*block)))
+        calls: list[bytes] = []
+        assert other.get(3, partial(made, b"other", calls)) == b"three" and not calls
+    assert inventory.decoded == 1
 
 
 def test_the_block_of_a_process_that_has_died_is_made_again(table: str, inventory: Inventory) -> None:
