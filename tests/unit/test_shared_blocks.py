@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import _descriptors
+from penstock.formats import _shared
 from penstock.formats._shared import Board, Shared
 
 TABLES = count()
@@ -195,3 +196,27 @@ def test_a_block_that_cannot_be_published_is_made_once_and_served(
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"three", calls)) == b"three"
     assert calls == [b"three"] and board.blocks() == set()
+
+
+def test_a_board_has_room_for_thousands_of_blocks(table: str) -> None:
+    with closing(Board(table, planned=True)) as board, closing(Shared(table, 0)) as shared:
+        for _ in range(2):
+            for block in range(300):
+                assert shared.get(block, partial(made, b"some")) == b"some"
+        assert board.blocks() == {*range(300)} and board.decoded == 300
+
+
+def test_a_process_holds_no_more_blocks_than_half_of_its_descriptors(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_shared, "_most_own", lambda: 10)
+    calls: list[bytes] = []
+    with closing(Board(table, planned=True)) as board, closing(Shared(table, 0)) as shared:
+        for block in range(12):
+            assert shared.get(block, partial(made, b"some", calls)) == b"some"
+        assert board.blocks() == {*range(10)}
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        board.drop(range(5))
+        assert shared.get(11, partial(made, b"some", calls)) == b"some"
+        assert board.blocks() == {*range(5, 10), 11} and len(calls) == 13
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 4
