@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import at_work, is_worker_process
+from penstock._cache.watches import Watches
 from penstock._fill.cast import Empty, Into
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
@@ -24,6 +25,8 @@ from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Board, Shared
 from penstock.plan._forecast import Forecast
+from penstock.plan._grouping import Grouping
+from penstock.plan._order import Sequential
 from penstock.source._array import checked_keys
 
 if TYPE_CHECKING:
@@ -153,14 +156,13 @@ class Table(Format):
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
-        scout, board = super().__foresee__(forecast), self._watched(forecast)
-        watching = [each for each in (scout, board) if each is not None]
-        return _Watch(watching) if watching else None
+        return Watches(super().__foresee__(forecast), self._watched(forecast))
 
     def _watched(self, forecast: Forecast) -> Keeper | Board | None:
         if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return None
-        if hasattr(forecast.order, "spans"):
+        # In sequence a block is needed by a few steps only, which are read at about the same time.
+        if forecast.knows(Grouping(self.blocks)) and not isinstance(forecast.order, Sequential):
             return Keeper(forecast, self._identity(), self.blocks, self._kept)
         return Board(self._identity(), planned=False)
 
@@ -306,22 +308,6 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ImportError(f'{reader} needs pyarrow: pip install ".[{extra}]" in a clone of penstock') from error
-
-
-class _Watch:
-    """What `__foresee__` returns: everything that the loader closes in the end."""
-
-    def __init__(self, watching: list[Any]) -> None:
-        self.watching = watching
-
-    def start(self) -> None:
-        for each in self.watching:
-            if not isinstance(each, Board):
-                each.start()
-
-    def close(self) -> None:
-        for each in self.watching:
-            each.close()
 
 
 class _Out:
