@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.watches import Watches
 from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, Inside, Keys, chosen, joined
 
@@ -145,6 +144,8 @@ def foresee_of_parts(joint: Any) -> Foresee | None:
         return None
 
     def foresee(forecast: Forecast) -> Any:
+        from penstock._cache.watches import Watches  # late: it imports much that few loaders need
+
         watches = Watches()
         try:
             for number, each in enumerate(parts):
