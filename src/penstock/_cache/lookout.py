@@ -11,7 +11,7 @@ pieces are fetched as if none were fetched early, and these are the fewest possi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +61,8 @@ class Lookout:
         self._keys: dict[int, list[int]] = {}  # of the pieces of each block
         self._there: set[str] = set()  # pieces that are in the folder
         self._evicted = -1  # pieces that were evicted from the folder by then
-        self._pieces_of = lru_cache(_REMEMBERED)(self._asked)
+        # It must not refer to the lookout, which ends with its last reference.
+        self._pieces_of = lru_cache(_REMEMBERED)(partial(_asked, self._datasets, self._edges))
         self.forget()
 
     def forget(self) -> None:
@@ -119,13 +120,6 @@ class Lookout:
             self._listed.append(keys)
             self._rows += len(keys)
 
-    def _asked(self, block: int) -> Sequence[Wanted]:
-        for dataset, edges in zip(self._datasets, self._edges, strict=True):
-            if block < len(edges) - 1:
-                return dataset.pieces_of(block)
-            block -= len(edges) - 1
-        raise AssertionError
-
     def _keys_of(self, block: int) -> list[int]:
         found = self._keys.get(block)
         if found is None:
@@ -170,3 +164,12 @@ class Lookout:
                     if piece.name not in seen:
                         seen.add(piece.name)
                         yield piece
+
+
+def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[Wanted]:
+    """The pieces of a block; blocks of the datasets are numbered through."""
+    for dataset, its in zip(datasets, edges, strict=True):
+        if block < len(its) - 1:
+            return dataset.pieces_of(block)
+        block -= len(its) - 1
+    raise AssertionError

@@ -139,9 +139,13 @@ class Shared:
             return None
 
     def wanted(self) -> set[int]:
-        """The blocks that are on the board."""
+        """The blocks that are on the board. Those of this process that are not are let go."""
         board = self._found()
-        return set() if board is None else _wanted(_rows(board))
+        if board is None:
+            return set()
+        rows = _rows(board)
+        self._let_go(rows)
+        return _wanted(rows)
 
     def _found(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
