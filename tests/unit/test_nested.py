@@ -191,6 +191,6 @@ def test_two_loaders_of_one_table_do_not_drop_blocks_of_each_other() -> None:
             shared.get(block, lambda: [b"some"])
         first._needed = now[0]
         second.look()
-        assert now[0] | now[1] <= first._board.blocks() < {*range(20)}
+        assert now[0] | now[1] <= first._inventory.blocks() < {*range(20)}
         first.look()
-        assert now[0] | now[1] <= first._board.blocks()
+        assert now[0] | now[1] <= first._inventory.blocks()

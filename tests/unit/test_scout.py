@@ -17,7 +17,7 @@ from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import Scout
-from penstock._cache.threads import running
+from penstock._threads import running
 from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until
@@ -243,9 +243,8 @@ def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> No
     list(loader)
     first = loader.stats().epoch.cache
     assert first is not None
-    assert (first.hits + first.misses, first.fetched, first.nbytes, first.evicted) == (100, 10, 800, 0)
+    assert (first.hits + first.misses, first.fetched, first.evicted) == (100, 10, 0)
     assert first.misses >= 10
-    assert first.waited > 0
     list(loader)
     stats = loader.stats()
     assert stats.epoch.cache is not None
@@ -253,7 +252,7 @@ def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> No
     assert (stats.epoch.cache.hits, stats.epoch.cache.fetched, stats.life.cache.fetched) == (100, 0, 10)
     assert "cache hits" in str(stats)
     loader.report(tmp_path / "report.html")
-    assert "cache: fetched" in (tmp_path / "report.html").read_text()
+    assert "pieces fetched" in (tmp_path / "report.html").read_text()
     assert stats.to_dict()["life"]["cache"]["fetched"] == 10
     loader.close()
 
@@ -266,7 +265,7 @@ def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None
     until(lambda: not threads())
     cache = loader.stats().life.cache
     assert cache is not None
-    assert (cache.fetched, cache.nbytes) == (len(store.fetched()), 80 * len(store.fetched()))
+    assert cache.fetched == len(store.fetched())
     assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
 
 
@@ -343,9 +342,9 @@ def test_fetching_begins_before_the_pieces_of_all_blocks_are_known(tmp_path: Pat
     forecast = Forecast(OrderPlan(BlockOrder(Many.blocks, 4, 1)), 0, lambda: 0)
     lookout = Lookout(forecast, Many(), Cache(tmp_path / "cache", 1 << 20), 1 << 20, 0)
     first = lookout.agenda()
-    assert first is not None and len(first.rows) == len(asked) == 256
+    assert first is not None and len(first.rows) == len(asked) == 64
     assert len(lookout.look(10, {}, ())) == 10
-    sizes = [len(agenda.rows) for _ in range(100) if (agenda := lookout.agenda()) is not None]
+    sizes = [len(agenda.rows) for _ in range(200) if (agenda := lookout.agenda()) is not None]
     # Each time at least twice as many, up to all blocks of two epochs; each block is asked for once.
-    assert sizes == [512, 1024, 2048, 4096, 10_000]
+    assert sizes == [128, 256, 512, 1024, 2048, 4096, 10_000]
     assert len(asked) == len({*asked}) == 5000

@@ -56,6 +56,15 @@ _libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
 _FAILED = _ADDRESS(-1).value
 
 
+def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
+    """Calls mmap(2), and returns the address. Raises OSError."""
+    found: int = _libc.mmap(address, length, access, flags, fd, offset)
+    if found == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found
+
+
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
     """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
 
@@ -65,12 +74,13 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with interrupts_deferred():
-        address = _libc.mmap(None, length, access, flags, -1 if fd is None else fd, offset)
-        if address == _FAILED:
+        try:
+            address = map_memory(None, length, access, flags, -1 if fd is None else fd, offset)
+        except OSError as error:
             raise MemoryError(
-                f"{length} bytes of memory for batches could not be mapped: {os.strerror(ctypes.get_errno())}. Use "
-                "smaller batches, a smaller prefetch_factor, or fewer workers, or keep fewer batches."
-            )
+                f"{length} bytes of memory for batches could not be mapped: {error.strerror}. Use smaller batches, a "
+                "smaller prefetch_factor, or fewer workers, or keep fewer batches."
+            ) from error
         memory: Any = (ctypes.c_ubyte * length).from_address(address)
         array = np.frombuffer(memory, np.uint8)
         memory.end = call_at_end(array, partial(_libc.munmap, address, length))  # lives as long as the array

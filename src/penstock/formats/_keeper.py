@@ -1,4 +1,4 @@
-"""Says which decoded blocks of a table are still needed, while a loader reads it in a block order."""
+"""Shares the decoded blocks of a table while a loader reads it, and drops those that are not needed any more."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.threads import started
 from penstock._cache.uses import Uses, uses
 from penstock._interrupts import interrupts_deferred
+from penstock._threads import started
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Board
+from penstock.formats._shared import Inventory
 from penstock.plan._forecast import Forecast
+from penstock.plan._grouping import Grouping
+from penstock.plan._order import Sequential
 
 _PAUSE = 0.05  # seconds between two looks
 
@@ -25,23 +27,26 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Opens the board of a table. From its start on, a thread drops the blocks that the loader has left behind.
+    """Opens the inventory of a table. In a block order, a thread drops the blocks that the loader has left behind.
 
     `kept` has the blocks of this process, of which those that are needed stay.
     """
 
     def __init__(self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any]) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        self._board, self._table = Board(table, planned=True), table
+        # In other orders a block may be needed at any time. In sequence, a few steps need it, at about one time.
+        self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
+        self._inventory, self._table = Inventory(table, planned=self._planned), table
         self._needed: set[int] = set()
         _keepers.add(self)
         self._uses: Uses | None = None
         self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
 
     def start(self) -> None:
-        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
-        work = partial(_look_on, weakref.ref(self), self._bell)
-        started("penstock-keeper", work, partial(self._bell.put, None))
+        if self._planned:
+            # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+            work = partial(_look_on, weakref.ref(self), self._bell)
+            started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
         """Drops what is not needed now."""
@@ -57,16 +62,16 @@ class Keeper:
         # Two loaders of this process may read one table: the parts of a split.
         needed = set[int]().union(*(other._needed for other in [*_keepers] if other._table == self._table))
         self._kept.needed = needed
-        unneeded = self._board.blocks() - needed
+        unneeded = self._inventory.blocks() - needed
         if unneeded:
-            self._board.drop(unneeded)
+            self._inventory.drop(unneeded)
 
     def close(self) -> None:
         with interrupts_deferred():
             self._bell.put(None)
             _keepers.discard(self)
             self._kept.needed = set()
-            self._board.close()
+            self._inventory.close()
 
 
 def _look_on(reference: weakref.ref[Keeper], bell: SimpleQueue[None]) -> None:

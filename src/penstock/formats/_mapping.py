@@ -6,20 +6,16 @@ Python's `mmap` keeps a duplicate of the descriptor for as long as the map lives
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.slabs import map_memory
 from penstock.formats._files import File
 
 _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
-_FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -41,25 +37,11 @@ def _map(file: File, address: int) -> None:
     descriptor = file.descriptor()
     file.check_unchanged(descriptor)  # it may have been opened long ago
     flags = mmap.MAP_SHARED | _FIXED
-    if _libc_mmap()(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0) == _FAILED:
-        number = ctypes.get_errno()
+    try:
+        map_memory(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0)
+    except OSError as error:
         raise OSError(
-            number,
-            f"{file.path} cannot be mapped into memory: {os.strerror(number)}. A process may have about 65,000 maps "
+            error.errno,
+            f"{file.path} cannot be mapped into memory: {error.strerror}. A process may have about 65,000 maps "
             "(vm.max_map_count): join small files into larger ones",
-        )
-
-
-@cache
-def _libc_mmap() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    )
-    return function
+        ) from error

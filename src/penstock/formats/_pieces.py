@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from penstock._measure.cached import counting
 from penstock.formats._kept import Kept
 
 _MOST = 128 << 20  # bytes that each process keeps
@@ -45,10 +46,22 @@ class PiecesInMemory:
         self._kept: Kept[Piece, memoryview] = Kept(most)
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
-        return self._kept.get(piece, lambda piece: (memoryview(fetch(piece)), piece.stop - piece.start))
+        def read(piece: Piece) -> tuple[memoryview, int]:
+            view = memoryview(fetch(piece))
+            counting().fetched += 1
+            return view, len(view)
+
+        found = self.found(piece)
+        if found is None:
+            found = self._kept.get(piece, read)
+            counting().misses += 1
+        return found
 
     def found(self, piece: Piece) -> memoryview | None:
-        return self._kept.found(piece)
+        found = self._kept.found(piece)
+        if found is not None:
+            counting().hits += 1
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecesInMemory, (self._most,)

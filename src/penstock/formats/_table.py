@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import at_work, is_worker_process
+from penstock._at_work import is_worker_process
 from penstock._cache.watches import Watches
 from penstock._fill.cast import Empty, Into
+from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
@@ -23,10 +24,8 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Board, Shared
+from penstock.formats._shared import Shared
 from penstock.plan._forecast import Forecast
-from penstock.plan._grouping import Grouping
-from penstock.plan._order import Sequential
 from penstock.source._array import checked_keys
 
 if TYPE_CHECKING:
@@ -109,6 +108,13 @@ class Table(Format):
         self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
         self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
 
+    def _set_batches(self, table: Any) -> list[Any]:
+        """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
+        batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+        self._edges = np.array([0, len(self)], np.int64)
+        return batches
+
     def _place(self, block: int) -> str:
         """Names the block in errors."""
         return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
@@ -151,26 +157,18 @@ class Table(Format):
         found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
         if found is None:
             return self._decode(number), False
-        self._kept.drop({*self._kept} - self._shared.wanted())
+        self._kept.drop({*self._kept} - self._shared.blocks())
         return deserialized(found)[0], True
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
-        return Watches(super().__foresee__(forecast), self._watched(forecast))
-
-    def _watched(self, forecast: Forecast) -> Keeper | Board | None:
-        if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
-            return None
-        # In sequence a block is needed by a few steps only, which are read at about the same time.
-        if forecast.knows(Grouping(self.blocks)) and not isinstance(forecast.order, Sequential):
-            return Keeper(forecast, self._identity(), self.blocks, self._kept)
-        return Board(self._identity(), planned=False)
+        scout = super().__foresee__(forecast)
+        if all(map(self._is_mapped, range(len(self.blocks) - 1))):
+            return scout
+        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept))
 
     def _decode(self, number: int) -> Any:
-        source = at_work.source
-        if source is not None and source.cache is not None:
-            source.cache.decoded += 1
-            source.cache.changed = True
+        counting().decoded += 1
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
         return self._read(number)
