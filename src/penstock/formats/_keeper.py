@@ -62,9 +62,7 @@ class Keeper:
         # Two loaders of this process may read one table: the parts of a split.
         needed = set[int]().union(*(other._needed for other in [*_keepers] if other._table == self._table))
         self._kept.needed = needed
-        unneeded = self._inventory.blocks() - needed
-        if unneeded:
-            self._inventory.drop(unneeded)
+        self._inventory.drop(self._inventory.blocks() - needed)
 
     def close(self) -> None:
         with interrupts_deferred():
