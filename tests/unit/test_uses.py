@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from penstock._cache import uses as module
 from penstock._cache.uses import uses
-from penstock.plan import OrderPlan, Sequential, Shuffled
+from penstock.plan import BlockOrder, OrderPlan, Sequential, Shuffled
 from penstock.plan._forecast import Forecast
 
 EDGES = np.array([0, 3, 3, 5, 9])  # the second block is empty
@@ -26,7 +26,7 @@ class InSpans(Sequential):
         raise AssertionError
 
 
-def forecast(order: Sequential | Shuffled, steps: int = 0) -> Forecast:
+def forecast(order: Sequential | Shuffled | BlockOrder, steps: int = 0) -> Forecast:
     return Forecast(OrderPlan(order), 4, lambda: steps)
 
 
@@ -48,8 +48,11 @@ def test_at_the_end_of_an_epoch_the_next_two_count() -> None:
 
 
 def test_other_blocks_than_those_of_the_order_follow_from_keys() -> None:
-    found = uses([(forecast(Sequential(9)), np.array([0, 4, 9]))])
-    assert rows(found) == [(0, 0, 4), (1, 4, 9), (0, 9, 13), (1, 13, 18)]
+    order, edges = BlockOrder(np.array([0, 3, 9]), 1, 1), np.array([0, 4, 9])
+    found = uses([(forecast(order), edges)])
+    keys = np.concatenate([order.at(epoch, np.arange(9)) for epoch in (4, 5)])
+    used = [block for block, first, stop in rows(found) for _ in range(first, stop)]
+    assert used == (edges.searchsorted(keys, "right") - 1).tolist()
     assert found.until == 9
 
 
