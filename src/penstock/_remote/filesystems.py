@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +30,11 @@ class FileSystem:
         self._checked: set[str] = set()
         self._root = root
         try:
-            self._system = fsspec.filesystem(scheme, **storage)
+            system = fsspec.get_filesystem_class(scheme)
+            # Some are made with the host, and a user, of the URL: ftp, webhdfs.
+            self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
+            # One that is not asynchronous may have a single connection, as ftp has: one thread at a time.
+            self._turn: AbstractContextManager[Any] = nullcontext() if system.async_impl else threading.Lock()
         except Exception as error:  # what the package for this scheme, or its libraries, may raise
             said = str(error).partition("\n")[0][:300]
         else:
@@ -37,7 +43,8 @@ class FileSystem:
 
     def find(self, key: str) -> Stored:
         try:
-            about = self._system.info(self._path(key))
+            with self._turn:
+                about = self._system.info(self._path(key))
             if about["type"] == "file":
                 return self._stored(about)
             failed = Failed(Fault.MISSING, "it is a folder")
@@ -51,7 +58,8 @@ class FileSystem:
                 if _differ(self.find(stored.key), stored):
                     raise Failed(Fault.CHANGED, "the file has another size or time now")
                 self._checked.add(stored.key)
-            return self._system.cat_file(self._path(stored.key), start=start, end=stop)
+            with self._turn:
+                return self._system.cat_file(self._path(stored.key), start=start, end=stop)
         except Exception as error:
             failed = _failed(error)
         raise failed
@@ -59,7 +67,8 @@ class FileSystem:
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
             path = self._path(folder)
-            found = self._system.find(path, maxdepth=None if deep else 1, withdirs=not deep, detail=True)
+            with self._turn:
+                found = self._system.find(path, maxdepth=None if deep else 1, withdirs=not deep, detail=True)
             files = [self._stored(about) for about in found.values() if about["type"] == "file"]
             folders = [self._key(about["name"]) for about in found.values() if about["type"] == "directory"]
             yield Page(files, [each for each in folders if each.strip("/") != folder.strip("/")])
