@@ -90,6 +90,14 @@ class Cache:
             self._counted().hits += 1
         return found
 
+    def mapped(self, name: str) -> memoryview | None:
+        """The map of a piece that this process has mapped: the same object until it is dropped."""
+        return self._mapped.get(name)
+
+    def count_hits(self, number: int) -> None:
+        """Counts pieces that were found without `found`, by what `mapped` has returned."""
+        self._counted().hits += number
+
     def fetch(self, name: str, make: Make) -> bool:
         """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
 

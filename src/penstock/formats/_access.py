@@ -66,6 +66,12 @@ class PiecesOnDisk:
     def found(self, piece: Piece) -> memoryview | None:
         return self.cache.found(piece.name)
 
+    def mapped(self, piece: Piece) -> memoryview | None:
+        return self.cache.mapped(piece.name)
+
+    def count_hits(self, number: int) -> None:
+        self.cache.count_hits(number)
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return PiecesOnDisk, (self.cache,)
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from penstock.formats._files import File
 
+_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
+_MAY_MOVE, _TO_ADDRESS = 1, 2  # MREMAP_MAYMOVE, MREMAP_FIXED
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -28,20 +30,26 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
         return np.empty(0, np.uint8), edges[:-1]
-    room = mmap.mmap(-1, int(edges[-1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-    whole = np.frombuffer(room, np.uint8)  # keeps the map
-    address = whole.ctypes.data
+    whole = reserved(int(edges[-1]))
     for file, start in zip(files, edges[:-1].tolist(), strict=True):
-        if file.size:
-            _map(file, address + start)
+        map_file(file, whole.ctypes.data + start)
     return whole, edges[:-1]
 
 
-def _map(file: File, address: int) -> None:
+def reserved(nbytes: int) -> NDArray[np.uint8]:
+    """A range of addresses, as a read-only array of zeros. What is mapped into the range goes with the array."""
+    room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
+    return np.frombuffer(room, np.uint8)  # keeps the map
+
+
+def map_file(file: File, address: int) -> None:
+    """Maps a file into a reserved range."""
+    if not file.size:
+        return
     descriptor = file.descriptor()
     file.check_unchanged(descriptor)  # it may have been opened long ago
     flags = mmap.MAP_SHARED | _FIXED
-    if _libc_mmap()(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0) == _FAILED:
+    if _libc().mmap(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(
             number,
@@ -50,16 +58,28 @@ def _map(file: File, address: int) -> None:
         )
 
 
+def map_again(memory: memoryview, address: int) -> bool:
+    """Maps the file of which `memory` is a map into a reserved range as well. False if the system refuses.
+
+    Needs no descriptor, and the file may have been deleted.
+    """
+    begin = np.frombuffer(memory, np.uint8).ctypes.data
+    if _libc().mremap(begin, 0, len(memory), _MAY_MOVE | _TO_ADDRESS, address) != _FAILED:
+        return True
+    clear(address, len(memory))
+    return False
+
+
+def clear(address: int, nbytes: int) -> None:
+    """Unmaps what is mapped into a reserved range at this address. The range has zeros there again."""
+    _libc().mmap(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)
+
+
 @cache
-def _libc_mmap() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    )
-    return function
+def _libc() -> Any:
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = libc.mremap.restype = pointer
+    libc.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_long)
+    libc.mremap.argtypes = (pointer, size, size, number, pointer)
+    return libc

@@ -36,6 +36,12 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None:
         """The bytes of a piece that is kept; else None."""
 
+    def mapped(self, piece: Piece) -> memoryview | None:
+        """The piece if it is kept as a map of a file; the same object until it is dropped."""
+
+    def count_hits(self, number: int) -> None:
+        """Counts pieces that were kept, and read without asking for them here."""
+
 
 class PiecesInMemory:
     """The pieces that this process used last. A copy in another process begins without any."""
@@ -49,6 +55,12 @@ class PiecesInMemory:
 
     def found(self, piece: Piece) -> memoryview | None:
         return self._kept.found(piece)
+
+    def mapped(self, piece: Piece) -> None:
+        return None
+
+    def count_hits(self, number: int) -> None:
+        pass
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecesInMemory, (self._most,)
