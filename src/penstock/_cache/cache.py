@@ -24,10 +24,10 @@ from penstock._warning import warn_caller
 Make = Callable[[], Any]
 """Returns the bytes of a piece: a bytes-like object, or a list of them."""
 
-_MOST_MAPPED = 1024  # a process may have about 65,000 maps
+_MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
-_LOOKED_AT = 4  # pieces, whenever another is mapped
+_LOOKED_AT = 4  # pieces, or of many a 256th part, whenever another is mapped
 
 
 class _Made(NamedTuple):
@@ -189,7 +189,7 @@ class Cache:
             return None
         self._looked_at.append(name)
         with suppress(KeyError, IndexError):  # another thread has dropped it
-            for _ in range(_LOOKED_AT):
+            for _ in range(max(_LOOKED_AT, len(self._mapped) // 256)):
                 # An evicted piece takes room on the disk for as long as it is mapped.
                 oldest = self._looked_at.popleft()
                 if not self.has(oldest):
