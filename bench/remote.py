@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from penstock._measure.cached import outside
 from penstock._remote.listing import listed
 from penstock._remote.store import remotes
-from penstock._remote.traffic import traffic
 from penstock.formats import Parquet
 
 LATENCY = 0.02
@@ -72,12 +72,12 @@ class measured:
         self._what = what
 
     def __enter__(self) -> None:
-        self._begun = time.perf_counter(), time.process_time(), traffic().requests
+        self._begun = time.perf_counter(), time.process_time(), outside.requests
 
     def __exit__(self, *error: object) -> None:
         begun, used, requests = self._begun
         seconds, used = time.perf_counter() - begun, time.process_time() - used
-        requests = traffic().requests - requests
+        requests = outside.requests - requests
         print(f"{self._what}: {seconds:.2f} s, {used:.2f} s of processor time, {requests:,} requests, "
               f"{requests * LATENCY / seconds:.1f} at once")  # fmt: skip
 

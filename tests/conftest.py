@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from penstock._measure import cached
 from penstock.backends._process import methods
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
@@ -121,3 +122,11 @@ def use_huge_pages() -> None:
             start, end = (int(number, 16) >> 21 for number in where.split("-"))
             for page in range(start + 1, end):
                 madvise(ctypes.c_void_p(page << 21), ctypes.c_size_t(1 << 21), collapse)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> cached.CacheCounts:
+    """What the test has counted of caches and stores, outside of loaders."""
+    counts = cached.CacheCounts()
+    monkeypatch.setattr(cached, "outside", counts)
+    return counts

@@ -7,7 +7,6 @@ takes: so at most `depth` batches are ahead, and no other state is kept.
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import time
@@ -30,11 +29,8 @@ from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
 from penstock._schedule.slabs import SlabStates
+from penstock._threads import started
 from penstock._wire.failure import caught
-
-# Seconds that close() and the interpreter's exit wait for a source that is in the middle of a batch. The source
-# cannot be interrupted: it finishes the batch in the background.
-GRACE = 1.0
 
 _END = object()
 
@@ -98,32 +94,9 @@ class Gate:
                 self.made.get_nowait()
 
 
-running: dict[threading.Thread, Gate] = {}
-"""The threads that were started, each with its gate, until they end."""
-
-
 def start(gate: Gate, producer: Producer) -> threading.Thread:
-    """Starts the thread. To be called with interrupts deferred: `Thread.start` waits for an Event."""
-    work = partial(produce, gate, weakref.ref(producer))
-    thread = threading.Thread(target=work, name="penstock-prefetch", daemon=True)
-    running[thread] = gate
-    try:
-        thread.start()
-    except BaseException:
-        del running[thread]
-        raise
-    return thread
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Before the interpreter exits: a thread must not be inside of numpy when numpy is taken down."""
-    threads = dict(running)
-    for gate in threads.values():
-        gate.stop()
-    deadline = time.monotonic() + GRACE
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    """Starts the thread."""
+    return started("penstock-prefetch", partial(produce, gate, weakref.ref(producer)), gate.stop)
 
 
 class Copies:
@@ -312,4 +285,3 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
         del producer._copies  # batches that are lent stay valid
         producer.leave()
     gate.drain()  # the traceback of an error in it leads to this thread, and so back to the gate
-    running.pop(threading.current_thread(), None)

@@ -21,7 +21,8 @@ from penstock._fill.cast import Cast
 from penstock._interrupts import LOOK_AGAIN, interrupts_deferred
 from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
-from penstock._prefetch import GRACE, Copies, Gate, Made, Producer, Sweep, start
+from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, start
+from penstock._threads import GRACE
 
 __all__ = ["Prefetcher", "prefetch"]
 

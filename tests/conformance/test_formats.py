@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import struct
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import penstock
 from penstock import DataLoader, StackDataset
 from penstock.errors import FormatError
 from penstock.formats import JsonLines, Megatron, Tar, TextLines, Tokens
+from tests.written import plain, write_part
 
 N = 14
 
@@ -25,21 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """N samples in each format, in two files each."""
     folder = tmp_path_factory.mktemp("formats")
     for part, numbers in enumerate((range(5), range(5, N))):
-        (folder / f"{part}.txt").write_text("".join(f"line {number}\n" for number in numbers))
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"id": n, "of": [n]}) + "\n\n" for n in numbers))
-        with tarfile.open(folder / f"{part}.tar", "w") as tar:
-            for number in numbers:
-                for end, data in (("cls", b"%d" % number), ("txt", b"%d" % -number)):
-                    info = tarfile.TarInfo(f"{number:03}.{end}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
-        ids = np.arange(6 * len(numbers), dtype=np.uint16) + 1000 * part
-        ids.tofile(folder / f"{part}.bin")
-        ids.tofile(folder / f"{part}-documents.bin")
-        n = len(numbers)
-        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1)
-        tables = np.full(n, 6, np.int32), np.arange(n) * 12, np.arange(n + 1)
-        (folder / f"{part}-documents.idx").write_bytes(head + b"".join(map(bytes, (t.data for t in tables))))
+        write_part(folder, part, numbers, np.arange(6 * len(numbers), dtype=np.uint16) + 1000 * part, 6)
     return folder
 
 
@@ -54,14 +37,6 @@ def all_but_tokens(files: Path) -> StackDataset:
         tar=Tar(files, decode={"cls": drawn}),
         ids=Megatron(files),
     )
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
-    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def test_every_backend_gives_the_same_samples(make: Any, files: Path) -> None:

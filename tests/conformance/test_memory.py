@@ -170,3 +170,27 @@ print(open("/proc/self/maps").read().count("memfd:penstock"))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 100
+
+
+class Growing(Dataset[Any]):
+    """Samples of one number, and then long ones, for which the slabs are too small."""
+
+    def __len__(self) -> int:
+        return 700
+
+    def __getitem__(self, key: int) -> Any:
+        return np.full(1 if key < 600 else 20_000, key)
+
+
+def check_that_strays_are_counted(loader: DataLoader[Any]) -> None:
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(690)]
+    before = loader.stats().memory.strays
+    assert before >= kept[600].nbytes == 160_000
+    kept.clear()
+    assert loader.stats().memory.strays < before  # those that come next may be strays, too
+    assert next(batches)[0, 0] == 690
+
+
+def test_memory_outside_of_the_pool_is_counted_while_it_is_used(make_processes: Any) -> None:
+    check_that_strays_are_counted(make_processes(Growing(), batch_size=1))

@@ -7,7 +7,9 @@ from contextlib import ExitStack
 import pytest
 import standin
 
+from penstock import DataLoader
 from penstock.testing import conformance
+from tests.conformance.test_memory import Growing, check_that_strays_are_counted
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,3 +30,7 @@ class TestStandIn(conformance.Suite):
     def teardown_method(self) -> None:
         super().teardown_method()
         self._block.close()
+
+    def test_memory_outside_of_the_pool_is_counted_while_it_is_used(self) -> None:
+        with DataLoader(Growing(), batch_size=1, num_workers=1, backend="standin") as loader:
+            check_that_strays_are_counted(loader)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, _interrupts, prefetch
-from penstock._prefetch import running
+from penstock._threads import running
 from tests.conftest import belongings
 from tests.forced import force
 from tests.interrupting import generators, in_modules, interrupt, sweep

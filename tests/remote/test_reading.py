@@ -21,7 +21,6 @@ import penstock
 from penstock._remote import store
 from penstock._remote.retry import Patience
 from penstock._remote.store import Stored, remotes
-from penstock._remote.traffic import traffic
 from penstock.formats import Tokens
 from penstock.formats import _remotefile as module
 from penstock.formats._files import File
@@ -171,4 +170,3 @@ def test_batches_have_the_hash_of_local_ones_while_answers_break(folder: Path) -
                     assert [digest(loader) for _ in range(2)] == expected
                 assert proxy.requests >= 4
             rounds += 1
-    assert traffic().requests

@@ -6,10 +6,8 @@ import io
 import json
 import os
 import pickle
-import struct
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines
 from penstock.formats import _remotefile as module
 from penstock.formats._chunks import places
 from remote.serving import Server, serving
+from tests.written import plain, write_part
 
 N = 40
 CASES: dict[str, Any] = {
@@ -53,21 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     for part in range(2):
         numbers = range(N // 2 * part, N // 2 * part + N // 2)
-        (folder / f"{part}.txt").write_text("".join(f"line {number}\n" for number in numbers))
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps({"id": n, "of": [n]}) + "\n\n" for n in numbers))
-        with tarfile.open(folder / f"{part}.tar", "w") as tar:
-            for number in numbers:
-                for end, data in (("cls", b"%d" % number), ("txt", b"%d" % -number)):
-                    info = tarfile.TarInfo(f"{number:03}.{end}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
-        ids = rng.integers(0, 1000, 5 * len(numbers) + 1, np.uint16)
-        ids.tofile(folder / f"{part}.bin")
-        ids[:-1].tofile(folder / f"{part}-documents.bin")
         n = len(numbers)
-        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1)
-        tables = np.full(n, 5, np.int32), np.arange(n) * 10, np.arange(n + 1)
-        (folder / f"{part}-documents.idx").write_bytes(head + b"".join(bytes(t.data) for t in tables))
+        write_part(folder, part, numbers, rng.integers(0, 1000, 5 * n + 1, np.uint16), 5)
         columns = {"ids": list(rng.integers(0, 9, (n, 3))), "x": rng.random(n), "text": [f"row {n}" for n in numbers]}
         table = pa.table({**columns, "nested": [{"a": number} for number in numbers]})
         pa.parquet.write_table(table, folder / f"{part}.parquet", row_group_size=7)
@@ -83,14 +69,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(files: Path) -> Iterator[Server]:
     with serving(files) as server:
         yield server
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def both(case: str, files: Path, server: Server, **more: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock._measure.cached import CacheCounts
 from penstock.formats import Tokens, _span
 from penstock.formats import _remotefile as remotefile
 from penstock.formats._span import Span
@@ -89,9 +90,9 @@ def test_rows_of_kept_pieces_are_copied_and_not_read(
     assert rows(far, keys[::-1]) == rows(near, keys[::-1])
 
 
-def test_each_piece_of_a_batch_is_a_hit(ids: Path, server: Server) -> None:
+@pytest.mark.usefixtures("ids")
+def test_each_piece_of_a_batch_is_a_hit(server: Server, counts: CacheCounts) -> None:
     data = Tokens(f"{server.url}/ids.bin", "uint16", 512)
-    counts = data._files[0].pieces.cache.counts  # type: ignore[union-attr]
     rows(data, range(len(data)))
     assert (counts.hits, counts.misses) == (0, 20)
     rows(data, [0, 0, 1, 2, 3, 4, 9])  # of the pieces 0, 0, 0, 0, 0, 1, 2

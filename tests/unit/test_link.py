@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,20 @@ def test_frames_arrive_whole_and_in_order(links: tuple[Link, Link]) -> None:
     for frame in frames:
         assert theirs.receive_head()[0] == len(frame)
         assert theirs.receive(len(frame)) == frame
+
+
+def test_a_connection_is_not_paced_by_bbr() -> None:
+    with suppress(OSError), socket.socket() as sock:  # elsewhere it may not be chosen, or not be there
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        with closing(Link(sock, DRIVER_PATIENCE)):
+            assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
+
+
+def test_a_congestion_control_other_than_bbr_stays() -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        with closing(Link(sock, DRIVER_PATIENCE)):
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"reno")
 
 
 def test_both_sides_may_send_much_at_the_same_time(links: tuple[Link, Link]) -> None:

@@ -17,7 +17,7 @@ from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import Scout
-from penstock._cache.threads import running
+from penstock._threads import running
 from penstock.plan import OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until
@@ -243,9 +243,8 @@ def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> No
     list(loader)
     first = loader.stats().epoch.cache
     assert first is not None
-    assert (first.hits + first.misses, first.fetched, first.nbytes, first.evicted) == (100, 10, 800, 0)
+    assert (first.hits + first.misses, first.fetched, first.evicted) == (100, 10, 0)
     assert first.misses >= 10
-    assert first.waited > 0
     list(loader)
     stats = loader.stats()
     assert stats.epoch.cache is not None
@@ -253,7 +252,7 @@ def test_the_figures_of_the_cache(tmp_path: Path, workers: dict[str, Any]) -> No
     assert (stats.epoch.cache.hits, stats.epoch.cache.fetched, stats.life.cache.fetched) == (100, 0, 10)
     assert "cache hits" in str(stats)
     loader.report(tmp_path / "report.html")
-    assert "cache: fetched" in (tmp_path / "report.html").read_text()
+    assert "pieces fetched" in (tmp_path / "report.html").read_text()
     assert stats.to_dict()["life"]["cache"]["fetched"] == 10
     loader.close()
 
@@ -266,7 +265,7 @@ def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None
     until(lambda: not threads())
     cache = loader.stats().life.cache
     assert cache is not None
-    assert (cache.fetched, cache.nbytes) == (len(store.fetched()), 80 * len(store.fetched()))
+    assert cache.fetched == len(store.fetched())
     assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
 
 

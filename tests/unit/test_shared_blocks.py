@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import _descriptors
-from penstock.formats._shared import Board, Shared
+from penstock.formats._shared import Inventory, Shared
 
 TABLES = count()
 
@@ -26,9 +26,9 @@ def table() -> str:
 
 
 @pytest.fixture
-def board(table: str) -> Iterator[Board]:
-    with closing(Board(table, planned=False)) as board:
-        yield board
+def inventory(table: str) -> Iterator[Inventory]:
+    with closing(Inventory(table, planned=False)) as inventory:
+        yield inventory
 
 
 def made(text: bytes, calls: list[bytes] | None = None) -> list[bytes]:
@@ -65,12 +65,12 @@ def three(shared: Shared) -> bytes:
     return bytes(found)
 
 
-def test_without_a_board_nothing_is_shared(table: str) -> None:
+def test_without_an_inventory_nothing_is_shared(table: str) -> None:
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"three")) is None
 
 
-def test_a_block_that_another_process_has_made_is_not_made_again(table: str, board: Board) -> None:
+def test_a_block_that_another_process_has_made_is_not_made_again(table: str, inventory: Inventory) -> None:
     child = Child(partial(three, Shared(table, 100)))
     try:
         calls: list[bytes] = []
@@ -78,21 +78,21 @@ def test_a_block_that_another_process_has_made_is_not_made_again(table: str, boa
             found = shared.get(3, partial(made, b"other", calls))
             assert child.said == found == b"three"
             assert found.readonly and not calls
-            assert board.decoded == 1 and board.blocks() == shared.wanted() == {3}
+            assert inventory.decoded == 1 and inventory.blocks() == shared.blocks() == {3}
     finally:
         child.kill()
     assert found == b"three"  # the memory is this process's as well
 
 
-def test_the_block_of_a_process_that_has_died_is_made_again(table: str, board: Board) -> None:
+def test_the_block_of_a_process_that_has_died_is_made_again(table: str, inventory: Inventory) -> None:
     child = Child(partial(three, Shared(table, 100)))
     child.kill()
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"again")) == b"again"
-    assert (child.said, board.decoded, board.blocks()) == (b"three", 2, {3})
+    assert (child.said, inventory.decoded, inventory.blocks()) == (b"three", 2, {3})
 
 
-def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, board: Board) -> None:
+def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, inventory: Inventory) -> None:
     def die() -> list[bytes]:
         os.kill(os.getpid(), signal.SIGKILL)
         return []
@@ -115,45 +115,45 @@ def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, boa
                 shared.get(3, partial(fail, error))
         assert len(calls) == 2  # each was called once: a download may be tried for minutes
         assert shared.get(3, partial(made, b"three")) == b"three"
-    assert board.decoded == 1
+    assert inventory.decoded == 1
 
 
-def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str, board: Board) -> None:
+def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str, inventory: Inventory) -> None:
     with closing(Shared(table, 100)) as shared:
         found = shared.get(3, partial(made, b"three"))
-        board.drop([3, 9])
-        assert shared.wanted() == set()
+        inventory.drop([3, 9])
+        assert shared.blocks() == set()
         assert shared.get(3, partial(made, b"again")) == b"again" and found == b"three"
 
 
 def test_a_descriptor_that_is_another_file_by_now_is_not_written_to(table: str, tmp_path: Path) -> None:
-    """One thread may close a board while another is about to write: the number may be that of a user's file then."""
+    """One thread may close an inventory while another is about to write to that number: then a file of the user."""
     path = tmp_path / "precious"
     path.write_bytes(b"x" * 20_000)
-    with closing(Board(table, planned=True)) as board, open(path, "r+b") as file:
-        os.dup2(file.fileno(), board._used(), inheritable=False)
-        with pytest.raises(OSError, match="not a board"):
-            board.drop({0})
+    with closing(Inventory(table, planned=True)) as inventory, open(path, "r+b") as file:
+        os.dup2(file.fileno(), inventory._used(), inheritable=False)
+        with pytest.raises(OSError, match="not an inventory"):
+            inventory.drop({0})
     assert path.read_bytes() == b"x" * 20_000
 
 
-def test_a_board_that_is_closed_opens_nothing(table: str, board: Board) -> None:
-    second = Board(table, planned=True)
+def test_an_inventory_that_is_closed_opens_nothing(table: str, inventory: Inventory) -> None:
+    second = Inventory(table, planned=True)
     second.close()
     before = os.listdir("/proc/self/fd")
     for use in (second.blocks, partial(second.drop, {0})):
-        with pytest.raises(OSError, match="the board is closed"):
+        with pytest.raises(OSError, match="the inventory is closed"):
             use()
     assert os.listdir("/proc/self/fd") == before
     second.close()
 
 
-def test_all_ranks_use_the_board_that_was_opened_first(table: str, board: Board) -> None:
-    with closing(Board(table, planned=False)) as second, closing(Shared(table, 100)) as shared:
+def test_all_ranks_use_the_inventory_that_was_opened_first(table: str, inventory: Inventory) -> None:
+    with closing(Inventory(table, planned=False)) as second, closing(Shared(table, 100)) as shared:
         shared.get(3, partial(made, b"three"))
-        assert board.blocks() == second.blocks() == {3} and second.decoded == 1
+        assert inventory.blocks() == second.blocks() == {3} and second.decoded == 1
         second.drop([3])
-        assert board.blocks() == set()
+        assert inventory.blocks() == set()
 
 
 @settings(deadline=None, max_examples=30)
@@ -161,7 +161,7 @@ def test_all_ranks_use_the_board_that_was_opened_first(table: str, board: Board)
 def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]], most: int) -> None:
     table = f"{os.getpid()}-{next(TABLES)}"
     kept: dict[int, int] = {}
-    with closing(Board(table, planned=False)) as board, closing(Shared(table, most)) as shared:
+    with closing(Inventory(table, planned=False)) as inventory, closing(Shared(table, most)) as shared:
         for block, size in asked:
             found = shared.get(block, partial(made, bytes([block]) * size))
             assert found is not None and set(found) == {block}
@@ -169,23 +169,23 @@ def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]]
                 kept[block] = size
                 while sum(kept.values()) > most and len(kept) > 1:
                     kept.pop(next(iter(kept)))
-            assert board.blocks() == {*kept}
+            assert inventory.blocks() == {*kept}
 
 
-def test_a_planned_board_keeps_what_its_owner_does_not_drop(table: str) -> None:
-    with closing(Board(table, planned=True)) as board, closing(Shared(table, 1)) as shared:
+def test_a_planned_inventory_keeps_what_its_owner_does_not_drop(table: str) -> None:
+    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 1)) as shared:
         for block in range(10):
             shared.get(block, partial(made, b"some"))
-        assert board.blocks() == {*range(10)}
-        board.drop(range(9))
+        assert inventory.blocks() == {*range(10)}
+        inventory.drop(range(9))
         before = len(list(Path("/proc/self/fd").iterdir()))
         shared.get(10, partial(made, b"some"))
-        assert board.blocks() == {9, 10}
+        assert inventory.blocks() == {9, 10}
         assert len(list(Path("/proc/self/fd").iterdir())) == before - 8  # those of the nine, for one
 
 
 def test_a_block_that_cannot_be_published_is_made_once_and_served(
-    table: str, board: Board, monkeypatch: pytest.MonkeyPatch
+    table: str, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(name: str) -> int:
         raise OSError("too many open files")
@@ -194,4 +194,4 @@ def test_a_block_that_cannot_be_published_is_made_once_and_served(
     calls: list[bytes] = []
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"three", calls)) == b"three"
-    assert calls == [b"three"] and board.blocks() == set()
+    assert calls == [b"three"] and inventory.blocks() == set()

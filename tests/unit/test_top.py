@@ -25,7 +25,7 @@ from rich.console import Console
 
 from penstock import _top as top
 from penstock._measure import page
-from penstock.stats import Decision, Memory, Moment, Period, Spans, Stats
+from penstock.stats import CacheFigures, Decision, Memory, Moment, Period, Spans, Stats
 from penstock.stats._published import Published, from_text, to_text
 from penstock.stats._recent import Recent, recent
 
@@ -35,7 +35,9 @@ numbers = st.floats(0, 1e9, allow_nan=False)
 workers = st.builds(figures.worker, st.integers(0, 99), name=st.text(max_size=5), alive=st.booleans(), fetch=numbers)
 spans = st.builds(Spans, st.integers(0, 1 << 40), numbers, numbers, numbers, numbers)
 crews = st.lists(workers, max_size=4).map(tuple)
-periods = st.builds(Period, seconds=numbers, batches=st.integers(0, 1 << 50), waits=spans, workers=crews)
+caches = st.none() | st.builds(CacheFigures, st.integers(0, 1 << 50), waited=numbers)
+amounts = st.integers(0, 1 << 50)
+periods = st.builds(Period, seconds=numbers, batches=amounts, waits=spans, workers=crews, cache=caches)
 decisions = st.builds(Decision, numbers, st.integers(0, 9), st.integers(0, 9), st.text(max_size=5))
 all_stats = st.builds(
     Stats,

@@ -6,7 +6,7 @@
 A key is the first half of a digest, as a number. Rows are sorted by key.
 
 Positions count the samples of all ranks and epochs. The scout that wrote an agenda keeps its position up to date, and
-holds a lock on the file: one that nobody holds is of a dead process.
+holds a lock on the file. If the lock is free, that scout has died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAR = np.iinfo(np.int64).max // 2
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
 _POSITION = struct.Struct("<q")
-ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
+_ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
@@ -51,7 +51,7 @@ class Agenda(NamedTuple):
 
 def rows_of(keys: ArrayLike, first: ArrayLike, stop: ArrayLike) -> NDArray[Any]:
     keys = np.asarray(keys, np.uint64)
-    rows = np.empty(len(keys), ROW)
+    rows = np.empty(len(keys), _ROW)
     rows["key"], rows["first"], rows["stop"] = keys, first, stop
     return rows[np.argsort(keys, kind="stable")]
 
@@ -96,8 +96,8 @@ class Ranking(NamedTuple):
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
     """Furthest in the future first (Belady). Pieces that no agenda has go before all others, the oldest first.
 
-    The future begins when the piece with the key `new` is needed, which is fetched ahead of that: a piece that is
-    used before then may be the one to evict then, but cannot be evicted yet.
+    The future is that from the moment at which the piece with the key `new` is needed; it is fetched earlier. A piece
+    that is used before that moment may be the best one to evict then, but cannot be evicted now.
     """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
@@ -159,5 +159,5 @@ def read(path: str, *, sweeps: bool) -> Agenda | None:
             os.close(fd)
         magic, position, count = _HEAD.unpack_from(found)
         if magic == _MAGIC:
-            return Agenda(position, np.frombuffer(found, ROW, count, _HEAD.size))
+            return Agenda(position, np.frombuffer(found, _ROW, count, _HEAD.size))
     return None

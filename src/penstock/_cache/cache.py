@@ -8,17 +8,15 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from penstock._at_work import at_work
 from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
 from penstock._cache.folder import Folder, Room
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
 from penstock._interrupts import with_loan
-from penstock._measure.cached import CacheCounts
+from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 
 Make = Callable[[], Any]
@@ -27,7 +25,8 @@ Make = Callable[[], Any]
 _MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
-_LOOKED_AT = 4  # pieces, or of many a 256th part, whenever another is mapped
+# Mapped pieces (of many, a 256th part) that are looked at whenever another is mapped: some may have been evicted.
+_LOOKED_AT = 4
 
 
 class _Made(NamedTuple):
@@ -55,11 +54,9 @@ class Cache:
         self._folder = Folder(self.path, limit)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
-        self._looked_at: deque[str] = deque()  # the mapped ones, in the order in which they are looked at
+        self._looked_at: deque[str] = deque()  # mapped pieces, the next one to look at first
         self._sound: dict[str, pieces.Mark] = {}  # the files whose checksum was verified, by digest
         self._warned: set[int | None] = set()
-        self.counts = CacheCounts()
-        """What was counted outside of a loader's workers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cache, (self.path, self.limit)
@@ -77,7 +74,7 @@ class Cache:
         return self._get(name, make) if found is None else found
 
     def found(self, name: str) -> memoryview | None:
-        """The bytes of a piece that is in the folder; else None."""
+        """The bytes of a piece that is in the folder, or in memory; else None."""
         found = self._mapped.get(name)
         if found is not None:
             try:
@@ -87,16 +84,12 @@ class Cache:
         else:
             found = self._loose.get(name) or self._map(name, digest_of(name))
         if found is not None:
-            self._counted().hits += 1
+            counting().hits += 1
         return found
 
     def mapped(self, name: str) -> memoryview | None:
         """The map of a piece that this process has mapped: the same object until it is dropped."""
         return self._mapped.get(name)
-
-    def count_hits(self, number: int) -> None:
-        """Counts pieces that were found without `found`, by what `mapped` has returned."""
-        self._counted().hits += number
 
     def fetch(self, name: str, make: Make) -> bool:
         """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
@@ -114,7 +107,7 @@ class Cache:
         return os.path.exists(self._folder.piece(digest_of(name)))
 
     def room(self) -> Room:
-        """What there is room for."""
+        """The room in the folder at this moment."""
         return Room(self._folder)
 
     @property
@@ -132,14 +125,12 @@ class Cache:
     # A piece that is not mapped here.
 
     def _get(self, name: str, make: Make) -> memoryview:
-        digest, counts = digest_of(name), self._counted()
-        begun = perf_counter_ns()
+        digest = digest_of(name)
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)
         except LockError as error:
             made = _Made(self._call(make), error.cause)
-        counts.misses += 1
-        counts.waited += perf_counter_ns() - begun
+        counting().misses += 1
         if made.refused is not None:
             self._warn(made.refused)
         mapped = self._map(name, digest)
@@ -163,16 +154,13 @@ class Cache:
             evicted, self._sound[digest] = self._folder.add(digest, buffers)
         except OSError as error:
             return _Made(buffers, error)
-        self._counted().evicted += evicted
+        counting().evicted += evicted
         return _Made(buffers)
 
     def _call(self, make: Make) -> list[memoryview]:
         made = make()
-        buffers = list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
-        counts = self._counted()
-        counts.fetched += 1
-        counts.nbytes += sum(map(len, buffers))
-        return buffers
+        counting().fetched += 1
+        return list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
 
     def _opened(self, digest: str, path: str) -> memoryview:
         view, mark = pieces.mapped(path, digest, self._sound.get(digest))
@@ -208,15 +196,6 @@ class Cache:
             while len(self._loose) > 1 and sum(map(len, self._loose.copy().values())) > _MOST_LOOSE:
                 self._loose.popitem(last=False)
         return piece
-
-    def _counted(self) -> CacheCounts:
-        """The counters of the worker that this thread is, if it is one."""
-        source = at_work.source
-        counts = None if source is None else source.cache
-        if counts is None:
-            return self.counts
-        counts.changed = True
-        return counts
 
     def _warn(self, error: OSError) -> None:
         """Warns once of each kind of error."""

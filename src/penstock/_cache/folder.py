@@ -1,6 +1,6 @@
 """The folder of a cache: which pieces are in it, how many bytes they have, and how one is added.
 
-    penstock-cache               the number of bytes of all pieces; its bytes are locks: of the folder, of each piece
+    penstock-cache               the number of bytes of all pieces; locks on its bytes: of the folder, of each piece
     <digest>.penstock-piece      a piece: see `pieces`
     <digest>.penstock-part       a piece that is being written, by the process that has the lock of the piece
     <name>.penstock-agenda       what a loader will need: see `agendas`
@@ -43,7 +43,7 @@ class Noted(NamedTuple):
 
 
 class About(NamedTuple):
-    """What a file has that holds a piece. `written`: when, in nanoseconds."""
+    """The file of a piece: its key in agendas, its size, and when it was written, in nanoseconds."""
 
     key: int
     size: int
@@ -69,17 +69,17 @@ class Listed(NamedTuple):
 
 
 class Room:
-    """What there is room for in a folder, at this moment. It is listed only if it may be full."""
+    """The room in a folder for pieces that are about to be fetched. A folder is listed only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, Listed({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Whether a piece that is needed later can be fetched now. If so, its room is taken.
+        """Takes the room for a piece that will be needed later. Returns False if it must not be fetched now.
 
-        Not if a piece would have to be evicted for it that is needed before it. With `waits`, not either if a piece
-        that is used before it will be the better one to evict after that use. Pieces that are coming count, too.
+        It must not if a piece that is needed earlier would be evicted for it. With `waits`, it must not either if the
+        best piece to evict is still to be used before then. Pieces that are being fetched count as present.
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
@@ -94,7 +94,7 @@ class Room:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """The piece is coming, if it is not there already."""
+        """Counts a piece that is being fetched, unless it is in the folder."""
         self._listed.pieces.setdefault(digest, About(key_of(digest), nbytes + pieces.EXTRA, 0))
 
     def _list(self) -> None:

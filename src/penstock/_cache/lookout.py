@@ -1,11 +1,11 @@
 """Decides which pieces are fetched ahead of time, from the forecast of a loader and the pieces in the folder.
 
-A piece that is `near` is fetched if no piece must be evicted for it that is needed before it. Otherwise the wait for
-it would begin only when it is needed. It costs room: pieces wait in the cache for their use.
+A piece that is `near` is fetched unless a piece that is needed earlier would be evicted for it. So workers need not
+wait for it. The price is room: until it is used, it takes the place of another piece in the cache.
 
-Beyond, a piece is fetched as early as it does not cost anything (the conservative way: Cao, Felten, Karlin and Li,
-1995): if the piece can be evicted now that will be the best to evict when the new one is needed. With `near=0` as few
-pieces are fetched as if none were fetched early, and these are the fewest possible (Belady).
+A piece that is further away is fetched only when that costs no further download (the conservative way: Cao, Felten,
+Karlin and Li, 1995): once the piece that is the best one to evict for it can be evicted. With `near=0`, as few pieces
+are fetched as if none were fetched early, and these are the fewest possible (Belady).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMEMBERED = 4096  # blocks whose pieces are not asked for again
 class Wanted(NamedTuple):
     """A piece that a block needs: its name in the cache, about how many bytes it has, and how it is made.
 
-    `make(pause)` returns its bytes. It waits by `pause(seconds)`, which raises once nobody wants the piece any more.
+    `make(pause)` returns its bytes. It waits by `pause(seconds)`, which raises once the scout is closed.
     """
 
     name: str

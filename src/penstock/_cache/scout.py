@@ -10,12 +10,12 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 
-from penstock._at_work import Source, working_at
+from penstock._at_work import working_at
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import InPieces, Lookout, Wanted
-from penstock._cache.threads import started
-from penstock._measure.cached import CacheCounts
+from penstock._measure.cached import CacheCounts, Counting
+from penstock._threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
@@ -35,9 +35,9 @@ _MOMENT = 0.1  # seconds after which a fetch that waits sees that the scout is c
 
 
 class Scout:
-    """What `__foresee__` returns: from its start on it fetches, until it is closed or dropped.
+    """Fetches pieces ahead of a loader, from `start()` on, until it is closed or dropped. `__foresee__` returns it.
 
-    It raises nothing. A piece that cannot be fetched is left to the worker that needs it, which names the sample.
+    It raises nothing. A piece that cannot be fetched is left to the worker that needs it: its error names the sample.
     """
 
     def __init__(
@@ -64,22 +64,13 @@ class _Stopped(Exception):
     """The scout was closed while a fetch waited for its next try."""
 
 
-class _Counting(Source):
-    def __init__(self) -> None:
-        self._counts = CacheCounts()
-
-    @property
-    def cache(self) -> CacheCounts:
-        return self._counts
-
-
 class _Fetches:
     """The fetches of a scout that are under way, `most` at a time."""
 
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock of Python's
-        self._counts = counts
+        self._counting = Counting(counts)
         self._most = most
         self._threads = 0
         self._lock = threading.Lock()  # of the attributes that fetches change
@@ -87,7 +78,7 @@ class _Fetches:
         self._queue: deque[Wanted] = deque()  # of those that are coming
         self._failed: set[str] = set()
         self._done = 0
-        self._seen: object = None  # what was there when the scout looked last
+        self._seen: object = None  # position and finished fetches at the last look
         self._not_before = 0.0
 
     def stop(self) -> None:
@@ -134,13 +125,12 @@ class _Fetches:
     def _fetch(self, cache: Cache) -> None:
         """A thread that fetches, until nothing is left to fetch."""
         while (piece := self._next()) is not None:
-            counting, failed = _Counting(), True
-            with working_at(counting), suppress(Exception):
+            failed = True
+            with working_at(self._counting), suppress(Exception):
                 failed = not cache.fetch(piece.name, partial(piece.make, self._pause))
                 if failed:
                     self.rest()
             with self._lock:
-                self._counts.add(counting.cache)
                 del self._coming[piece.name]
                 if failed:
                     self._failed.add(piece.name)

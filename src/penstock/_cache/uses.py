@@ -17,7 +17,7 @@ _MOST = 1 << 16  # uses that are known at a time, if they follow from keys
 class Uses(NamedTuple):
     """The next uses of blocks: from the position `first` to before `stop`. They are sorted by `first`.
 
-    From the position `until` on, they are to be looked up again.
+    Look them up again when the loader has come to the position `until`.
     """
 
     until: int

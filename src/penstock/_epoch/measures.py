@@ -313,9 +313,10 @@ def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
         misses=of("misses"),
         waited=of("waited") * 1e-9,
         fetched=of("fetched") + totals.fetched,
-        nbytes=of("nbytes") + totals.fetched_nbytes,
         evicted=of("evicted") + totals.evicted,
+        requests=of("requests") + totals.requests,
         retries=of("retries") + totals.retries,
+        nbytes=of("nbytes") + totals.fetched_nbytes,
         decoded=of("decoded"),
     )
     return None if found == CacheFigures() else found

@@ -51,9 +51,10 @@ class Counts(NamedTuple):
     cache_misses: int = 0
     cache_waited: int = 0
     cache_fetched: int = 0
-    cache_nbytes: int = 0
     cache_evicted: int = 0
+    cache_requests: int = 0
     cache_retries: int = 0
+    cache_nbytes: int = 0
     cache_decoded: int = 0
 
     @property
@@ -116,7 +117,7 @@ _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
 _IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
-_CACHE = struct.Struct("8q")  # cache_hits and so on
+_CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
@@ -129,7 +130,7 @@ _RING = 1024  # where the records begin, in words
 _ROW = _RING + _RECORDS * 8
 _ROWS = 1024  # further seats share rows
 
-assert _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
+assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
 
 # Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
 TIMED = 20_000  # ns

@@ -52,10 +52,11 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
-    fetched: int = 0  # by scouts: pieces, their bytes, those that were evicted for them, repeated requests
-    fetched_nbytes: int = 0
+    fetched: int = 0  # by scouts, as are the following: see CacheCounts
     evicted: int = 0
+    requests: int = 0
     retries: int = 0
+    fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
         """What was added since these totals."""
@@ -143,9 +144,9 @@ class Meter:
         answers = b"".join([bytes(kept), *(_ANSWER.pack(*answer) for answer in open_answers)])
         troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
         cpu = time.process_time_ns() - self._cpu
-        more = *troubles, cpu, scouts.fetched, scouts.nbytes, scouts.evicted, scouts.retries
+        ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
         times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
-        return Mark(totals, answers, more, self.workers(live), times)
+        return Mark(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
 
     def keep(self, gauges: Gauges) -> None:
         """Keeps what these workers have counted: they are about to end.

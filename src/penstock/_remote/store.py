@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
+from penstock._measure.cached import counting
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.traffic import add
 from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
 from penstock.errors import RemoteError, RemoteFileNotFound
 
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. A listing that is not deep has the folders, too, instead of what is in them."""
+    """A part of a listing. A listing that is not deep names the folders, but not the objects in them."""
 
     objects: list[Stored]
     folders: list[str]
@@ -77,10 +77,11 @@ class Remote:
             found = store.read(stored, start, stop)
             if len(found) != stop - start:
                 raise Failed(Fault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
-            add(nbytes=len(found))
             return found
 
-        return self._tried(read, what, READING, pause)
+        found = self._tried(read, what, READING, pause)
+        counting().nbytes += stop - start
+        return found
 
     @property
     def sorts(self) -> bool:
@@ -116,7 +117,7 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def identity(self, key: str) -> str:
-        """What tells this object from those of other stores, whatever the credentials are."""
+        """Text that differs for objects of different stores, and does not depend on credentials."""
         root, mark, query = self._root.partition("/?")
         return f"{unsigned(f'{root}/{key}?{query}' if mark else f'{root}/{key}')} {self._storage.get('endpoint', '')}"
 
@@ -131,7 +132,7 @@ class Remote:
         begun, failures = time.monotonic(), 0
         while True:
             failed: Failed | None = None
-            add(requests=1)
+            counting().requests += 1
             try:
                 return interruptibly(lambda: self._answer(call))
             except Failed as error:
@@ -142,7 +143,7 @@ class Remote:
             if seconds is None:
                 # Outside of `except`: the library's own error, which may hold credentials, is not chained.
                 self._give_up(failed, what, failures, elapsed)
-            add(retries=1)
+            counting().retries += 1
             pause(seconds)
 
     def _answer(self, call: Callable[[Store], T]) -> T:

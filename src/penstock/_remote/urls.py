@@ -64,7 +64,7 @@ def redacted(url: str) -> str:
 
 
 def unsigned(url: str) -> str:
-    """The URL without user and signature: the same for the same object, whoever reads it, and whenever."""
+    """The URL without user and signature, which is the same for all users and at all times."""
     query = _parts(url)[3] if is_web(url) else ""
     kept = [(name, value) for name, value in parse_qsl(query, True) if not _SIGNING.fullmatch(name)]
     return redacted(url) + (f"?{urlencode(kept)}" if kept else "")

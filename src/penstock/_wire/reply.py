@@ -13,12 +13,10 @@ both travel is the backend's choice:
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import pickle
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter_ns
@@ -28,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._descriptors import close, close_in_child, no_fork
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import Living, interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.slabs import mapped
@@ -206,13 +204,12 @@ class Strays:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._received: dict[tuple[int, int], int] = {}
-        self._taken: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
-        self._numbers = itertools.count()
+        self._used = Living[NDArray[np.uint8]]()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the strays whose batches are still used."""
-        return sum(root.nbytes for root in self._taken.values())
+        return sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
         """Receives all that were sent, without waiting.
@@ -243,7 +240,8 @@ class Strays:
             self.receive()
         memory = mapped(self._received[seq, worker], size)
         self._close((seq, worker))
-        root = self._taken[next(self._numbers)] = np.frombuffer(memory, np.uint8)
+        root = np.frombuffer(memory, np.uint8)
+        self._used.add(root)
         return root
 
     def close(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
@@ -28,7 +28,7 @@ class Access(NamedTuple):
     cache_bytes: int | None = None
 
     def check(self) -> None:
-        """Raises for values that can never be right, also if all files are local: those of tomorrow may not be."""
+        """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -68,12 +68,6 @@ class PiecesOnDisk:
 
     def mapped(self, piece: Piece) -> memoryview | None:
         return self.cache.mapped(piece.name)
-
-    def count_hits(self, number: int) -> None:
-        self.cache.count_hits(number)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return PiecesOnDisk, (self.cache,)
 
 
 def cache_folder() -> Path:

@@ -71,12 +71,7 @@ class Arrow(Table):
             table = pa.Table.from_batches([table])
         self._files = []
         self._set_schema(chosen_columns(table.schema, columns, "the table"))
-        self._hold(table.select(self.columns))
-        self._edges = np.array([0, len(self)], np.int64)
-
-    def _hold(self, table: Any) -> None:
-        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
+        self._batches = self._set_batches(table)
 
     def _from_files(self, paths: Paths, columns: Iterable[str] | None, access: Access) -> None:
         from penstock.formats._schema import common_schema

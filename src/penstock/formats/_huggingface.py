@@ -40,9 +40,7 @@ class HuggingFace(Table):
         self.is_direct = names is not None
         table = dataset._data.table
         self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
-        self._batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
-        self._edges = np.array([0, len(self)], np.int64)
+        self._batches = self._set_batches(table)
         self._chosen: NDArray[Any] | None = None
         if dataset._indices is not None:
             self._chosen = dataset._indices.column(0).to_numpy()

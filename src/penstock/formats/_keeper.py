@@ -1,4 +1,4 @@
-"""Says which decoded blocks of a table are still needed, while a loader reads it in a block order."""
+"""Shares the decoded blocks of a table while a loader reads it, and drops those that are not needed any more."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.threads import started
 from penstock._cache.uses import Uses, uses
 from penstock._interrupts import interrupts_deferred
+from penstock._threads import started
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Board
+from penstock.formats._shared import Inventory
 from penstock.plan._forecast import Forecast
 
 _PAUSE = 0.05  # seconds between two looks
 
 
 class Keeper:
-    """Opens the board of a table. From its start on, a thread drops the blocks that the loader has left behind.
+    """Opens the inventory of a table. In a block order, a thread drops the blocks that the loader has left behind.
 
     `kept` has the blocks of this process, of which those that are needed stay.
     """
 
     def __init__(self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any]) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        self._board = Board(table, planned=True)
+        self._planned = hasattr(forecast.order, "spans")  # in other orders a block may be needed at any time
+        self._inventory = Inventory(table, planned=self._planned)
         self._uses: Uses | None = None
         self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
 
     def start(self) -> None:
-        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
-        work = partial(_look_on, weakref.ref(self), self._bell)
-        started("penstock-keeper", work, partial(self._bell.put, None))
+        if self._planned:
+            # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+            work = partial(_look_on, weakref.ref(self), self._bell)
+            started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
         """Drops what is not needed now."""
@@ -50,13 +52,13 @@ class Keeper:
         near = (stop > position - spread // 8) & (first < position + 2 * spread)
         needed = {*self._uses.blocks[near].tolist()}
         self._kept.needed = needed
-        self._board.drop(self._board.blocks() - needed)
+        self._inventory.drop(self._inventory.blocks() - needed)
 
     def close(self) -> None:
         with interrupts_deferred():
             self._bell.put(None)
             self._kept.needed = set()
-            self._board.close()
+            self._inventory.close()
 
 
 def _look_on(reference: weakref.ref[Keeper], bell: SimpleQueue[None]) -> None:

@@ -24,7 +24,7 @@ class Kept(Generic[K, T]):
         self.dropped = 0
         """Values that were dropped so far."""
         self.needed: set[K] = set()
-        """Values that stay, besides the others. They may be those of a moment ago."""
+        """Keys of values that stay, and do not count for `most`. Set by a keeper, up to 50 ms ago."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 

@@ -6,22 +6,18 @@ Python's `mmap` keeps a duplicate of the descriptor for as long as the map lives
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._memory.slabs import copy_map, map_memory
 from penstock.formats._files import File
 
 _NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
-_MAY_MOVE, _TO_ADDRESS = 1, 2  # MREMAP_MAYMOVE, MREMAP_FIXED
-_FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -49,13 +45,14 @@ def map_file(file: File, address: int) -> None:
     descriptor = file.descriptor()
     file.check_unchanged(descriptor)  # it may have been opened long ago
     flags = mmap.MAP_SHARED | _FIXED
-    if _libc().mmap(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0) == _FAILED:
-        number = ctypes.get_errno()
+    try:
+        map_memory(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0)
+    except OSError as error:
         raise OSError(
-            number,
-            f"{file.path} cannot be mapped into memory: {os.strerror(number)}. A process may have about 65,000 maps "
+            error.errno,
+            f"{file.path} cannot be mapped into memory: {error.strerror}. A process may have about 65,000 maps "
             "(vm.max_map_count): join small files into larger ones",
-        )
+        ) from error
 
 
 def map_again(memory: memoryview, address: int) -> bool:
@@ -63,23 +60,15 @@ def map_again(memory: memoryview, address: int) -> bool:
 
     Needs no descriptor, and the file may have been deleted.
     """
-    begin = np.frombuffer(memory, np.uint8).ctypes.data
-    if _libc().mremap(begin, 0, len(memory), _MAY_MOVE | _TO_ADDRESS, address) != _FAILED:
-        return True
-    clear(address, len(memory))
-    return False
+    try:
+        copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
+    except OSError:
+        clear(address, len(memory))  # the range must not have a hole
+        return False
+    return True
 
 
 def clear(address: int, nbytes: int) -> None:
     """Unmaps what is mapped into a reserved range at this address. The range has zeros there again."""
-    _libc().mmap(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)
-
-
-@cache
-def _libc() -> Any:
-    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = libc.mremap.restype = pointer
-    libc.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_long)
-    libc.mremap.argtypes = (pointer, size, size, number, pointer)
-    return libc
+    with suppress(OSError):  # there are too many maps: it stays mapped
+        map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -24,9 +24,9 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 def find_files(
     paths: Paths, suffixes: Collection[str], reader: str, access: Access
 ) -> list[AnyFile]:
-    """The files that are meant, sorted by their paths, each once.
+    """The files that these paths name, sorted by path, each once.
 
-    Of a folder these are all files below it that end in one of the suffixes, hidden ones excluded. A pattern (`*`,
+    A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
     `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
     `reader` is the name of the format, for errors. `access` says how files of URLs are read.
     """
@@ -48,7 +48,7 @@ def find_files(
 
 
 def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
-    """The local files that are meant, as absolute paths, sorted and each once."""
+    """The local files that these paths name, as absolute paths, sorted, each once."""
     found: set[str] = set()
     for path in _given(paths, reader):
         text = _text(path, reader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from penstock._measure.cached import counting
 from penstock.formats._kept import Kept
 
 _MOST = 128 << 20  # bytes that each process keeps
@@ -39,9 +40,6 @@ class Pieces(Protocol):
     def mapped(self, piece: Piece) -> memoryview | None:
         """The piece if it is kept as a map of a file; the same object until it is dropped."""
 
-    def count_hits(self, number: int) -> None:
-        """Counts pieces that were kept, and read without asking for them here."""
-
 
 class PiecesInMemory:
     """The pieces that this process used last. A copy in another process begins without any."""
@@ -51,16 +49,25 @@ class PiecesInMemory:
         self._kept: Kept[Piece, memoryview] = Kept(most)
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
-        return self._kept.get(piece, lambda piece: (memoryview(fetch(piece)), piece.stop - piece.start))
+        def read(piece: Piece) -> tuple[memoryview, int]:
+            view = memoryview(fetch(piece))
+            counting().fetched += 1
+            return view, len(view)
+
+        found = self.found(piece)
+        if found is None:
+            found = self._kept.get(piece, read)
+            counting().misses += 1
+        return found
 
     def found(self, piece: Piece) -> memoryview | None:
-        return self._kept.found(piece)
+        found = self._kept.found(piece)
+        if found is not None:
+            counting().hits += 1
+        return found
 
     def mapped(self, piece: Piece) -> None:
         return None
-
-    def count_hits(self, number: int) -> None:
-        pass
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecesInMemory, (self._most,)

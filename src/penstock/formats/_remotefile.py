@@ -6,11 +6,13 @@ import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._measure.cached import counting
 from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import Remote, Stored
 from penstock.errors import RemoteError
@@ -53,7 +55,9 @@ class RemoteFile(AnyFile):
         pieces = self.pieces_of(start, start + length)
         if len(pieces) == 1:
             piece = pieces[0]
-            view = self.pieces.get(piece, self.fetch)
+            view = self.pieces.found(piece)
+            if view is None:
+                ((_, view),) = self._views([piece])
             return bytes(view[start - piece.start : start - piece.start + length])
         return self.read_each([start], [length])[0]
 
@@ -152,7 +156,13 @@ class RemoteFile(AnyFile):
             else:
                 yield piece, view
             del view
-        yield from zip(missing, in_parallel(self._view, missing, THREADS), strict=True)
+        begun = perf_counter_ns()
+        for piece, view in zip(missing, in_parallel(self._view, missing, THREADS), strict=True):
+            waited = perf_counter_ns() - begun
+            counting().waited += waited
+            yield piece, view
+            del view
+            begun = perf_counter_ns()
 
     def _view(self, piece: Piece, pause: Pause) -> memoryview:
         return self.pieces.get(piece, lambda piece: self.fetch(piece, pause))

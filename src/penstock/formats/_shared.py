@@ -1,10 +1,10 @@
 """Decoded blocks that the processes of a machine share: each block is decoded by one of them.
 
-A process that reads a table with a loader opens a *board*: shared memory without a name, a memfd, which others find
-among the descriptors of that process (see `_measure/page.py`). The board says which process has which block. The
-block is a memfd as well, of the process that has decoded it; others open it there, and map it.
+A process that reads a table with a loader opens an *inventory*: shared memory without a name, a memfd, which others
+find among the descriptors of that process (see `_measure/page.py`). The inventory says which process has which block.
+The block is a memfd as well, of the process that has decoded it; others open it there, and map it.
 
-    magic (8 bytes), when the board was opened, whether its owner knows the plan, blocks decoded so far (8 each)
+    magic (8 bytes), when the inventory was opened, whether its owner knows the plan, blocks decoded so far (8 each)
     rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free)
 
 So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
@@ -32,17 +32,17 @@ from penstock._memory.slabs import mapped
 Make = Callable[[], Sequence[Any]]
 """Returns the bytes of a block, as a list of buffers."""
 
-_NAME, _BLOCK = "penstock-board-", "penstock-block"
+_NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
-_MAGIC = b"pnstbord"
+_MAGIC = b"pnstinvt"
 _ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
 _ROWS = 256  # each is a descriptor of some process
 _SIZE = _HEAD.size + _ROWS * _ROW.itemsize
-_AGAIN = 1.0  # seconds after which a process that found no board looks again
+_AGAIN = 1.0  # seconds after which a process that found no inventory looks again
 
 
-class Board:
-    """The board of one table, for as long as it is open. `planned`: its owner drops blocks that are not needed.
+class Inventory:
+    """The inventory of one table, for as long as it is open. `planned`: its owner drops blocks that are not needed.
 
     Several ranks may open one each. All processes use the one that was opened first.
     """
@@ -52,7 +52,7 @@ class Board:
         self._fd = _descriptors.open_memfd(self._name)
         os.ftruncate(self._fd, _SIZE)
         os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), planned, 0), 0)
-        self._first: int | None = None  # a descriptor of the board that is used
+        self._first: int | None = None  # a descriptor of the inventory that is used
 
     @property
     def decoded(self) -> int:
@@ -60,30 +60,30 @@ class Board:
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """The blocks that some process holds for all."""
-        return _wanted(_rows(self._used()))
+        """The blocks that are in the inventory."""
+        return _blocks_in(_rows(self._used()))
 
     def drop(self, blocks: Collection[int]) -> None:
-        """These are not needed any more."""
+        """Removes blocks that are not needed any more."""
         lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
         with_loan(lock, self._drop, lock, blocks)
 
     def _drop(self, lock: ByteLock, blocks: Collection[int]) -> None:
-        _check_is_board(lock.fd, self._name)
+        _check_is_inventory(lock.fd, self._name)
         rows = _rows(lock.fd)
         rows[np.isin(rows["block"], [*blocks])] = 0
         _write_rows(lock.fd, rows)
 
     def _used(self) -> int:
-        """The descriptor of the board that is used. Raises OSError if this one is closed, maybe by another thread."""
-        found = _first_board(self._name) if self._first is None else None
+        """The descriptor of the inventory that is used. Raises OSError if another thread has closed this one."""
+        found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), _descriptors.no_fork():
             if self._fd != -1:
                 self._first = self._first if found is None else found
                 return self._fd if self._first is None else self._first
             if found is not None:
                 _descriptors.close(found)
-        raise OSError("the board is closed")
+        raise OSError("the inventory is closed")
 
     def close(self) -> None:
         with interrupts_deferred(), _descriptors.no_fork():
@@ -92,14 +92,14 @@ class Board:
             _descriptors.close(*fds)
 
 
-def _check_is_board(fd: int, name: str) -> None:
-    """Raises OSError for a file that is not the board of this name.
+def _check_is_inventory(fd: int, name: str) -> None:
+    """Raises OSError for a file that is not the inventory of this name.
 
-    A descriptor of a board may be closed by one thread while another is about to write. Then its number belongs to
-    what was opened next: a file of the user. So whoever writes opens a descriptor of its own, and looks what it is.
+    One thread may close the descriptor of an inventory while another is about to write. Then its number belongs to
+    what was opened next, maybe a file of the user. So a writer opens a descriptor of its own, and checks what it is.
     """
     if os.readlink(f"/proc/self/fd/{fd}") != _link(name):
-        raise OSError("not a board")
+        raise OSError("not an inventory")
 
 
 def _link(name: str) -> str:
@@ -110,7 +110,7 @@ def _link(name: str) -> str:
 class Shared:
     """The blocks of one table that this process decodes for others, and has from others.
 
-    All blocks on a board have at most `most` bytes, unless the board is `planned`.
+    All blocks in an inventory have at most `most` bytes, unless the inventory is `planned`.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -119,48 +119,48 @@ class Shared:
 
     def _renew(self) -> None:
         self._process = os.getpid()
-        self._board: int | None = None  # its descriptor
+        self._inventory: int | None = None  # its descriptor
         self._look_again = 0.0
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: Make) -> memoryview | None:
-        """The bytes of a block; None if no loader of this machine has a board for the table."""
-        board = self._found()
-        if board is None:
+        """The bytes of a block; None if no loader of this machine has an inventory for the table."""
+        inventory = self._found()
+        if inventory is None:
             return None
-        found = _mapped(board, block)
+        found = _mapped(inventory, block)
         if found is not None:
             return found
-        lock = ByteLock(f"/proc/self/fd/{board}", 1 + block)
+        lock = ByteLock(f"/proc/self/fd/{inventory}", 1 + block)
         try:
-            return with_loan(lock, self._made, board, block, make)
+            return with_loan(lock, self._made, inventory, block, make)
         except LockError:  # there are too many descriptors
             return None
 
-    def wanted(self) -> set[int]:
-        """The blocks that are on the board."""
-        board = self._found()
-        return set() if board is None else _wanted(_rows(board))
+    def blocks(self) -> set[int]:
+        """The blocks that are in the inventory."""
+        inventory = self._found()
+        return set() if inventory is None else _blocks_in(_rows(inventory))
 
     def _found(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
             self._renew()
-        if self._board is None and time.monotonic() >= self._look_again:
-            self._board = _first_board(self._name)
+        if self._inventory is None and time.monotonic() >= self._look_again:
+            self._inventory = _first_inventory(self._name)
             self._look_again = time.monotonic() + _AGAIN
-        return self._board
+        return self._inventory
 
-    def _made(self, board: int, block: int, make: Make) -> memoryview:
-        found = _mapped(board, block)  # another process may have made it before this one had the lock
+    def _made(self, inventory: int, block: int, make: Make) -> memoryview:
+        found = _mapped(inventory, block)  # another process may have made it before this one had the lock
         if found is not None:
             return found
         buffers = [memoryview(buffer).cast("B") for buffer in make()]  # its errors are the caller's, OSErrors too
         try:
-            return self._published(board, block, buffers)
+            return self._published(inventory, block, buffers)
         except (LockError, OSError):  # there are too many descriptors, or there is no memory
             return memoryview(b"".join(buffers))
 
-    def _published(self, board: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
+    def _published(self, inventory: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
         nbytes = sum(map(len, buffers))
         with interrupts_deferred():
             fd = _descriptors.open_memfd(_BLOCK)
@@ -171,12 +171,12 @@ class Shared:
         for buffer in buffers:
             view[at : at + len(buffer)] = buffer
             at += len(buffer)
-        lock = ByteLock(f"/proc/self/fd/{board}", 0)
+        lock = ByteLock(f"/proc/self/fd/{inventory}", 0)
         with_loan(lock, self._insert, lock, (block, os.getpid(), fd, inode, nbytes))
         return view.toreadonly()
 
     def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
-        _check_is_board(lock.fd, self._name)
+        _check_is_inventory(lock.fd, self._name)
         opened, planned, decoded = _head(lock.fd)
         rows = _rows(lock.fd)
         rows[rows["block"] == about[0]] = 0  # of a process that has died
@@ -187,9 +187,9 @@ class Shared:
         rows[row] = (*about, decoded + 1)
         _write_rows(lock.fd, rows)
         os.pwrite(lock.fd, _HEAD.pack(_MAGIC, opened, planned, decoded + 1), 0)
-        wanted = {*rows["inode"].tolist()}
+        listed = {*rows["inode"].tolist()}
         with interrupts_deferred():
-            for inode in {*self._own} - wanted:
+            for inode in {*self._own} - listed:
                 _descriptors.close(self._own.pop(inode))
 
     def close(self) -> None:
@@ -198,16 +198,16 @@ class Shared:
             if self._process == os.getpid():
                 while self._own:
                     _descriptors.close(self._own.popitem()[1])
-                if self._board is not None:
-                    _descriptors.close(self._board)
-                    self._board = None
+                if self._inventory is not None:
+                    _descriptors.close(self._inventory)
+                    self._inventory = None
 
     __del__ = finalizer(close)
 
 
-def _mapped(board: int, block: int) -> memoryview | None:
+def _mapped(inventory: int, block: int) -> memoryview | None:
     """The block, if a process that lives has it."""
-    rows = _rows(board)
+    rows = _rows(inventory)
     found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
     if not len(found):
         return None
@@ -230,7 +230,7 @@ def _mapped(board: int, block: int) -> memoryview | None:
 def _head(fd: int) -> tuple[int, int, int]:
     magic, opened, planned, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
     if magic != _MAGIC:
-        raise OSError("not a board")
+        raise OSError("not an inventory")
     return opened, planned, decoded
 
 
@@ -242,26 +242,26 @@ def _write_rows(fd: int, rows: NDArray[Any]) -> None:
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
 
 
-def _wanted(rows: NDArray[Any]) -> set[int]:
+def _blocks_in(rows: NDArray[Any]) -> set[int]:
     return {*rows["block"][rows["pid"] > 0].tolist()}
 
 
-def _first_board(name: str) -> int | None:
-    """A descriptor of the board of this name that was opened first, of all that processes of this user have open."""
+def _first_inventory(name: str) -> int | None:
+    """A descriptor of the oldest inventory of this name, of those that processes of this user have open."""
     link, user = _link(name), os.getuid()
-    boards: list[tuple[int, str]] = []
+    inventories: list[tuple[int, str]] = []
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # the process has ended, or may not be read
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
-                boards += _boards_of(f"/proc/{pid}/fd", link)
-    for _, path in sorted(boards):
+                inventories += _inventories_of(f"/proc/{pid}/fd", link)
+    for _, path in sorted(inventories):
         with suppress(OSError):
             return open_alone(path)
     return None
 
 
-def _boards_of(folder: str, link: str) -> Iterator[tuple[int, str]]:
-    """When each board among these descriptors was opened, and its path."""
+def _inventories_of(folder: str, link: str) -> Iterator[tuple[int, str]]:
+    """When each inventory among these descriptors was opened, and its path."""
     for number in os.listdir(folder):
         with suppress(OSError):
             path = f"{folder}/{number}"

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._interrupts import CallAtEnd, call_at_end, interrupts_deferred
+from penstock._measure.cached import counting
 from penstock.formats import _remotefile
 from penstock.formats._files import AnyFile, File
 from penstock.formats._mapping import clear, map_again, map_file, reserved
@@ -55,14 +56,14 @@ class Span:
                 self._local.update(range(first, stop - 1))
         for slot in self._local:
             self._note(slot, is_mapped=True)
-        self._pieces = next(file.pieces for file in files if isinstance(file, RemoteFile))
 
     def has(self, at: NDArray[np.int64], nbytes: int) -> bool:
         """Whether so many bytes (not more than a piece) from each of these positions on are mapped."""
         slots = set((at // self._size).tolist())
         if not slots <= self._ready and not self._slots(at, nbytes) <= self._mapped:
             return False
-        self._pieces.count_hits(len(slots - self._local))
+        hits = len(slots - self._local)
+        counting().hits += hits
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._at_work import at_work, is_worker_process
+from penstock._at_work import is_worker_process
+from penstock._cache.scout import Scout
 from penstock._fill.cast import Empty, Into
+from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
@@ -22,7 +24,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
-from penstock.formats._shared import Board, Shared
+from penstock.formats._shared import Shared
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 
@@ -106,6 +108,13 @@ class Table(Format):
         self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
         self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
 
+    def _set_batches(self, table: Any) -> list[Any]:
+        """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
+        batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+        self._edges = np.array([0, len(self)], np.int64)
+        return batches
+
     def _place(self, block: int) -> str:
         """Names the block in errors."""
         return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
@@ -148,27 +157,19 @@ class Table(Format):
         found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
         if found is None:
             return self._decode(number), False
-        self._kept.drop({*self._kept} - self._shared.wanted())
+        self._kept.drop({*self._kept} - self._shared.blocks())
         return deserialized(found)[0], True
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
-        scout, board = super().__foresee__(forecast), self._watched(forecast)
-        watching = [each for each in (scout, board) if each is not None]
-        return _Watch(watching) if watching else None
-
-    def _watched(self, forecast: Forecast) -> Keeper | Board | None:
-        if not len(self) or all(map(self._is_mapped, range(len(self.blocks) - 1))):
-            return None
-        if hasattr(forecast.order, "spans"):
-            return Keeper(forecast, self._identity(), self.blocks, self._kept)
-        return Board(self._identity(), planned=False)
+        scout = super().__foresee__(forecast)
+        if all(map(self._is_mapped, range(len(self.blocks) - 1))):
+            return scout
+        keeper = Keeper(forecast, self._identity(), self.blocks, self._kept)
+        return keeper if scout is None else _Watch(scout, keeper)
 
     def _decode(self, number: int) -> Any:
-        source = at_work.source
-        if source is not None and source.cache is not None:
-            source.cache.decoded += 1
-            source.cache.changed = True
+        counting().decoded += 1
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
         return self._read(number)
@@ -309,18 +310,17 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Watch:
-    """What `__foresee__` returns: everything that the loader closes in the end."""
+    """What `__foresee__` returns for a table with remote files."""
 
-    def __init__(self, watching: list[Any]) -> None:
-        self.watching = watching
+    def __init__(self, scout: Scout, keeper: Keeper) -> None:
+        self._both = scout, keeper
 
     def start(self) -> None:
-        for each in self.watching:
-            if not isinstance(each, Board):
-                each.start()
+        for each in self._both:
+            each.start()
 
     def close(self) -> None:
-        for each in self.watching:
+        for each in self._both:
             each.close()
 
 

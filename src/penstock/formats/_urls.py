@@ -21,21 +21,21 @@ _MAGIC = re.compile(r"[*?[]")
 def find_remote(
     urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access
 ) -> Iterator[RemoteFile]:
-    """The files of URLs. If one names no file it is a folder. Those that name files are looked up many at a time."""
+    """The files of URLs, which are looked up many at a time. A URL that names no file is a pattern or a folder."""
     if not urls:
         return
     pieces = access.pieces()
-    wanted = [
-        _Wanted(remote, key, is_web(url), suffixes, reader)
+    given = [
+        _Given(remote, key, is_web(url), suffixes, reader)
         for url, (remote, key) in zip(urls, remotes(urls, access.storage or {}), strict=True)
     ]
-    finding = in_parallel(lambda each, pause: (each, each.named(pause)), wanted, IN_FLIGHT)
-    for each, stored in shown(finding, len(wanted), "finding files"):
+    finding = in_parallel(lambda each, pause: (each, each.named(pause)), given, IN_FLIGHT)
+    for each, stored in shown(finding, len(given), "finding files"):
         for one in [stored] if stored is not None else each.found():
             yield RemoteFile(each.remote, one, pieces)
 
 
-class _Wanted:
+class _Given:
     """A URL that was given."""
 
     def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:

@@ -76,21 +76,24 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """The pieces of remote files that were read through a cache, and the blocks of tables.
+    """What was read of remote files by the loader's workers, and ahead of time; and the blocks of tables.
 
-    `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for,
-    for `waited` seconds in all. `fetched`: pieces that were downloaded, for workers or ahead of time, with `nbytes`
-    bytes. `evicted`: pieces that were deleted to make room for others. `retries`: requests that were repeated.
-    `decoded`: blocks of tables, remote or local, that were decoded.
+    `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for.
+    `waited`: for how many seconds, summed over workers. `fetched`: pieces that were downloaded, for workers or ahead
+    of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`: to the
+    stores, of which `retries` repeated one that had failed. `nbytes`: bytes that were downloaded. `decoded`: blocks
+    of tables, remote or local, that were decoded. Requests that a dataset makes when it is created, to find its files
+    and index them, are not those of a loader, and not counted.
     """
 
     hits: int = 0
     misses: int = 0
     waited: float = 0.0
     fetched: int = 0
-    nbytes: int = 0
     evicted: int = 0
+    requests: int = 0
     retries: int = 0
+    nbytes: int = 0
     decoded: int = 0
 
 
@@ -109,7 +112,7 @@ class Period:
       than 20 µs on average are not timed one by one.
     - `replaced`: workers that crashed and were replaced. `repeated`: steps that were done again for that reason, or
       after `update()`. `skipped`: samples that failed and were left out or replaced (`on_error=`).
-    - `cache`: what was read through a cache; None if nothing was.
+    - `cache`: what was read of remote files and decoded of tables; None if nothing was.
     """
 
     seconds: float = 0.0

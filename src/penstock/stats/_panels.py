@@ -342,11 +342,13 @@ def _column(period: Period) -> Iterator[tuple[str, str]]:
 
 def _cache(period: Period) -> Iterator[tuple[str, str]]:
     cache = period.cache or CacheFigures()
-    yield "cache: pieces that were there", count(cache.hits)
-    yield "cache: pieces that workers waited for", count(cache.misses)
-    yield "cache: workers waited", seconds(cache.waited)
-    yield "cache: fetched", f"{count(cache.fetched)}, {size(cache.nbytes)}"
-    yield "cache: evicted", count(cache.evicted)
+    yield "cache hits", count(cache.hits)
+    yield "pieces waited for", f"{count(cache.misses)}, {seconds(cache.waited)}"
+    yield "pieces fetched", count(cache.fetched)
+    yield "pieces evicted", count(cache.evicted)
+    yield "requests to stores", f"{count(cache.requests)}, {size(cache.nbytes)}"
+    yield "requests repeated", count(cache.retries)
+    yield "blocks decoded", count(cache.decoded)
 
 
 def settings(stats: Stats) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from penstock._measure import page
 from penstock.stats._figures import (
     Bucket,
+    CacheFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -37,7 +38,7 @@ _MOST_WORKERS = 64
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine},
-    Period: {"waits": Spans, "works": Spans},
+    Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {
     Stats: {"decisions": Decision, "history": Moment},
@@ -79,14 +80,15 @@ def _period(period: Period) -> dict[str, Any]:
     return _plain(period) | {
         "waits": _plain(period.waits),
         "works": _plain(period.works),
+        "cache": None if period.cache is None else _plain(period.cache),
         "workers": _table(period.workers[:_MOST_WORKERS]),
         "slowest": _table(period.slowest),
         "sample_times": _table(period.sample_times),
     }
 
 
-_kinds = (Bucket, Decision, FirstBatch, Machine, Memory, Moment, Period, SlowSample, Spans, Stats, WorkerFigures)
-_names: dict[type, tuple[str, ...]] = {kind: tuple(field.name for field in fields(kind)) for kind in _kinds}
+_kinds = {kind for inner in (*_NESTED.values(), *_LISTED.values()) for kind in inner.values()}
+_names: dict[type, tuple[str, ...]] = {kind: tuple(field.name for field in fields(kind)) for kind in (Stats, *_kinds)}
 _values = {kind: attrgetter(*names) for kind, names in _names.items()}
 
 

@@ -87,10 +87,11 @@ def _hits(cache: CacheFigures) -> str:
 
 _CACHE: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
     "hits": ("cache hits", _hits),
-    "misses": ("  waited for misses", lambda cache: seconds(cache.waited)),
-    "fetched": ("  fetched", lambda cache: f"{count(cache.fetched)}, {size(cache.nbytes)}"),
-    "retries": ("  requests repeated", lambda cache: count(cache.retries)),
-    "evicted": ("  evicted", lambda cache: count(cache.evicted)),
+    "misses": ("pieces waited for", lambda cache: f"{count(cache.misses)}, {seconds(cache.waited)}"),
+    "fetched": ("pieces fetched", lambda cache: count(cache.fetched)),
+    "evicted": ("pieces evicted", lambda cache: count(cache.evicted)),
+    "requests": ("requests to stores", lambda cache: f"{count(cache.requests)}, {size(cache.nbytes)}"),
+    "retries": ("requests repeated", lambda cache: count(cache.retries)),
     "decoded": ("blocks decoded", lambda cache: count(cache.decoded)),
 }
 _TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}

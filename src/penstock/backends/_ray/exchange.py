@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import Living
 from penstock._measure.gauges import Gauges
 from penstock._memory.slabs import Slabs, mapped
 from penstock._warning import warn_caller
@@ -76,18 +75,18 @@ class Strays:
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
-        self._used: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
-        self._numbers = count()
+        self._used = Living[NDArray[np.uint8]]()
 
     def add(self, seq: int, worker: int, root: NDArray[np.uint8]) -> None:
-        self._arrived[seq, worker] = self._used[next(self._numbers)] = root
+        self._used.add(root)
+        self._arrived[seq, worker] = root
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         return self._arrived.pop((seq, worker))
 
     @property
     def nbytes(self) -> int:
-        return sum(root.nbytes for root in tuple(self._used.values()))
+        return sum(root.nbytes for root in self._used)
 
 
 class Exchange:

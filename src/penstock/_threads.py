@@ -1,4 +1,4 @@
-"""Threads beside a loader, in its process: daemons, which end before the interpreter does."""
+"""Threads that penstock runs beside the caller, in its process: daemons, which end before the interpreter does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections.abc import Callable
 
 from penstock._interrupts import interrupts_deferred
 
-_GRACE = 1.0  # seconds that the interpreter's exit waits for them
+GRACE = 1.0
+"""Seconds that the interpreter's exit, and `close()` of a prefetcher, wait for a thread.
+
+Code of the user's in it cannot be interrupted: it finishes in the background.
+"""
 
 running: dict[threading.Thread, Callable[[], object]] = {}
 """The threads that have not ended, and how each is told to end."""
@@ -41,6 +45,6 @@ def _stop_all() -> None:
     threads = dict(running)
     for stop in threads.values():
         stop()
-    deadline = time.monotonic() + _GRACE
+    deadline = time.monotonic() + GRACE
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
