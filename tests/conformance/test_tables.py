@@ -60,6 +60,25 @@ def test_every_backend_gives_the_same_batches(make: Any, datasets: dict[str, Any
         assert same(list(loader), list(plain))
 
 
+def test_files_whose_types_give_the_same_values_may_be_mixed(make: Any, tmp_path: Path) -> None:
+    n = np.arange(4)
+    required = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.large_string())])
+    for name, data in {
+        "a": pa.table({"n": n, "text": list("abcd")}),
+        "b": pa.table({"n": n, "text": list("abcd")}, schema=required),
+        "c": pa.table({"text": pa.array(list("abcd")).dictionary_encode(), "n": n}),
+    }.items():
+        pa.parquet.write_table(data, tmp_path / f"{name}.parquet")
+    expected = 3 * [{"text": list("abcd"), "n": n}]
+    assert same(list(make(Parquet(tmp_path, ["text", "n"]), batch_size=4)), expected)
+
+
+def test_columns_of_a_compressed_arrow_file_are_chosen_in_any_order(make: Any, datasets: dict[str, Any]) -> None:
+    (path,) = datasets["packed"].paths
+    batches = list(make(Arrow(path, ["x", "ids"]), batch_size=N))
+    assert same(batches, [{name: np.array([expected(key)[name] for key in range(N)]) for name in ("x", "ids")}])
+
+
 @pytest.mark.parametrize("name", ["parquet", "mapped"])
 def test_a_loader_resumes_anywhere(datasets: dict[str, Any], name: str) -> None:
     settings = [{"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "fork"}]

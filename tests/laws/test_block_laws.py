@@ -158,3 +158,11 @@ def test_the_first_key_of_a_block_is_as_often_in_the_first_stretch_of_its_block_
 def test_neighbours_are_of_one_block_as_rarely_as_the_blocks_that_are_mixed_allow(window: int, mixed: int) -> None:
     blocks = blocks_at(BlockOrder(np.arange(0, 150_001, 300), window, seed=3), 0)
     assert (blocks[1:] == blocks[:-1]).mean() == pytest.approx(1 / mixed, rel=0.1)
+
+
+def test_every_stretch_is_shuffled_in_its_own_way() -> None:
+    order = BlockOrder(np.arange(0, 1001, 50), window=3, seed=1)  # each stretch has two blocks, which take turns
+    (first, stop), blocks = order.spans(0), blocks_at(order, 0)
+    stretches = [(a, b) for a, b in pairwise(np.unique(np.concatenate([first, stop])).tolist()) if b - a == 50]
+    turns = {(blocks[a:b] == first.tolist().index(a)).tobytes() for a, b in stretches[1:]}
+    assert len(turns) == len(stretches) - 1 > 10

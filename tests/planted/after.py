@@ -1,6 +1,6 @@
 """The bugs of `before`, planted in the working tree, where the same decisions are made in other places.
 
-Names, areas, reasons and tests are those of `before`, unless a change below names others.
+Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` follow.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.planted import before
+from tests.planted import before, files
 from tests.planted.bug import Bug
 
 COMMIT: str | None = None
@@ -63,6 +63,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "            getattr(self, '_read', None),\n"
         "            None if self._reading is None else taken(self._reading.source, self._reading.mark),\n"
         "        )\n",
+    },
+    "a resumed order forgets the position that it was dealt from": {
+        "old": "return min(max(0, begin + (step - self.first_step) * self._stride), self.order.size(epoch))",
+        "new": "return min(max(0, (step - self.first_step) * self._stride), self.order.size(epoch))",
     },
     "a slab that is too small is not made larger": {
         "old": "            if region.capacity >= wanted:\n                return region\n",
@@ -415,6 +419,7 @@ BUGS = [
         for bug in before.BUGS
     ),
     *_MORE,
+    *files.BUGS,
 ]
 
 if unknown := _CHANGES.keys() - {bug.name for bug in before.BUGS}:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AREAS = ("scheduling", "memory", "wire", "resume", "endings", "torch parity")
+AREAS = (
+    *("scheduling", "memory", "wire", "resume", "endings", "torch parity"),
+    *("blocks", "shared", "cache", "scout", "remote", "formats"),
+)
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ def test_by_http_there_is_no_list_of_files(served: Server, url: str) -> None:
 
 def test_inspect_shows_a_url(files: Path, served: Server, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", f"{served.url}/0.parquet?sig=SECRET", "--samples", "1"]) == 0
-    assert capfd.readouterr().out.startswith(f"Parquet: {N // 2} samples, 1 file, 3 blocks, ")
+    assert capfd.readouterr().out.startswith(f"Parquet: {N // 2} samples, 1 file, 3 blocks of 6 to 7 samples, ")
     assert main(["inspect", f"{served.url}/none.parquet?sig=SECRET"]) == 1
     shown = capfd.readouterr().err
     assert shown.startswith(f"penstock inspect: {served.url}/none.parquet cannot be found") and "SECRET" not in shown

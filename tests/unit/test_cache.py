@@ -106,6 +106,7 @@ def test_few_pieces_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     names = ["mine.txt", "x.penstock-piece", "g" * 32 + ".penstock-piece", "0" * 32, "5.penstock-agenda"]
+    names += [f"{name}.bak" for name in ("0" * 32 + ".penstock-part", "1-00000000.penstock-agenda")]
     for name in names:
         (tmp_path / name).write_bytes(bytes(1000))
     (tmp_path / "folder").mkdir()
@@ -351,10 +352,10 @@ def test_the_bytes_are_counted_again_after_a_change_that_was_cut_off(tmp_path: P
     for number in range(4):
         cache.get(f"{number}", lambda: bytes(200))
     state = tmp_path / "penstock-cache"
-    content = bytearray(state.read_bytes())
-    for begun, boot in ((1, 8), (0, 9)):
+    for begun, other_boot in ((1, 0), (0, 1)):
+        content = bytearray(state.read_bytes())
         content[44] = begun  # see folder._HEAD
-        content[8] = boot
+        content[8] ^= other_boot
         content[52:60] = bytes(8)  # the number of bytes: a lie
         state.write_bytes(content)
         Cache(tmp_path, 1000).get(f"more {begun}", lambda: bytes(200))

@@ -111,6 +111,13 @@ def test_a_bin_of_another_size_is_refused(tmp_path: Path) -> None:
         Megatron(prefix)
 
 
+def test_an_index_without_its_bin_is_refused(tmp_path: Path) -> None:
+    prefix = write(tmp_path, [[1, 2]])
+    Path(f"{prefix}.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"Megatron: there is no '.*_document\.bin', .*together: copy both"):
+        Megatron(prefix)
+
+
 def test_several_dtypes_are_refused(tmp_path: Path) -> None:
     paths = [write(tmp_path, [[3]], dtype) for dtype in ("uint16", "int32")]
     with pytest.raises(FormatError, match="several dtypes"):

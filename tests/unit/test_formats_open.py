@@ -162,6 +162,30 @@ def test_inspect_prints_what_files_hold(folder: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_inspect_shows_how_a_file_is_blocked_and_plain_values(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    whens = pyarrow.array([0, 1, 2], pyarrow.timestamp("ms"))
+    table = pyarrow.table({"id": [1, 2, 3], "when": whens, "who": [{"a": 1, "ids": [2, 3]}] * 3})
+    parquet.write_table(table, folder / "some.parquet", row_group_size=2)
+    printed = inspect(capsys, folder / "some.parquet", "--samples", "1").splitlines()
+    assert printed[0].startswith("Parquet: 3 samples, 1 file, 2 blocks of 1 to 2 samples, ")
+    assert printed[-3:] == ["  id: 1", "  when: 1970-01-01T00:00:00.000", "  who: {'a': 1, 'ids': [2, 3]}"]
+    parquet.write_table(table, folder / "some.parquet", row_group_size=1)
+    assert ", 3 blocks of 1 samples, " in inspect(capsys, folder / "some.parquet")
+
+
+def test_an_argument_that_the_class_does_not_have_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("a.tar", "a.rec", "photos"):
+        with pytest.raises(TypeError, match=f"read by {FOUND[path]}, which has no argument 'length'. Its arguments"):
+            penstock.open(folder / path, length=3)
+    assert cli.main(["inspect", str(folder / "a.tar"), "--dtype", "uint16"]) == 1
+    assert "by Tar, which has no argument 'dtype'. Its arguments are: decode, " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("path", "first", "line"),
     [

@@ -222,6 +222,17 @@ def test_types_that_give_the_same_values_may_be_mixed(tmp_path: Path) -> None:
     assert same(list(Parquet(files)), [sample(key) for key in range(20)] * 4)
 
 
+def test_writers_may_give_the_field_of_a_list_different_names(tmp_path: Path) -> None:
+    for name, compliant in (("a", True), ("b", False)):
+        data = pa.table({"words": [["x", "y"]], "pairs": [{"one": [["x"]]}]})
+        pa.parquet.write_table(data, tmp_path / f"{name}.parquet", use_compliant_nested_type=compliant)
+    kinds = [pa.parquet.read_schema(path).field("words").type for path in sorted(tmp_path.iterdir())]
+    assert list(map(str, kinds)) == ["list<element: string>", "list<item: string>"]
+    dataset = Parquet(tmp_path)
+    assert list(dataset) == 2 * [{"words": ["x", "y"], "pairs": {"one": [["x"]]}}]
+    assert [field.dtype for field in dataset.inspect().fields] == ["list<str>", "{one: list<list<str>>}"]
+
+
 def test_a_column_may_be_all_null_in_one_of_the_files(tmp_path: Path) -> None:
     """pandas writes such a column with the type null."""
     nothing = pa.table({"x": pa.nulls(2), "y": [1, 2]})
@@ -239,6 +250,13 @@ def test_a_column_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
     double = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(FormatError, match="the table: the column 'x' is there twice"):
         Arrow(double)
+
+
+def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
+    with pa.ipc.new_file(tmp_path / "some.arrow", pa.schema([])):
+        pass
+    with pytest.raises(FormatError, match=r"some.arrow has no columns, so its rows hold nothing"):
+        Arrow(tmp_path / "some.arrow")
 
 
 # What is kept.
@@ -511,6 +529,17 @@ def test_an_arrow_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         path.write_bytes(content[: len(content) // 2])
         with pytest.raises(FormatError, match=r"some\.arrow, byte [\d,]+: .*(cut off|the file ends|cannot be read)"):
             Arrow(path)
+
+
+@pytest.mark.parametrize("rows", [7, 20])
+def test_a_footer_that_names_other_batches_than_the_file_has_is_refused(tmp_path: Path, rows: int) -> None:
+    path = ipc(pa.ipc.new_file)(table(14), tmp_path / "some")
+    other = ipc(pa.ipc.new_file)(table(rows), tmp_path / "other").read_bytes()
+    content = path.read_bytes()
+    footers = [len(each) - 10 - int.from_bytes(each[-10:-6], "little") for each in (content, other)]
+    path.write_bytes(content[: footers[0]] + other[footers[1] :])
+    with pytest.raises(FormatError, match=rf"some\.arrow .*its footer names {-(-rows // 7)} record .* are 2"):
+        Arrow(path)
 
 
 def test_a_stream_that_is_cut_off_in_its_last_batch_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import pickle
+import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -218,9 +219,12 @@ def test_an_image_that_cannot_be_decoded_into_the_batch_is_named(tmp_path: Path)
 
 
 def test_pickles_need_a_function(tmp_path: Path) -> None:
-    path = write(tmp_path, [("a.pkl", pickle.dumps([1, 2]))])
-    with pytest.raises(FormatError, match=r"\.tar, member 'a.pkl', byte 512: .* it is a pickle, which can run any"):
+    path = write(tmp_path, [("a.pkl", pickle.dumps([1, 2])), ("b.state.pth", b"")])
+    with pytest.raises(FormatError, match=r"\.tar, member 'a.pkl', byte 512: it is a pickle, which can run any"):
         Tar(path)[0]
+    with pytest.raises(FormatError, match=r"decode=\{'pth': pickle.loads\}; with None the bytes stay"):
+        Tar(path)[1]
+    assert Tar(path, decode={"pth": None})[1]["state.pth"] == b""
     assert Tar(path, decode={"pkl": pickle.loads})[0]["pkl"] == [1, 2]
     assert Tar(path, decode=False)[0]["pkl"] == pickle.dumps([1, 2])
 
@@ -241,7 +245,7 @@ def test_pickles_need_a_function(tmp_path: Path) -> None:
 def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path, name: str, data: bytes, why: str) -> None:
     found = Tar(write(tmp_path, [("0.txt", b""), (name, data)]))
     assert found[0]["txt"] == ""
-    with pytest.raises(FormatError, match=rf"\.tar, member '{name}', byte 1,024: .*({why})"):
+    with pytest.raises(FormatError, match=rf"\.tar, member '{name}', byte 1,024: .*({why}).*or keep its bytes with"):
         found[1]
 
 
@@ -286,9 +290,28 @@ def test_a_sparse_file_is_an_error_of_its_sample(tmp_path: Path) -> None:
         Tar(path)[0]
 
 
-def test_an_old_sparse_file_is_an_error_of_its_tar(tmp_path: Path) -> None:
-    path = write(tmp_path, [("b.txt", b"")], change=change_kind(b"S"))
-    with pytest.raises(FormatError, match=r"byte 0: member 'b.txt' is of kind b'S', .*without --sparse"):
+@pytest.mark.parametrize("holes", [1, 5, 100])
+def test_an_old_sparse_file_is_an_error_of_its_sample(tmp_path: Path, holes: int) -> None:
+    """As GNU tar writes one. Its header has room for four parts; further headers have 21 more each."""
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    with open(tmp_path / "b.txt", "wb") as file:
+        for part in range(holes):
+            file.seek((2 * part + 1) << 16)
+            file.write(b"end")
+    path, names = tmp_path / "some.tar", ["a.txt", "b.txt", "c.txt"]
+    subprocess.run(["tar", "-C", tmp_path, "--format=gnu", "--sparse", "-cf", path, *names], check=True)
+    with tarfile.open(path) as tar:
+        assert [member.type for member in tar] == [b"0", b"S", b"0"]
+    found = Tar(path)
+    assert len(found) == 3 and (found[0]["txt"], found[2]["txt"]) == ("a.txt", "c.txt")
+    with pytest.raises(FormatError, match=r"member 'b.txt', .*it is a sparse file, .*without --sparse"):
+        found[1]
+
+
+def test_a_member_of_an_unknown_kind_is_an_error_of_its_tar(tmp_path: Path) -> None:
+    path = write(tmp_path, [("b.txt", b"")], change=change_kind(b"M"))
+    with pytest.raises(FormatError, match=r"byte 0: member 'b.txt' is of kind b'M', .*plain files only"):
         Tar(path)
 
 
@@ -304,6 +327,13 @@ def test_the_size_in_a_posix_header_counts(tmp_path: Path) -> None:
         info.pax_headers = {"size": str(info.size), "comment": "of no use"}
 
     path = write(tmp_path, [("a.txt", b"one"), ("b.txt", b"two")], tarfile.PAX_FORMAT, change)
+    content = bytearray(path.read_bytes())
+    header = content[1024:1536]  # after that of POSIX and its lines; its size becomes 0, as with 8 GB or more
+    assert header[:5] == b"a.txt"
+    header[124:136], header[148:156] = b"0" * 11 + b"\0", b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[1024:1536] = header
+    path.write_bytes(content)
     assert [sample["txt"] for sample in Tar(path)] == ["one", "two"]
 
 
@@ -316,10 +346,11 @@ def test_a_size_beyond_octal_digits_is_read(tmp_path: Path) -> None:
     assert Tar(path)[0]["txt"] == "one"
 
 
-def test_a_tar_without_its_end_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [515, 1000, 1024])
+def test_a_tar_without_its_end_is_cut_off(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, [("a.txt", b"one")])
-    path.write_bytes(path.read_bytes()[:1024])
-    with pytest.raises(FormatError, match=r"byte 1,024: the archive ends here without the zeros .* head -c 1024"):
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(FormatError, match=rf"byte {size:,}: the archive ends here without the zeros .* head -c 1024"):
         Tar(path)
     with path.open("ab") as file:
         file.write(bytes(1024))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock._cache import agendas
 from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
@@ -175,9 +176,11 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
 
 def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     store = Store(tmp_path, 10, 1 << 20)
+    tried: list[str] = []
 
     def failing(block: int, pause: Any = None) -> bytes:
         if block == 3:
+            tried.append(threading.current_thread().name)
             raise ConnectionError("no route to host")
         return Store.fetch(store, block)
 
@@ -190,8 +193,19 @@ def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="no route to host") as caught:
         next(batches)
     assert "sample 30" in "".join(caught.value.__notes__)
-    assert next(batches).tolist() == list(range(40, 50))
+    for step in range(4, 10):
+        assert next(batches).tolist() == list(range(10 * step, 10 * step + 10))
+        until(lambda step=step: position_of(tmp_path) >= 10 * step)  # so the scout has looked again
+    assert sorted(tried) == ["MainThread", "penstock-fetch"]
     loader.close()
+
+
+def position_of(folder: Path) -> int:
+    """The position that the agenda in a folder has."""
+    (path,) = folder.rglob("*.penstock-agenda")
+    found = agendas.read(str(path), sweeps=False)
+    assert found is not None
+    return found.position
 
 
 def test_without_a_folder_the_scout_fetches_nothing(tmp_path: Path) -> None:

@@ -10,12 +10,19 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import _descriptors
+from penstock.formats import _shared
+from penstock.formats._keeper import Keeper
+from penstock.formats._kept import Kept
 from penstock.formats._shared import Inventory, Shared
+from penstock.plan import BlockOrder
+from penstock.plan._forecast import Forecast
+from penstock.plan._plan import OrderPlan
 
 TABLES = count()
 
@@ -84,6 +91,18 @@ def test_a_block_that_another_process_has_made_is_not_made_again(table: str, inv
     assert found == b"three"  # the memory is this process's as well
 
 
+def test_a_block_that_is_there_when_the_lock_is_had_is_not_made_again(
+    table: str, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Shared(table, 100)) as one, closing(Shared(table, 100)) as other:
+        three(one)
+        too_early, mapped = iter([None]), _shared._mapped
+        monkeypatch.setattr(_shared, "_mapped", lambda *block: next(too_early, mapped(*block)))
+        calls: list[bytes] = []
+        assert other.get(3, partial(made, b"other", calls)) == b"three" and not calls
+    assert inventory.decoded == 1
+
+
 def test_the_block_of_a_process_that_has_died_is_made_again(table: str, inventory: Inventory) -> None:
     child = Child(partial(three, Shared(table, 100)))
     child.kill()
@@ -135,6 +154,32 @@ def test_a_descriptor_that_is_another_file_by_now_is_not_written_to(table: str, 
         with pytest.raises(OSError, match="not an inventory"):
             inventory.drop({0})
     assert path.read_bytes() == b"x" * 20_000
+
+
+def test_a_descriptor_that_holds_another_block_by_now_is_not_read(table: str, inventory: Inventory) -> None:
+    """A process may have closed a block, and opened the next one with the same number, after a row was read."""
+    with closing(Shared(table, 100)) as shared:
+        shared.get(3, partial(made, b"three"))
+        other = shared.get(4, partial(made, b"fours"))
+        three, four = shared._own.values()
+        os.dup2(four, three, inheritable=False)
+        assert other == b"fours" and shared.get(3, partial(made, b"three")) == b"three"
+
+
+def test_a_keeper_drops_the_blocks_that_the_window_has_left(table: str) -> None:
+    order = BlockOrder(np.arange(0, 1001, 10), window=4, seed=1)
+    first, stop = order.spans(0)
+    steps = 0
+    forecast = Forecast(OrderPlan(order, batch_size=10), 0, lambda: steps)
+    kept: Kept[int, bytes] = Kept(0)
+    keeper = Keeper(forecast, table, order.edges, kept)
+    with closing(keeper), closing(Shared(table, 1)) as shared:
+        for steps in (0, 30, 60, 95):
+            for block in range(100):
+                shared.get(block, partial(made, b"some"))
+            keeper.look()
+            live = {*np.flatnonzero((first <= 10 * steps) & (10 * steps < stop)).tolist()}
+            assert live <= shared.blocks() == kept.needed and len(shared.blocks()) <= 4 * order.window
 
 
 def test_an_inventory_that_is_closed_opens_nothing(table: str, inventory: Inventory) -> None:

@@ -17,7 +17,7 @@ HEADER = 512
 _ZEROS = bytes(HEADER)
 _ADLER = 65521
 _LONGEST_NAME = 1 << 20  # bytes of a member that holds a name
-_FILE, _FOLDER = "a file", "a folder"
+_FILE, _FOLDER, _SPARSE = "a file", "a folder", "a sparse file"
 _KINDS = {
     b"0": _FILE,
     b"\0": _FILE,
@@ -28,10 +28,10 @@ _KINDS = {
     b"3": "a device",
     b"4": "a device",
     b"6": "a pipe",
+    b"S": _SPARSE,
     b"V": "the name of a volume",
 }
-_GNU_NAME, _GNU_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
-_SPARSE = "a sparse file"
+_GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", b"g"
 
 
 class Bytes(Protocol):
@@ -76,7 +76,7 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     while True:
         if at + HEADER > archive.size:
             archive.refused(
-                at,
+                min(at, archive.size),  # the zeros behind the last member may be cut off, too
                 "the archive ends here without the zeros that mark its end. The file is cut off, or its writer was "
                 "not closed. To read what is there, append the mark: head -c 1024 /dev/zero >> FILE",
             )
@@ -100,6 +100,10 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     name = (pax.get(b"path") or long_name or _name(header)).decode("utf-8", "surrogateescape")
     if b"size" in pax:
         size = _decimal(archive, at, pax[b"size"])
+    more = code == _GNU_SPARSE and header[482]  # headers with more of the file's map follow
+    while more and data + HEADER <= archive.size:
+        more = archive.read(data, HEADER)[504]
+        data += HEADER
     if data + size > archive.size:
         archive.damaged(
             at, f"member {name!r} should have {size:,} bytes, but the file ends at byte {archive.size:,}"
@@ -107,7 +111,7 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     kind = _KINDS.get(code)
     if kind is None:
         archive.refused(
-            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar without --sparse"
+            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar with plain files only"
         )
     if any(key.startswith(b"GNU.sparse") for key in pax):
         kind = _SPARSE

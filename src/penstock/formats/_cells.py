@@ -342,8 +342,9 @@ def form_of(kind: Any) -> str:
         return "bytes" if is_binary(kind) else "str"
     if kinds.is_fixed_size_list(kind) and is_numeric(kind):
         return f"{form_of(kind.value_type)}[{kind.list_size}]"
-    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and is_numeric(kind.value_type):
-        return f"{form_of(kind.value_type)}[any]"
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        inner = form_of(kind.value_type)  # the name of the field inside differs between writers: item, element
+        return f"{inner}[any]" if is_numeric(kind.value_type) else f"list<{inner}>"
     if kinds.is_struct(kind):
         return f"{{{', '.join(f'{field.name}: {form_of(field.type)}' for field in kind)}}}"
     return str(number_dtype(kind) or kind)

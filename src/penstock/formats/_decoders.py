@@ -69,7 +69,14 @@ def decoded(
             raise
         if isinstance(error, ImportError):
             raise
-        raise FormatError(f"{name}: its {len(data):,} bytes cannot be decoded: {error}") from error
+        if function is _refused:
+            remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
+            raise FormatError(f"{name}: {error}. If you trust the files, {remedy}.") from None
+        said = str(error).rstrip(".")
+        raise FormatError(
+            f"{name}: its {len(data):,} bytes cannot be decoded: {said}. The member is damaged, or has another "
+            f"format than its name says: write it again, or keep its bytes with decode={{{found!r}: None}}."
+        ) from error
 
 
 def _image(data: bytes) -> NDArray[np.uint8]:
@@ -107,10 +114,7 @@ def _npz(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _refused(data: bytes) -> Any:
-    raise ValueError(
-        "it is a pickle, which can run any program when it is loaded. If you trust the files, pass a function: "
-        "decode={'pkl': pickle.loads}; decode={'pkl': None} leaves the bytes as they are."
-    )
+    raise ValueError("it is a pickle, which can run any program when it is loaded")
 
 
 _DECODERS: dict[str, Decoder | None] = {

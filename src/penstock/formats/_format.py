@@ -93,10 +93,10 @@ class Format(Dataset[Any]):
         """What the files hold, with the first samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
         size = sum(file.size for file in self._files)
-        blocks = len(self.blocks) - 1
-        return Inspection(
-            type(self).__name__, len(self._files), len(self), size, self._fields(), blocks, first
-        )
+        lengths = np.diff(self.blocks)
+        some = (int(lengths.min()), int(lengths.max())) if len(lengths) else None
+        about = type(self).__name__, len(self._files), len(self), size, self._fields()
+        return Inspection(*about, len(lengths), first, some)
 
     def _fields(self) -> tuple[FieldInfo, ...]:
         return tuple(fields_of(self[0])) if len(self) else ()

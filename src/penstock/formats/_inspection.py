@@ -20,7 +20,10 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What files hold. `blocks` is the number of blocks; `first` has the first samples."""
+    """What files hold. `blocks` is the number of blocks; `first` has the first samples.
+
+    `block_samples` has the fewest and the most samples of a block; None if the format has no blocks.
+    """
 
     format: str
     files: int
@@ -29,6 +32,7 @@ class Inspection:
     fields: tuple[FieldInfo, ...]
     blocks: int
     first: tuple[Any, ...]
+    block_samples: tuple[int, int] | None = None
 
 
 def fields_of(sample: Any, name: str = "") -> Iterator[FieldInfo]:

@@ -83,7 +83,13 @@ class Megatron(Extents):
 def _bin_of(index: AnyFile) -> AnyFile:
     if isinstance(index, RemoteFile):
         return index.beside(".bin")
-    return File(os.path.splitext(index.path)[0] + ".bin")
+    path = os.path.splitext(index.path)[0] + ".bin"
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"Megatron: there is no {path!r}, which has the ids that {index.path!r} describes. The two files belong "
+            "together: copy both."
+        )
+    return File(path)
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 from penstock._remote.urls import is_url, redacted, scheme_of
@@ -75,17 +75,27 @@ def _spelt_out(path: str) -> list[str]:
 
 
 def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
-    given: list[Any] = [paths] if isinstance(paths, (str, os.PathLike, AnyFile)) else list(paths)
+    if isinstance(paths, (str, os.PathLike, AnyFile)):
+        return [paths]
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        _refuse(paths, reader)
+    given = list(paths)
     if not given:
         raise ValueError(f"{reader} needs at least one path, but got an empty list.")
     return given
 
 
+def _refuse(path: object, reader: str) -> NoReturn:
+    raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {path!r}.")
+
+
 def _text(path: FilePath | AnyFile, reader: str) -> str:
     """The path or URL; a file:// URL is a path."""
+    if not isinstance(path, (str, os.PathLike, AnyFile)):
+        _refuse(path, reader)
     text = path.path if isinstance(path, AnyFile) else os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError(f"{reader} takes paths as str or os.PathLike, but got {path!r}.")
+        _refuse(path, reader)
     if scheme_of(text) != "file":
         return text
     parts = urlsplit(text)

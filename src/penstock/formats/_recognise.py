@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import penstock.formats as formats
@@ -39,19 +40,31 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     """The dataset of these files; `settings` are the arguments of its class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):
-        return _class(name)(given[0], **settings)
+        return _made(name, given[0], settings)
     files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
-            "of a sample, for example penstock.open(path, dtype='uint16', length=1024)."
+            "of a sample: penstock.open(path, dtype='uint16', length=1024), or in a terminal penstock inspect PATH "
+            "--dtype uint16 --length 1024."
         )
     if name in ("RecordFile", "CaffeLMDB"):
         if len(files) > 1:
             raise ValueError(f"{name} reads one file, but there are {len(files)}. Join them with ConcatDataset.")
-        return _class(name)(expand(files, (), name)[0], **settings)
-    return _class(name)(files, **settings)
+        return _made(name, expand(files, (), name)[0], settings)
+    return _made(name, files, settings)
+
+
+def _made(name: str, paths: Any, settings: dict[str, Any]) -> Any:
+    made = _class(name)
+    known = list(signature(made).parameters)[1:]
+    if unknown := sorted(settings.keys() - known):
+        raise TypeError(
+            f"these files are read by {name}, which has no argument {unknown[0]!r}. Its arguments are: "
+            f"{', '.join(known)}."
+        )
+    return made(paths, **settings)
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:

@@ -39,6 +39,8 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise FormatError(f"{path} has no column {names_of(missing)}. It has {names_of(schema.names)}.")
+    if not schema.names:
+        raise FormatError(f"{path} has no columns, so its rows hold nothing. Write it again with columns.")
     if not names:
         raise ValueError(f"columns must name at least one column of {path}, which has {names_of(schema.names)}.")
     double = sorted({name for name in names if names.count(name) > 1 or schema.names.count(name) > 1})

@@ -48,6 +48,9 @@ def _paths(dataset: Any) -> list[str]:
 def lines(found: Inspection) -> list[str]:
     amounts = [(found.samples, "sample"), (found.files, "file"), (found.blocks, "block")]
     counts = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in amounts)
+    if found.blocks > 1 and found.block_samples is not None:
+        fewest, most = found.block_samples
+        counts += f" of {most:,} samples" if fewest == most else f" of {fewest:,} to {most:,} samples"
     shown = [f"{found.format}: {counts}, {size(found.bytes)}"]
     rows = [(field.name or "(the sample)", field.dtype, _shape(field.shape)) for field in found.fields]
     if rows:
@@ -76,5 +79,8 @@ def _value(value: Any) -> str:
     if isinstance(value, np.ndarray):
         some = ", ".join(map(str, value.reshape(-1)[:12].tolist()))
         return f"[{some}{', ...' if value.size > 12 else ''}]"
-    text = repr(value)
+    if isinstance(value, dict):
+        text = f"{{{', '.join(f'{name!r}: {_value(inner)}' for name, inner in value.items())}}}"
+    else:
+        text = str(value) if isinstance(value, np.generic) else repr(value)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -154,11 +154,15 @@ class Table(Format):
             return self._decode(number), False
         if self._shared is None:
             self._shared = Shared(self._identity(), self.keep)
-        found = self._shared.get(number, lambda: [serialized(self.schema, [self._decode(number)])])
+        found = self._shared.get(number, lambda: [self._serialized(number)])
         if found is None:
             return self._decode(number), False
         self._kept.drop({*self._kept} - self._shared.blocks())
         return deserialized(found)[0], True
+
+    def _serialized(self, number: int) -> NDArray[np.uint8]:
+        batch = self._decode(number)
+        return serialized(batch.schema, [batch])  # its own: files may differ in types whose values are the same
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
