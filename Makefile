@@ -77,9 +77,10 @@ pictures: $(VENV)/.browser
 ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray
 
-# Remote files from real servers, S3's protocol by moto and ranges by nginx, through a proxy that breaks answers: half a
-# minute; PENSTOCK_SOAK=60 breaks them for a minute. Installs Debian's nginx if it is missing, as root. `make test` runs
-# most of this on Python's own server.
+# Remote files from real servers, S3's protocol by moto, Azure's by Azurite and ranges by nginx, and from a stand-in for
+# Google's, through a proxy that breaks answers: two minutes; PENSTOCK_SOAK=60 breaks them for a minute more. Installs
+# Debian's nginx if it is missing, as root, and Azurite by npm; without npm the tests of Azure are skipped. `make test`
+# runs most of this on Python's own server.
 remote: $(VENV)/.remote
 	$(BIN)/python -m pytest tests/remote tests/on_stores
 
@@ -165,6 +166,9 @@ $(VENV)/.remote: $(VENV)/.developed requirements-remote.txt
 	$(PIP) install --requirement requirements-remote.txt
 	@{ command -v nginx || test -x /usr/sbin/nginx; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes nginx-light; }
+	@if command -v npm > /dev/null; \
+	  then npm install --global --prefix $(VENV) --no-audit --no-fund --loglevel=error azurite@3.35.0; \
+	  else echo "skipped: Azurite needs npm"; fi
 	@touch $@
 
 # One by one: a peer without a wheel for this machine must not keep the others out.

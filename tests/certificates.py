@@ -27,3 +27,22 @@ def environment(tls: Tls) -> dict[str, str]:
     """As it is on the nodes of a cluster that uses these files."""
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
     return {"RAY_USE_TLS": "1", **dict(zip(names, tls, strict=True))}
+
+
+def signed_certificate(folder: Path, address: str, days: int) -> Tls:
+    """A certificate for an address, such as "IP:127.0.0.1", of an authority of its own; expired if days is -1."""
+    names = ("authority.pem", "key.pem", "asked.csr", "own.pem")
+    authority, key, asked, certificate = (folder / name for name in names)
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    (folder / "names").write_text(f"subjectAltName={address}")
+    signing = ["-CA", authority, "-CAkey", folder / "authority.key", "-CAcreateserial", "-extfile", folder / "names"]
+    try:
+        for command in (
+            [*new, "-x509", "-subj", "/CN=authority", "-keyout", folder / "authority.key", "-out", authority],
+            [*new, "-subj", "/CN=server", "-keyout", key, "-out", asked],
+            ["openssl", "x509", "-req", "-in", asked, "-days", str(days), *signing, "-out", certificate],
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("this machine has no openssl")
+    return Tls(str(certificate), str(key), str(authority))

@@ -28,6 +28,7 @@ from torch.utils.data import (
 
 import penstock
 from parity.compare import difference
+from penstock.source._nested import blocks_of
 from penstock.testing import assert_resumes_everywhere, assert_same_everywhere
 from penstock.torch import DataLoader
 from penstock.torch import _private as private
@@ -677,4 +678,24 @@ def test_a_dataset_is_told_which_keys_will_be_asked_for(tmp_path: Path, workers:
     assert "penstock-scout" in threads()
     del loader
     gc.collect()
+    until(lambda: not threads())
+
+
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+def test_pieces_are_fetched_ahead_through_subsets_and_concatenations_of_torch(tmp_path: Path, shuffle: Any) -> None:
+    stores = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        stores.append(Store(tmp_path / name, 10, 1 << 20))
+    seeded = torch.Generator().manual_seed(0)
+    halves = [torch.utils.data.random_split(one, [50, 50], seeded)[0] for one in stores]  # type: ignore[arg-type]
+    whole: Any = torch.utils.data.ConcatDataset(halves)
+    loader = DataLoader(whole, batch_size=10, shuffle=shuffle, seed=1)
+    batches = iter(loader)
+    until(lambda: all(len(one.fetched()) == 10 for one in stores))
+    given = torch.cat(list(batches)).tolist()
+    assert sorted(given) == sorted(key for half in halves for key in half.indices)
+    assert {by for one in stores for _, by in one.fetched()} == {"scout"}
+    assert len(blocks_of(whole)) == 20
+    del batches, loader
     until(lambda: not threads())

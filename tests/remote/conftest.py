@@ -36,7 +36,7 @@ def connections_are_closed() -> Iterator[None]:
     """Waits for them: obstore closes those of a store that is gone in a thread of its own."""
     before = descriptors()
     yield
-    until = time.monotonic() + 10
+    until = time.monotonic() + 20
     while descriptors() - before and time.monotonic() < until:
         gc.collect()
         time.sleep(0.05)

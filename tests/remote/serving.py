@@ -67,6 +67,10 @@ class Server(Closing):
         self.status: Callable[[str], int] = about.get("status", lambda path: 0)
         self.latency: float = about.get("latency", 0.0)
 
+    def error(self, path: str, headers: dict[str, str]) -> bytes:
+        """What is sent with a status that is not the file's own."""
+        return b"<Error><Code>Refused</Code></Error>"
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -86,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(server.latency)
         file = server.folder / path.lstrip("/")
         if status := server.status(self.path):
-            return self.answer(status, b"<Error><Code>Refused</Code></Error>")
+            return self.answer(status, server.error(self.path, dict(self.headers)))
         if not file.is_file():
             return self.answer(404, b"")
         content = file.read_bytes()
@@ -116,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path, **about: Any) -> Iterator[Server]:
-    with Server(folder, **about) as server, _running(server):
+    with Server(folder, **about) as server, running(server):
         yield server
 
 
@@ -127,8 +131,8 @@ class Proxy(Closing):
     are broken one after another.
     """
 
-    def __init__(self, upstream: str, seed: int, share: float = 0.3, in_a_row: int = 3) -> None:
-        super().__init__(Breaking)
+    def __init__(self, upstream: str, seed: int, share: float = 0.3, in_a_row: int = 3, handler: Any = None) -> None:
+        super().__init__(handler or Breaking)
         self.upstream = upstream.removeprefix("http://")
         self.share, self.in_a_row = share, in_a_row
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -182,7 +186,8 @@ class Breaking(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, headers=dict(self.headers))
             answer = connection.getresponse()
-            body, length = answer.read(), int(answer.headers.get("Content-Length") or 0)
+            body = answer.read()
+            length = int(answer.headers.get("Content-Length") or len(body))  # chunks have none
         finally:
             connection.close()
         dropped = ("content-length", "connection", "transfer-encoding", "date", "server")
@@ -218,12 +223,12 @@ class Breaking(BaseHTTPRequestHandler):
 
 @contextmanager
 def breaking(upstream: str, seed: int, **about: Any) -> Iterator[Proxy]:
-    with Proxy(upstream, seed, **about) as proxy, _running(proxy):
+    with Proxy(upstream, seed, **about) as proxy, running(proxy):
         yield proxy
 
 
 @contextmanager
-def _running(server: ThreadingHTTPServer) -> Iterator[None]:
+def running(server: ThreadingHTTPServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

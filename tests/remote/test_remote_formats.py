@@ -183,7 +183,7 @@ def test_the_extents_of_columns_are_those_that_pyarrow_names(about: Any) -> None
             assert found == [min(starts), max(stops)]
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60))
 def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._measure.cached import CacheCounts
@@ -26,13 +27,22 @@ from penstock.formats._pieces import PiecesInMemory
 from penstock.formats._remotefile import RemoteFile
 from remote.serving import Server, serving
 
-QUICK = Patience(seconds=0.5, first=0.001, longest=0.01)
-
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "READING", QUICK)
-    monkeypatch.setattr(store, "FINDING", QUICK)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses, but as much patience as a busy machine needs."""
+    allow(monkeypatch, 100.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For outages that last."""
+    allow(monkeypatch, 0.3)
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for name in ("READING", "FINDING"):
+        monkeypatch.setattr(store, name, Patience(seconds, first=0.001, longest=0.01))
 
 
 def remote_file(url: str, **storage: Any) -> RemoteFile:
@@ -40,16 +50,17 @@ def remote_file(url: str, **storage: Any) -> RemoteFile:
     return RemoteFile(remote, remote.find(key), PiecesInMemory())
 
 
-@given(st.integers(1, 60), st.floats(0, 299), st.floats(0, 1))
-def test_pauses_double_up_to_a_limit_with_jitter(failures: int, elapsed: float, dice: float) -> None:
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 299), st.floats(0, 1))
+def test_pauses_double_up_to_a_limit_with_jitter(failures: int, odd: int, elapsed: float, dice: float) -> None:
     patience = Patience()
-    pause = patience.pause(Fault.PASSING, failures, elapsed, dice)
+    pause = patience.pause(Fault.PASSING, failures, odd, elapsed, dice)
     longest = min(20.0, 0.2 * 2 ** (failures - 1))
     assert pause == pytest.approx(longest * (1 + dice) / 2)
-    assert patience.pause(Fault.PASSING, failures, 300.0, dice) is None
-    assert (patience.pause(Fault.ODD, failures, elapsed, dice) is None) == (failures >= 5)
+    assert patience.pause(Fault.PASSING, failures, odd, 300.0, dice) is None
+    assert (patience.pause(Fault.ODD, failures, odd, elapsed, dice) is None) == (odd >= 5)
     for fault in (Fault.FINAL, Fault.MISSING, Fault.CHANGED):
-        assert patience.pause(fault, failures, elapsed, dice) is None
+        assert patience.pause(fault, failures, odd, elapsed, dice) is None
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -78,6 +89,7 @@ def test_a_status_that_stays_is_an_error_at_once(folder: Path, server: Server, s
     assert "(Refused). It was tried once. Check the " in text
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_outage_that_lasts_is_an_error_with_the_number_of_tries(folder: Path, server: Server) -> None:
     (folder / "x").write_bytes(b"content")
     file = remote_file(f"{server.url}/x")
@@ -86,6 +98,7 @@ def test_an_outage_that_lasts_is_an_error_with_the_number_of_tries(folder: Path,
         file.read(0, 7)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_host_that_is_not_there_is_an_error_after_a_while() -> None:
     with pytest.raises(RemoteError, match=r":1/x cannot be found: no connection \(Connection refused\)\. It"):
         remote_file("http://127.0.0.1:1/x")
@@ -170,6 +183,12 @@ def test_an_option_that_the_library_does_not_know_is_an_error() -> None:
     assert "SECRET" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("url", "name"), [("s3://b", "endpoint"), ("az://b", "endpoint"), ("gs://b", "base_url")])
+def test_a_server_without_a_scheme_is_an_error(url: str, name: str) -> None:
+    with pytest.raises(RemoteError, match=rf"{name} is not a URL\. It was tried once\. Pass .*https://host"):
+        Remote(url, "", {name: "minio:9000"}).find("k")
+
+
 def test_without_credentials_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -184,6 +203,11 @@ def test_what_the_service_of_credentials_answers_is_not_about_the_object(status:
     failed = _failed(Exception(f"{asked} - Server returned non-2xx status code: {status} X: "))
     assert failed.fault is fault
     assert (failed.came == "no credentials were found") == (fault is Fault.FINAL)
+
+
+def test_a_list_that_is_cut_off_is_asked_for_again() -> None:
+    failed = _failed(Exception("Generic S3 error: Got invalid list response: unexpected `Event::Eof`"))
+    assert failed.fault is Fault.ODD
 
 
 def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
@@ -209,14 +233,42 @@ def test_answers_of_another_length_are_errors_after_five(
     assert (counts.requests, counts.retries, counts.nbytes) == (6, 4, 0)  # one to find it
 
 
+def test_an_odd_answer_after_an_outage_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([*[Failed(Fault.PASSING, "busy")] * 6, b"short", b"0123456789"])
+
+    class Recovering:
+        def find(self, key: str) -> Any:
+            return store.Stored(key, 10, "")
+
+        def read(self, stored: Any, start: int, stop: int) -> bytes:
+            answer = next(answers)
+            if isinstance(answer, Failed):
+                raise answer
+            return answer
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Recovering())
+    assert remote_file("s3://b/k").read(0, 10) == b"0123456789"
+
+
+def test_a_retry_leaves_the_callers_random_generator_alone(folder: Path, server: Server) -> None:
+    (folder / "x").write_bytes(b"content")
+    file, tries = remote_file(f"{server.url}/x"), count()
+    server.status = lambda path: 503 if next(tries) < 3 else 0
+    before = random.getstate()
+    assert file.read(0, 7) == b"content"
+    assert random.getstate() == before
+
+
 def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     class Talking:
         def find(self, key: str) -> Any:
-            raise Failed(Fault.FINAL, "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:SECRET failed")
+            said = "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:%SECRET, SECRET%2Bkey failed"
+            raise Failed(Fault.FINAL, said)
 
     monkeypatch.setattr(store, "_connect", lambda *args: Talking())
-    storage = {"secret_access_key": "SECRET-key", "client_options": {"default_headers": {"t": b"SECRET-token"}}}
-    ((remote, key),) = remotes(["sftp://me:SECRET@h/k"], storage)
+    headers = {"client_options": {"default_headers": {"t": b"SECRET-token"}}}
+    storage = {"secret_access_key": "SECRET-key", "token": "SECRET+key", **headers}
+    ((remote, key),) = remotes(["sftp://me:%25SECRET@h/k"], storage)
     with pytest.raises(RemoteError, match=r"sftp://h/k cannot be found: GET https://h/k with \*\*\*, ") as raised:
         remote.find(key)
     assert "SECRET" not in str(raised.value)

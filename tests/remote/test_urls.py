@@ -108,6 +108,7 @@ def test_a_listing_in_parallel_has_each_object_once(keys: set[str], page: int) -
     assert sorted(found) == sorted(keys)
 
 
+@settings(deadline=None)
 @given(last=keys, until=keys | st.just(""))
 def test_cuts_are_sorted_and_between_the_two(last: str, until: str) -> None:
     found = cuts(last, until, 0)

@@ -19,7 +19,7 @@ from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import Scout
 from penstock._threads import running
-from penstock.plan import OrderPlan, Shuffled
+from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until
 
@@ -341,3 +341,24 @@ def test_an_agenda_is_bounded_by_its_pieces(tmp_path: Path, monkeypatch: pytest.
     steps[0] = 10  # beyond the uses that are known
     agenda = lookout.agenda()
     assert agenda is not None and len(agenda.rows) == 900 and agenda.position == 10
+
+
+def test_fetching_begins_before_the_pieces_of_all_blocks_are_known(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Many:
+        blocks = np.arange(5001) * 4
+
+        def pieces_of(self, block: int) -> list[Wanted]:
+            asked.append(block)
+            return [Wanted(f"{block}", 8, lambda pause: bytes(8))]
+
+    forecast = Forecast(OrderPlan(BlockOrder(Many.blocks, 4, 1)), 0, lambda: 0)
+    lookout = Lookout(forecast, Many(), Cache(tmp_path / "cache", 1 << 20), 1 << 20, 0)
+    first = lookout.agenda()
+    assert first is not None and len(first.rows) == len(asked) == 64
+    assert len(lookout.look(10, {}, ())) == 10
+    sizes = [len(agenda.rows) for _ in range(200) if (agenda := lookout.agenda()) is not None]
+    # Each time at least twice as many, up to all blocks of two epochs; each block is asked for once.
+    assert sizes == [128, 256, 512, 1024, 2048, 4096, 10_000]
+    assert len(asked) == len({*asked}) == 5000

@@ -240,3 +240,27 @@ def test_a_block_that_cannot_be_published_is_made_once_and_served(
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"three", calls)) == b"three"
     assert calls == [b"three"] and inventory.blocks() == set()
+
+
+def test_an_inventory_has_room_for_thousands_of_blocks(table: str) -> None:
+    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 0)) as shared:
+        for _ in range(2):
+            for block in range(300):
+                assert shared.get(block, partial(made, b"some")) == b"some"
+        assert inventory.blocks() == {*range(300)} and inventory.decoded == 300
+
+
+def test_a_process_holds_no_more_blocks_than_half_of_its_descriptors(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_shared, "_most_own", lambda: 10)
+    calls: list[bytes] = []
+    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 0)) as shared:
+        for block in range(12):
+            assert shared.get(block, partial(made, b"some", calls)) == b"some"
+        assert inventory.blocks() == {*range(10)}
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        inventory.drop(range(5))
+        assert shared.get(11, partial(made, b"some", calls)) == b"some"
+        assert inventory.blocks() == {*range(5, 10), 11} and len(calls) == 13
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 4

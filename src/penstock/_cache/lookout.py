@@ -11,7 +11,7 @@ are fetched as if none were fetched early, and these are the fewest possible (Be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
 
 _MOST_ROWS = 1 << 18  # of an agenda: uses of pieces, those that come first
+_ASKED = 64  # blocks whose pieces are asked for in one look: some milliseconds
 _REMEMBERED = 4096  # blocks whose pieces are not asked for again
 
 
@@ -54,41 +55,70 @@ class Lookout:
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
-        self._forecast = forecast
-        self._edges = np.asarray(dataset.blocks, np.int64)
+        self._forecasts, self._datasets = [forecast], [dataset]
+        self._edges = [np.asarray(dataset.blocks, np.int64)]
         self._ahead, self._near = min(ahead, cache.limit), near
         self._keys: dict[int, list[int]] = {}  # of the pieces of each block
-        self._uses: Uses | None = None
         self._there: set[str] = set()  # pieces that are in the folder
         self._evicted = -1  # pieces that were evicted from the folder by then
-        self._pieces_of = lru_cache(_REMEMBERED)(dataset.pieces_of)
-
-    @property
-    def position(self) -> int:
-        return self._forecast.position
-
-    def agenda(self) -> Agenda | None:
-        """What the loader will need; None if nothing was added to that since the last call."""
-        position = self.position
-        if self._uses is not None and position < self._uses.until:
-            return None
-        found = uses(self._forecast, self._edges)
-        self._there = set()  # some may have been deleted by hand
-        keys: list[list[int]] = []
-        rows = 0
-        for block in found.blocks.tolist():
-            rows += len(self._keys_of(block))
-            if rows > _MOST_ROWS and keys:
-                found = found.before(len(keys), position)
-                break
-            keys.append(self._keys_of(block))
-        self._uses, counts = found, list(map(len, keys))
-        first, stop = np.repeat(found.first, counts), np.repeat(found.stop, counts)
-        return Agenda(position, rows_of(list(chain.from_iterable(keys)), first, stop))
+        # It must not refer to the lookout, which ends with its last reference.
+        self._pieces_of = lru_cache(_REMEMBERED)(partial(_asked, self._datasets, self._edges))
+        self.forget()
 
     def forget(self) -> None:
         """The last agenda was not published."""
-        self._uses = None
+        self._uses: Uses | None = None
+        self._listed: list[list[int]] = []  # keys of the pieces of the first uses
+        self._rows = 0  # keys that are listed
+        self._published = 0  # uses
+
+    def joins(self, other: Lookout) -> bool:
+        """Looks out for what the other has to, if both are of the same loader and folder. Before the first look."""
+        if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
+            return False
+        self._forecasts += other._forecasts
+        self._datasets += other._datasets
+        self._edges += other._edges
+        return True
+
+    @property
+    def position(self) -> int:
+        return self._forecasts[0].position
+
+    def agenda(self) -> Agenda | None:
+        """What the loader will need; None if not much was added to that since the last call.
+
+        To find the pieces of all blocks may take seconds. So a call asks for those of a few blocks only, and an
+        agenda has the uses that are listed so far, at least twice as many as the last.
+        """
+        position = self.position
+        if self._uses is None or position >= self._uses.until:
+            self.forget()
+            self._uses = uses(list(zip(self._forecasts, self._edges, strict=True)))
+            self._there = set()  # some may have been deleted by hand
+        if self._published and self._published == len(self._uses.blocks):
+            return None
+        self._list_more(self._uses, position)
+        found, number = self._uses, len(self._listed)
+        if number < min(len(found.blocks), 2 * self._published):
+            return None
+        self._published = number
+        counts = list(map(len, self._listed))
+        first, stop = np.repeat(found.first[:number], counts), np.repeat(found.stop[:number], counts)
+        return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
+
+    def _list_more(self, found: Uses, position: int) -> None:
+        asked = 0
+        for block in found.blocks[len(self._listed) :].tolist():
+            asked += block not in self._keys
+            if asked > _ASKED:
+                return
+            keys = self._keys_of(block)
+            if self._rows + len(keys) > _MOST_ROWS and self._listed:
+                self._uses = found.before(len(self._listed), position)
+                return
+            self._listed.append(keys)
+            self._rows += len(keys)
 
     def _keys_of(self, block: int) -> list[int]:
         found = self._keys.get(block)
@@ -129,8 +159,17 @@ class Lookout:
         """The pieces that are in use, or will be, each once, in the order in which they are needed."""
         seen: set[str] = set()
         if self._uses is not None:
-            for at in np.flatnonzero(self._uses.stop > self.position).tolist():
+            for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():
                 for piece in self._pieces_of(int(self._uses.blocks[at])):
                     if piece.name not in seen:
                         seen.add(piece.name)
                         yield piece
+
+
+def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[Wanted]:
+    """The pieces of a block; blocks of the datasets are numbered through."""
+    for dataset, its in zip(datasets, edges, strict=True):
+        if block < len(its) - 1:
+            return dataset.pieces_of(block)
+        block -= len(its) - 1
+    raise AssertionError

@@ -49,6 +49,10 @@ class Scout:
         self._work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
         self._thread: threading.Thread | None = None
 
+    def joins(self, other: Scout) -> bool:
+        """Fetches for the other scout as well, if both are of the same loader and folder. Before both are started."""
+        return self._lookout.joins(other._lookout)
+
     def start(self) -> None:
         self._thread = started("penstock-scout", self._work, self._fetches.stop)
 

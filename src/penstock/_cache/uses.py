@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import dropwhile, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._forecast import Forecast
+from penstock.plan._grouping import Grouping
 
 _AT_ONCE = 1 << 16  # keys that are looked at together
 _MOST = 1 << 16  # uses that are known at a time, if they follow from keys
@@ -31,47 +33,62 @@ class Uses(NamedTuple):
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
 
-def uses(forecast: Forecast, edges: NDArray[np.int64]) -> Uses:
+Blocked = tuple[Forecast, NDArray[np.int64]]
+"""The forecast of a dataset, and its edges: the first key of each block, and the end."""
+
+
+def uses(sources: Sequence[Blocked]) -> Uses:
     """The uses in the present epoch and the next; if they follow from single keys, those that come first.
 
-    `edges`: the first key of each block, and the end.
+    The sources are datasets that one loader reads. Their blocks are numbered through.
     """
-    forecast = forecast.snapshot()
+    forecast = sources[0][0].root.snapshot()
     position = forecast.position
-    if not edges[-1]:
+    if not any(size for _, _, size in islice(forecast.epochs(), 2)):
         return Uses(position + 1, *_NOTHING)
     # The loader may be at the end of an epoch, and not have begun the next.
     epochs = dropwhile(lambda epoch: epoch[1] + epoch[2] <= position, forecast.epochs())
     present, following = islice(epochs, 2)
-    order: Any = forecast.order
-    until = following[1]
-    if hasattr(order, "spans") and np.array_equal(order.edges, edges):
-        some = np.flatnonzero(np.diff(edges))  # a block may be empty
-        spans = [(start, *order.spans(epoch)) for epoch, start, _ in (present, following)]
-        parts = [(some, start + first[some], start + stop[some]) for start, first, stop in spans]
+    until, end = following[1], following[1] + following[2]
+    blocks = [Grouping(edges) for _, edges in sources]
+    if all(source.knows(its) for (source, _), its in zip(sources, blocks, strict=True)):
+        parts = [part for start in (present, following) for part in _of_spans(sources, blocks, *start[:2])]
     else:
-        parts, end = _of_keys(forecast, edges, position, following[1] + following[2])
-        if end < following[1] + following[2]:
-            until = (position + end) // 2
-    blocks, first, stop = (np.concatenate(part) for part in zip(_NOTHING, *parts, strict=True))
+        parts, reached = _of_keys(forecast, sources, position, end)
+        if reached < end:
+            until = (position + reached) // 2
+    found, first, stop = (np.concatenate(part) for part in zip(_NOTHING, *parts, strict=True))
     sort = np.argsort(first, kind="stable")
-    return Uses(until, blocks[sort], first[sort], stop[sort])
+    return Uses(until, found[sort], first[sort], stop[sort])
 
 
 _Part = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 _NOTHING: _Part = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-def _of_keys(
-    forecast: Forecast, edges: NDArray[np.int64], at: int, end: int
-) -> tuple[list[_Part], int]:
+def _of_spans(
+    sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int, start: int
+) -> Iterator[_Part]:
+    before = 0
+    for (source, _), its in zip(sources, blocks, strict=True):
+        numbers, first, stop = source.spans(its, epoch)
+        yield before + numbers, start + first, start + stop
+        before += len(its)
+
+
+def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_Part], int]:
     """Each run of keys of the same block is a use. Up to `end`, or until there are many."""
     parts: list[_Part] = []
     count = 0
     while at < end and count < _MOST:
         stop = min(at + _AT_ONCE, end)
-        blocks = edges.searchsorted(forecast.keys(at, stop), "right") - 1
-        begins = np.flatnonzero(np.diff(blocks, prepend=-1))
-        parts.append((blocks[begins], at + begins, at + np.append(begins[1:], len(blocks))))
-        at, count = stop, count + len(begins)
+        keys, before = forecast.keys(at, stop), 0
+        for source, edges in sources:
+            blocks = edges.searchsorted(source.inner(keys), "right") - 1  # -1: another dataset is read
+            begins = np.flatnonzero(np.diff(blocks, prepend=-1))
+            ends = np.append(begins[1:], len(blocks))[: len(begins)]
+            here = blocks[begins] >= 0
+            parts.append((before + blocks[begins][here], at + begins[here], at + ends[here]))
+            before, count = before + len(edges) - 1, count + int(here.sum())
+        at = stop
     return parts, at

@@ -12,7 +12,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._resume.state import Progress
 from penstock.plan import OrderPlan
 from penstock.plan._forecast import Forecast
-from penstock.source._dataset import method_of
+from penstock.source._nested import Foresee, foresee_of
 
 
 class NoForesight:
@@ -42,13 +42,13 @@ class Foresight(NoForesight):
     _returned: Any = None
     _start: Any = None
 
-    def __init__(self, dataset: Any, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
+    def __init__(self, told: Foresee, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
         self._process = os.getpid()
         self._progress = progress
         self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
         self._forecast.counts = counts
         with interrupts_deferred():  # what it returns must not be lost
-            self._returned = dataset.__foresee__(self._forecast)
+            self._returned = told(self._forecast)
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
@@ -81,8 +81,9 @@ def foresee(
     Called before workers have anything to do. After they were started, call `start`: a process that has more threads
     cannot fork them.
     """
-    if method_of(dataset, "__foresee__") is None or not isinstance(plan, OrderPlan):
+    told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
+    if told is None or not isinstance(plan, OrderPlan):
         return NO_FORESIGHT
     if last.continues(plan, progress):
         return last
-    return Foresight(dataset, plan, progress, counts)
+    return Foresight(told, plan, progress, counts)

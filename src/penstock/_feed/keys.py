@@ -15,9 +15,9 @@ from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError
-from penstock.plan import BlockOrder, Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._dataset import blocks_of, method_of
+from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
@@ -148,7 +148,7 @@ class ByKey(Feed):
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
         if self.options.shuffle == "blocks":
-            return BlockOrder(blocks_of(self.dataset), self.options.window or 1, seed)
+            return blocks_of(self.dataset).order(self.options.window or 1, seed)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock._remote.retry import Failed, Fault
-from penstock._remote.store import Page, Stored
+from penstock._remote.store import SERVERS, Page, Stored
 from penstock._remote.urls import is_web
 from penstock.errors import RemoteError
 
@@ -29,6 +29,13 @@ _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
     'data, storage={"skip_signature": True}.'
 )
+_CERTIFICATES = {  # by the beginning of the name that rustls has for what is wrong
+    "UnknownIssuer": "If its authority is a private one, name the file with the certificate of the authority in "
+    'SSL_CERT_FILE, or pass the text of that file: storage={"client_options": {"root_certificate": text}}.',
+    "NotValidForName": "It belongs to another host: use the name in the certificate.",
+    "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
+    "NotValidYet": "It is not valid yet: check the clock of this machine.",
+}
 _AGAIN = {408, 425, 429}
 _SAID = {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "the answer broke off"}
 
@@ -44,8 +51,11 @@ class Objects:
         client: dict[str, Any] = {**_CLIENT, **settings.pop("client_options", {})}
         if user:
             client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
-        if any(str(each).startswith("http://") for each in (root, settings.get("endpoint", ""))):
+        if any(str(each).startswith("http://") for each in (root, *map(settings.get, SERVERS))):
             client.setdefault("allow_http", True)
+        for name in SERVERS:
+            if name in settings and not is_web(str(settings[name])):  # obstore would panic
+                raise Failed(Fault.FINAL, f"{name} is not a URL", f'Pass storage={{"{name}": "https://host"}}.')
         self._is_web = is_web(root)
         make = obstore.store.HTTPStore if self._is_web else obstore.store.from_url
         try:
@@ -159,6 +169,8 @@ def _failed(error: Exception) -> Failed:
         )
     if "Requested " in head or "Content-Range" in head:
         return Failed(Fault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
+    if "invalid list response" in head:
+        return Failed(Fault.ODD, "the list of objects is cut off or is not XML")
     if "redirect without LOCATION" in head:
         return Failed(Fault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.')
     if "redential" in head:
@@ -171,8 +183,8 @@ def _broken(kind: str, head: str, text: str) -> Failed:
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
-        remedy = 'Install the root certificate, or pass storage={"client_options": {"root_certificate": PEM}}.'
-        return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why or head[-80:]})", remedy)
+        remedy = next((said for start, said in _CERTIFICATES.items() if why.startswith(start)), "")
+        return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why or 'refused'})", remedy)
     broken = _KIND.search(text)
     if broken is None or kind != "GenericError":
         return Failed(Fault.FINAL, f"{kind}: {head[:300]}")

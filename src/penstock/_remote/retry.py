@@ -37,12 +37,13 @@ class Patience:
     odd: int = 5
     """Answers that do not fit before one of them is an error."""
 
-    def pause(self, fault: Fault, failures: int, elapsed: float, dice: float) -> float | None:
+    def pause(self, fault: Fault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
         """Seconds until the next try, after so many failures in so many seconds; None if there is none.
 
-        `dice` is a random number from 0 to 1: workers that failed together do not come back together.
+        `odd` counts those of that kind: an outage before an odd answer does not count. `dice` is a random number
+        from 0 to 1: workers that failed together do not come back together.
         """
-        tries_left = fault is Fault.ODD and failures < self.odd
+        tries_left = fault is Fault.ODD and odd < self.odd
         time_left = fault is Fault.PASSING and elapsed < self.seconds
         if not tries_left and not time_left:
             return None

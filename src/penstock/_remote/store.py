@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from urllib.parse import quote_plus, unquote
 
 from penstock._measure.cached import counting
 from penstock._remote.parallel import Pause, interruptibly
@@ -23,8 +24,13 @@ Storage = Mapping[str, Any]
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
+_dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
 _OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
-_OPEN = ("region", "endpoint", "bucket", "account_name", "container_name")  # options that are no secrets
+SERVERS = ("endpoint", "base_url")
+"""Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
+
+_PLACES = (*SERVERS, "account_name")  # tell one bucket from another of the same name
+_OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -119,7 +125,8 @@ class Remote:
     def identity(self, key: str) -> str:
         """Text that differs for objects of different stores, and does not depend on credentials."""
         root, mark, query = self._root.partition("/?")
-        return f"{unsigned(f'{root}/{key}?{query}' if mark else f'{root}/{key}')} {self._storage.get('endpoint', '')}"
+        places = "".join(f" {self._storage[name]}" for name in _PLACES if name in self._storage)
+        return unsigned(f"{root}/{key}?{query}" if mark else f"{root}/{key}") + places
 
     def _tried(
         self,
@@ -129,7 +136,7 @@ class Remote:
         pause: Pause = time.sleep,
     ) -> T:
         """The answer of the store, after as many tries as it takes. `what` says what fails."""
-        begun, failures = time.monotonic(), 0
+        begun, failures, odd = time.monotonic(), 0, 0
         while True:
             failed: Failed | None = None
             counting().requests += 1
@@ -138,8 +145,9 @@ class Remote:
             except Failed as error:
                 failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
             failures += 1
+            odd += failed.fault is Fault.ODD
             elapsed = time.monotonic() - begun
-            seconds = patience.pause(failed.fault, failures, elapsed, random.random())
+            seconds = patience.pause(failed.fault, failures, odd, elapsed, _dice.random())
             if seconds is None:
                 # Outside of `except`: the library's own error, which may hold credentials, is not chained.
                 self._give_up(failed, what, failures, elapsed)
@@ -165,6 +173,7 @@ class Remote:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
+        found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:

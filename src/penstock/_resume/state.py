@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock._resume.reading import Mark, has_state, opened
 from penstock.errors import StateError
-from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Selected, Sequential, Shuffled
 
 VERSION = 1
 
@@ -307,8 +307,9 @@ def content(plan: Plan | None, length: int | None) -> str | None:
             return None
         digest = blake2b(digest_size=8)
         _digest(digest, order)
-        of_blocks = isinstance(order, BlockOrder)
-        blocks = f" in {len(order.edges) - 1} blocks, window {order.window}" if of_blocks else ""
+        base: Any = order.order if isinstance(order, Selected) else order
+        of_blocks = isinstance(base, BlockOrder)
+        blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
         return f"{order.size(0)} keys{blocks}, {digest.hexdigest()}"
     if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
         return None

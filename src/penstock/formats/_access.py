@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
-from penstock._remote.urls import is_url
+from penstock._remote.urls import is_url, redacted
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
 
 CachePath = str | os.PathLike[str] | bool | None
@@ -41,7 +41,8 @@ class Access(NamedTuple):
             raise TypeError(f"cache must be the path of a folder, True or False, but it is {self.cache!r}.")
         path = os.fspath(self.cache)
         if not path or is_url(path):
-            raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {path!r}.")
+            given = redacted(path) if path else path
+            raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {given!r}.")
         if not (there := _nearest(Path(path))).is_dir():
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 

@@ -17,8 +17,13 @@ from penstock._threads import started
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Inventory
 from penstock.plan._forecast import Forecast
+from penstock.plan._grouping import Grouping
+from penstock.plan._order import Sequential
 
 _PAUSE = 0.05  # seconds between two looks
+
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+"""Those of this process that are open."""
 
 
 class Keeper:
@@ -29,8 +34,11 @@ class Keeper:
 
     def __init__(self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any]) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        self._planned = hasattr(forecast.order, "spans")  # in other orders a block may be needed at any time
-        self._inventory = Inventory(table, planned=self._planned)
+        # In other orders a block may be needed at any time. In sequence, a few steps need it, at about one time.
+        self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
+        self._inventory, self._table = Inventory(table, planned=self._planned), table
+        self._needed: set[int] = set()
+        _keepers.add(self)
         self._uses: Uses | None = None
         self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
 
@@ -44,19 +52,22 @@ class Keeper:
         """Drops what is not needed now."""
         position = self._forecast.position
         if self._uses is None or position >= self._uses.until:
-            self._uses = uses(self._forecast, self._edges)
+            self._uses = uses([(self._forecast, self._edges)])
         first, stop = self._uses.first, self._uses.stop
         # Workers are ahead of the loader, by less than a block's samples are spread over: later uses are far away.
         # Other ranks may be a few steps behind.
         spread = int((stop - first).max(initial=0))
         near = (stop > position - spread // 8) & (first < position + 2 * spread)
-        needed = {*self._uses.blocks[near].tolist()}
+        self._needed = {*self._uses.blocks[near].tolist()}
+        # Two loaders of this process may read one table: the parts of a split.
+        needed = set[int]().union(*(other._needed for other in [*_keepers] if other._table == self._table))
         self._kept.needed = needed
         self._inventory.drop(self._inventory.blocks() - needed)
 
     def close(self) -> None:
         with interrupts_deferred():
             self._bell.put(None)
+            _keepers.discard(self)
             self._kept.needed = set()
             self._inventory.close()
 

@@ -15,6 +15,7 @@ byte 0 is that of the rows, byte 1 + n that of block n.
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,7 +37,7 @@ _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
 _MAGIC = b"pnstinvt"
 _ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-_ROWS = 256  # each is a descriptor of some process
+_ROWS = 4096  # each is a descriptor of some process: see `_most_own`
 _SIZE = _HEAD.size + _ROWS * _ROW.itemsize
 _AGAIN = 1.0  # seconds after which a process that found no inventory looks again
 
@@ -138,9 +139,13 @@ class Shared:
             return None
 
     def blocks(self) -> set[int]:
-        """The blocks that are in the inventory."""
+        """The blocks that are in the inventory. Those of this process that are not are let go."""
         inventory = self._found()
-        return set() if inventory is None else _blocks_in(_rows(inventory))
+        if inventory is None:
+            return set()
+        rows = _rows(inventory)
+        self._let_go(rows)
+        return _blocks_in(rows)
 
     def _found(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
@@ -162,6 +167,10 @@ class Shared:
 
     def _published(self, inventory: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
         nbytes = sum(map(len, buffers))
+        if len(self._own) >= _most_own():
+            self._let_go(_rows(inventory))
+            if len(self._own) >= _most_own():
+                raise OSError("too many blocks of this process are needed")
         with interrupts_deferred():
             fd = _descriptors.open_memfd(_BLOCK)
             inode = os.fstat(fd).st_ino
@@ -187,9 +196,12 @@ class Shared:
         rows[row] = (*about, decoded + 1)
         _write_rows(lock.fd, rows)
         os.pwrite(lock.fd, _HEAD.pack(_MAGIC, opened, planned, decoded + 1), 0)
-        listed = {*rows["inode"].tolist()}
+        self._let_go(rows)
+
+    def _let_go(self, rows: NDArray[Any]) -> None:
+        """Closes the blocks of this process that are not in the inventory."""
         with interrupts_deferred():
-            for inode in {*self._own} - listed:
+            for inode in {*self._own} - {*rows["inode"].tolist()}:
                 _descriptors.close(self._own.pop(inode))
 
     def close(self) -> None:
@@ -203,6 +215,11 @@ class Shared:
                     self._inventory = None
 
     __del__ = finalizer(close)
+
+
+def _most_own() -> int:
+    """How many blocks a process holds for others: half of the descriptors that it may have, often 1,024."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def _mapped(inventory: int, block: int) -> memoryview | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
-from penstock._cache.scout import Scout
+from penstock._cache.watches import Watches
 from penstock._fill.cast import Empty, Into
 from penstock._measure.cached import counting
 from penstock._warning import warn_caller
@@ -169,8 +169,7 @@ class Table(Format):
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
-        keeper = Keeper(forecast, self._identity(), self.blocks, self._kept)
-        return keeper if scout is None else _Watch(scout, keeper)
+        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept))
 
     def _decode(self, number: int) -> Any:
         counting().decoded += 1
@@ -311,21 +310,6 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ImportError(f'{reader} needs pyarrow: pip install ".[{extra}]" in a clone of penstock') from error
-
-
-class _Watch:
-    """What `__foresee__` returns for a table with remote files."""
-
-    def __init__(self, scout: Scout, keeper: Keeper) -> None:
-        self._both = scout, keeper
-
-    def start(self) -> None:
-        for each in self._both:
-            each.start()
-
-    def close(self) -> None:
-        for each in self._both:
-            each.close()
 
 
 class _Out:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._order import Order
+from penstock.plan._grouping import Grouping, Inside, Keys
+from penstock.plan._order import Order, Sequential
 from penstock.plan._plan import OrderPlan
 
 
@@ -47,6 +48,11 @@ class Forecast:
         return copy
 
     @property
+    def root(self) -> Forecast:
+        """The forecast that the loader has made: this one, unless it is of a dataset inside another."""
+        return self
+
+    @property
     def order(self) -> Order:
         return self._now[0].order
 
@@ -74,3 +80,70 @@ class Forecast:
             if first < last:
                 found.append(self.order.at(epoch, np.arange(first, last)))
         return np.concatenate(found)
+
+    def inner(self, keys: Keys) -> Keys:
+        """The keys in this dataset, for keys of the loader's dataset; -1 for a key that is not in this one."""
+        return keys
+
+    def knows(self, blocks: Grouping) -> bool:
+        """True if the order says when each of these blocks is needed: `spans` may be called."""
+        return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
+
+    def spans(self, blocks: Grouping, epoch: int) -> tuple[Keys, Keys, Keys]:
+        """Numbers of blocks, the first position of the epoch that may need each, and the position after the last."""
+        order: Any = self.order
+        if type(order) is Sequential:
+            first, stop = blocks.edges[:-1], blocks.edges[1:]
+        else:
+            first, stop = getattr(order, "order", order).spans(epoch)
+        some = np.flatnonzero(np.diff(blocks.edges))  # a block may be empty
+        return some, first[some], stop[some]
+
+
+class InnerForecast(Forecast):
+    """The forecast for a dataset that is inside another: the same positions, and its own keys there.
+
+    -1 is the key at a position where another part of the outer dataset is read. `keys` computes the keys from those
+    of the outer dataset, and `blocks`, called if needed, tells where its blocks are, if that is known.
+    """
+
+    def __init__(
+        self, outer: Forecast, keys: Callable[[Keys], Keys], blocks: Callable[[], Inside | None]
+    ) -> None:
+        self._outer, self._keys, self._blocks = outer, keys, blocks
+        self._inside: Inside | None = None
+        self.counts = outer.counts
+
+    @property
+    def root(self) -> Forecast:
+        return self._outer.root
+
+    @property
+    def order(self) -> Order:
+        return self.root.order
+
+    @property
+    def position(self) -> int:
+        return self.root.position
+
+    def epochs(self) -> Iterator[tuple[int, int, int]]:
+        return self.root.epochs()
+
+    def keys(self, start: int, stop: int) -> Keys:
+        return self.inner(self.root.keys(start, stop))
+
+    def inner(self, keys: Keys) -> Keys:
+        return self._keys(self._outer.inner(keys))
+
+    def knows(self, blocks: Grouping) -> bool:
+        if self._inside is None:
+            self._inside = self._blocks()
+        inside = self._inside
+        return inside is not None and inside.inner == blocks and self._outer.knows(inside.outer)
+
+    def spans(self, blocks: Grouping, epoch: int) -> tuple[Keys, Keys, Keys]:
+        assert self._inside is not None
+        outer, first, stop = self._outer.spans(self._inside.outer, epoch)
+        numbers = self._inside.numbers[outer]
+        here = numbers >= 0
+        return numbers[here], first[here], stop[here]

@@ -18,9 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
+from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
+from penstock.source._nested import (
+    blocks_of_parts,
+    blocks_of_subset,
+    foresee_of_parts,
+    foresee_of_subset,
+    method_of,
+)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -31,34 +39,6 @@ def is_stream(dataset: object) -> bool:
     # By the name of the class, so that torch's and Hugging Face's IterableDataset need not be imported to be
     # streams too. (torch's has a `__getitem__`, which only raises.)
     return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
-
-
-def method_of(dataset: object, name: str) -> Any:
-    """The dataset's method `__getitems__` or `__gather__`, or None if its class has none."""
-    # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
-    # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
-    return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
-
-
-def blocks_of(dataset: Any) -> Any:
-    """The dataset's `blocks`, the first key of each block and the end; raises if it has none, or for other keys."""
-    name = type(dataset).__name__
-    try:
-        blocks = dataset.blocks
-    except AttributeError as error:
-        raise TypeError(
-            f'shuffle="blocks" needs a dataset that knows its blocks, but {name} has none: {error}. Define a '
-            "property `blocks` that returns the first key of each block, and the end: np.array([0, 100, 200]). If "
-            "the dataset wraps one of penstock.formats and has the same keys, return the `blocks` of that. Or use "
-            "shuffle=True."
-        ) from error
-    n, end = len(dataset), np.asarray(blocks).reshape(-1)[-1:].tolist()
-    if end != [n]:
-        raise ValueError(
-            f"The blocks of {name} must end with its length, {n}, but they end with {end[0] if end else 'nothing'}. "
-            "`blocks` is the first key of each block, and the end."
-        )
-    return blocks
 
 
 # The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
@@ -158,12 +138,12 @@ class ConcatDataset(Dataset[T_co]):
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The first key of each block of the datasets, and the end."""
-        for number, part in enumerate(self.datasets):
-            if not hasattr(part, "blocks"):
-                raise AttributeError(f"part {number} of the ConcatDataset, a {type(part).__name__}, has no `blocks`")
-        *firsts, end = 0, *self.cumulative_sizes
-        inside = [first + np.asarray(blocks_of(part))[:-1] for first, part in zip(firsts, self.datasets, strict=True)]
-        return np.concatenate([*inside, [end]])
+        return _in_sequence(joined(blocks_of_parts(self)), "parts")
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Tells the parts what a loader will ask for; missing if none of them wants to know."""
+        return _not_missing(foresee_of_parts(self))
 
     def __getitem__(self, index: int) -> T_co:
         part, key = self._locate(index)
@@ -245,6 +225,9 @@ class Subset(Dataset[T_co]):
 
     Indices in a numpy array are shared between workers; a list of Python ints is copied into each.
 
+    If the dataset has blocks, for `shuffle="blocks"`, so has the subset: samples of the same block of the dataset are
+    one block, in whatever order the indices are.
+
     >>> list(Subset("abcdef", [4, 0, 4]))
     ['e', 'a', 'e']
     """
@@ -271,6 +254,16 @@ class Subset(Dataset[T_co]):
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
         return lambda keys, empty: gather(self._underlying(keys), empty)
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first key of each block, and the end; missing unless the indices are sorted by block."""
+        return _in_sequence(blocks_of_subset(self).outer, "indices")
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Tells the dataset what a loader will ask for; missing if the dataset does not want to know."""
+        return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
         """The keys in the underlying dataset."""
@@ -373,6 +366,20 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
         found = f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys"
         raise ValueError(f"{found}. It must return one for each key, in the order of the keys.")
     return cast("list[Any]", samples)
+
+
+def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
+    """The edges of blocks whose keys follow each other."""
+    if blocks.keys is not None:
+        # A loader of the subset itself does not need them sorted.
+        raise AttributeError(f"its keys are in no order of blocks. Sort the indices of the {what} to wrap it")
+    return blocks.edges
+
+
+def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    if foresee is None:
+        raise AttributeError("no dataset inside has __foresee__")
+    return foresee
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:

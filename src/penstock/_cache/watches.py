@@ -1,0 +1,38 @@
+"""All that a loader starts, and closes in the end, for the datasets that foresee what it asks for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from penstock._cache.scout import Scout
+
+
+class Watches:
+    """What `__foresee__` returns if several objects are to be started and closed: the returned object of each.
+
+    Scouts of the same folder become one: which piece is fetched next, and which one goes, depends on all of them.
+    """
+
+    def __init__(self, *found: Any) -> None:
+        self._all: list[Any] = []
+        for each in found:
+            self.add(each)
+
+    def add(self, found: Any) -> None:
+        """Takes what `__foresee__` has returned; None counts for nothing."""
+        for each in found._all if isinstance(found, Watches) else [found]:
+            scouts = [one for one in self._all if isinstance(one, Scout) and isinstance(each, Scout)]
+            if each is not None and not any(one.joins(each) for one in scouts):
+                self._all.append(each)
+
+    def start(self) -> None:
+        for each in self._all:
+            start = getattr(each, "start", None)
+            if start is not None:
+                start()
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for each in self._all:
+                stack.callback(each.close)
