@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock._cache import cache as module
 from penstock._cache.cache import Cache, digest_of
 from penstock._cache.folder import Folder
+from penstock._cache.pieces import checksum
 from penstock._measure.cached import CacheCounts
 
 
@@ -113,6 +116,36 @@ def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     assert len(pieces(tmp_path)) == 3  # of which two were there
     assert all((tmp_path / name).stat().st_size == 1000 for name in names)
     assert (tmp_path / "folder").is_dir()
+
+
+@given(
+    pages=st.integers(0, 5),
+    rest=st.sampled_from([0, 1, 7, 500, 4095]),
+    seed=st.integers(0, 1 << 30),
+    damage=st.sampled_from(["a bit", "two bits that cancel", "words", "words exchanged", "pages exchanged", "zeros"]),
+)
+def test_no_damage_leaves_the_checksum_as_it_was(pages: int, rest: int, seed: int, damage: str) -> None:
+    draw = np.random.default_rng(seed)
+    right = draw.integers(0, 256, 4096 * pages + rest, np.uint8)
+    wrong, words = right.copy(), right[: len(right) // 8 * 8].copy().view(np.uint64)
+    if damage == "a bit" and len(right):
+        wrong[draw.integers(len(right))] ^= np.uint8(1 << draw.integers(8))
+    elif damage == "zeros" and pages:
+        at = 4096 * draw.integers(pages)
+        wrong[at : at + 4096] = 0
+    elif damage == "pages exchanged" and pages > 1:
+        wrong[: 4096 * pages] = np.roll(right[: 4096 * pages], 4096)
+    elif len(words) > 1:
+        one, other = draw.choice(len(words), 2, replace=False)
+        if damage == "words":
+            words[draw.integers(0, len(words), 20)] += np.uint64(1 << 40)
+        elif damage == "words exchanged":
+            words[[one, other]] = words[[other, one]]
+        elif damage == "two bits that cancel":
+            words[one] += np.uint64(1)
+            words[other] -= np.uint64(1)
+        wrong[: words.nbytes] = words.view(np.uint8)
+    assert (checksum(wrong.data) == checksum(right.data)) == np.array_equal(wrong, right)
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut in the end", "empty", "a bit", "of another name", "longer"])

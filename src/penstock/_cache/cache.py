@@ -22,10 +22,11 @@ from penstock._warning import warn_caller
 Make = Callable[[], Any]
 """Returns the bytes of a piece: a bytes-like object, or a list of them."""
 
-_MOST_MAPPED = 1024  # a process may have about 65,000 maps
+_MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
-_LOOKED_AT = 4  # mapped pieces that are looked at whenever another is mapped: some may have been evicted
+# Mapped pieces (of many, a 256th part) that are looked at whenever another is mapped: some may have been evicted.
+_LOOKED_AT = 4
 
 
 class _Made(NamedTuple):
@@ -85,6 +86,10 @@ class Cache:
         if found is not None:
             counting().hits += 1
         return found
+
+    def mapped(self, name: str) -> memoryview | None:
+        """The map of a piece that this process has mapped: the same object until it is dropped."""
+        return self._mapped.get(name)
 
     def fetch(self, name: str, make: Make) -> bool:
         """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
@@ -172,7 +177,7 @@ class Cache:
             return None
         self._looked_at.append(name)
         with suppress(KeyError, IndexError):  # another thread has dropped it
-            for _ in range(_LOOKED_AT):
+            for _ in range(max(_LOOKED_AT, len(self._mapped) // 256)):
                 # An evicted piece takes room on the disk for as long as it is mapped.
                 oldest = self._looked_at.popleft()
                 if not self.has(oldest):

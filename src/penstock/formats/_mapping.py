@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.slabs import map_memory
+from penstock._memory.slabs import copy_map, map_memory
 from penstock.formats._files import File
 
+_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
@@ -24,16 +26,22 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
         return np.empty(0, np.uint8), edges[:-1]
-    room = mmap.mmap(-1, int(edges[-1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-    whole = np.frombuffer(room, np.uint8)  # keeps the map
-    address = whole.ctypes.data
+    whole = reserved(int(edges[-1]))
     for file, start in zip(files, edges[:-1].tolist(), strict=True):
-        if file.size:
-            _map(file, address + start)
+        map_file(file, whole.ctypes.data + start)
     return whole, edges[:-1]
 
 
-def _map(file: File, address: int) -> None:
+def reserved(nbytes: int) -> NDArray[np.uint8]:
+    """A range of addresses, as a read-only array of zeros. What is mapped into the range goes with the array."""
+    room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
+    return np.frombuffer(room, np.uint8)  # keeps the map
+
+
+def map_file(file: File, address: int) -> None:
+    """Maps a file into a reserved range."""
+    if not file.size:
+        return
     descriptor = file.descriptor()
     file.check_unchanged(descriptor)  # it may have been opened long ago
     flags = mmap.MAP_SHARED | _FIXED
@@ -45,3 +53,22 @@ def _map(file: File, address: int) -> None:
             f"{file.path} cannot be mapped into memory: {error.strerror}. A process may have about 65,000 maps "
             "(vm.max_map_count): join small files into larger ones",
         ) from error
+
+
+def map_again(memory: memoryview, address: int) -> bool:
+    """Maps the file of which `memory` is a map into a reserved range as well. False if the system refuses.
+
+    Needs no descriptor, and the file may have been deleted.
+    """
+    try:
+        copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
+    except OSError:
+        clear(address, len(memory))  # the range must not have a hole
+        return False
+    return True
+
+
+def clear(address: int, nbytes: int) -> None:
+    """Unmaps what is mapped into a reserved range at this address. The range has zeros there again."""
+    with suppress(OSError):  # there are too many maps: it stays mapped
+        map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -37,6 +37,9 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None:
         """The bytes of a piece that is kept; else None."""
 
+    def mapped(self, piece: Piece) -> memoryview | None:
+        """The piece if it is kept as a map of a file; the same object until it is dropped."""
+
 
 class PiecesInMemory:
     """The pieces that this process used last. A copy in another process begins without any."""
@@ -62,6 +65,9 @@ class PiecesInMemory:
         if found is not None:
             counting().hits += 1
         return found
+
+    def mapped(self, piece: Piece) -> None:
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecesInMemory, (self._most,)

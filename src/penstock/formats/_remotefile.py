@@ -95,7 +95,7 @@ class RemoteFile(AnyFile):
         order = first.argsort(kind="stable")
         numbers, begins = np.unique(first[order], return_index=True)
         wanted = {
-            self._piece(number): rows
+            self.piece(number): rows
             for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
         }
         row = np.dtype((np.void, width))
@@ -120,10 +120,11 @@ class RemoteFile(AnyFile):
             return []
         edges = self.edges
         if edges is None:
-            return list(map(self._piece, range(start // PIECE, -(-stop // PIECE))))
-        return list(map(self._piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
+            return list(map(self.piece, range(start // PIECE, -(-stop // PIECE))))
+        return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
 
-    def _piece(self, number: int) -> Piece:
+    def piece(self, number: int) -> Piece:
+        """The piece of this number."""
         if self.edges is None:
             return Piece(self._identity, number * PIECE, min((number + 1) * PIECE, self.size))
         return Piece(self._identity, int(self.edges[number]), int(self.edges[number + 1]))

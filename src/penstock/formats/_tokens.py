@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,7 +22,10 @@ from penstock.formats._inspection import FieldInfo
 from penstock.formats._mapping import mapped
 from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
+from penstock.formats._span import Span, span_of
 from penstock.source._array import checked_keys
+
+T = TypeVar("T")
 
 _BLOCK = 8 << 20  # bytes of a block of samples
 # The dtype of ids by the first number of llm.c's header.
@@ -56,7 +59,7 @@ class Tokens(Format):
     """
 
     suffixes = (".bin",)
-    _windows: _Windows | _Ranges | None = None
+    _windows: _Windows | _RemoteWindows | _Ranges | None = None
 
     def __init__(
         self,
@@ -121,10 +124,14 @@ class Tokens(Format):
             empty.field.write(out[at : at + size], view.taken(rows[at : at + size]), at)
         return out
 
-    def _mapped(self) -> _Windows | _Ranges:
+    def _mapped(self) -> _Windows | _RemoteWindows | _Ranges:
         if self._windows is None:
             local = [file for file in self._files if isinstance(file, File)]
-            self._windows = _Windows(self, local) if len(local) == len(self._files) else _Ranges(self)
+            if len(local) == len(self._files):
+                self._windows = _Windows(self, *mapped(local))
+            else:
+                span = span_of(self._files, self.length * self.dtype.itemsize)
+                self._windows = _Ranges(self) if span is None else _RemoteWindows(self, span)
         return self._windows
 
     def _header(self, file: AnyFile) -> int:
@@ -145,11 +152,12 @@ class _Windows:
     to a given place: they are copied twice, the second time from the processor's cache.
     """
 
-    def __init__(self, tokens: Tokens, files: Sequence[File]) -> None:
-        memory, begins = mapped(files)
+    def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
         begins = begins + tokens._headers
+        self._first = 0  # the position of the first unit
         if len(begins) == 1:  # so that sample i begins at unit i
-            memory, begins = memory[begins[0] :], np.zeros_like(begins)
+            self._first = int(begins[0])
+            memory, begins = memory[self._first :], np.zeros_like(begins)
         self._dtype, size = tokens.dtype, tokens.dtype.itemsize
         self.width, step = tokens.length * size, tokens.stride * size
         unit = math.gcd(step, *begins.tolist())
@@ -157,7 +165,7 @@ class _Windows:
         if math.gcd(unit, self.width) >= _LEAST:
             unit = math.gcd(unit, self.width)
             self._units = memory[: len(memory) // unit * unit].view(self._dtype).reshape(-1, unit // size)
-        self._parts = np.arange(self.width // unit)
+        self._unit, self._parts = unit, np.arange(self.width // unit)
         kind = np.dtype((np.void, self.width))
         count = (len(memory) - self.width) // unit + 1
         self._at_units = np.ndarray((count,), kind, memory.data, strides=(unit,))
@@ -167,29 +175,71 @@ class _Windows:
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""
-        if self._units is None:
-            size = max(1, _SCRATCH // self.width)
-            for at in range(0, len(rows), size):
-                out[at : at + size] = self.taken(rows[at : at + size])
-            return
-        parts = self._starts(rows)
-        # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
-        self._units.take(parts, 0, out if len(parts) == len(out) else out.reshape(len(parts), -1), "clip")
+        self.copy_from(self.starts(rows), out)
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The samples of these rows, in memory of their own."""
-        starts = self._starts(rows)
-        found = self._at_units[starts] if self._units is None else self._units.take(starts, 0, None, "clip")
-        return found.view(self._dtype).reshape(len(rows), -1)
+        return self.taken_from(self.starts(rows))
 
-    def _starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit at which each sample begins; if samples are whole units, all units of all samples."""
+    def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The unit at which each sample begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
-        if self._units is None or len(self._parts) == 1:
-            return starts
-        return (starts[:, np.newaxis] + self._parts).reshape(-1)
+        return starts
+
+    def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first byte in memory of the samples that begin at these units."""
+        return starts * self._unit + self._first
+
+    def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if self._units is None:
+            size = max(1, _SCRATCH // self.width)
+            for at in range(0, len(starts), size):
+                out[at : at + size] = self.taken_from(starts[at : at + size])
+            return
+        parts = self._all_parts(starts)
+        # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+        self._units.take(parts, 0, out if len(parts) == len(out) else out.reshape(len(parts), -1), "clip")
+
+    def taken_from(self, starts: NDArray[np.int64]) -> NDArray[Any]:
+        if self._units is None:
+            found = self._at_units[starts]
+        else:
+            found = self._units.take(self._all_parts(starts), 0, None, "clip")
+        return found.view(self._dtype).reshape(len(starts), -1)
+
+    def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All units of samples that are whole units."""
+        return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
+
+
+class _RemoteWindows:
+    """The samples of files of which some are remote: copied from the pieces that are mapped, or else read."""
+
+    def __init__(self, tokens: Tokens, span: Span) -> None:
+        self._span, self._ranges = span, _Ranges(tokens)
+        self._windows = _Windows(tokens, span.memory, span.begins)
+        self.width = self._windows.width
+
+    def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples of these rows, in memory of their own."""
+        return self._got(rows, self._windows.taken_from, self._ranges.taken)
+
+    def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the samples of these rows into `out`."""
+        self._got(rows, partial(self._windows.copy_from, out=out), partial(self._ranges.copy, out=out))
+
+    def _got(self, rows: NDArray[np.int64], copied: Callable[..., T], read: Callable[..., T]) -> T:
+        mark, starts = self._span.mark, self._windows.starts(rows)
+        at = self._windows.positions(starts)
+        if self._span.has(at, self.width):
+            found = copied(starts)
+            if self._span.mark is mark:
+                return found
+        found = read(rows)
+        self._span.map(at, self.width)
+        return found
 
 
 class _Ranges:
