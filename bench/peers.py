@@ -238,6 +238,7 @@ ENGINES: dict[str, tuple[str, Open]] = {
 RAY_ENGINES: dict[str, tuple[str, Open]] = {
     "penstock_ray": ("ray", penstock_ray_stream),
     "ray_data": ("ray.data", ray_peer.ray_data_stream),
+    "ray_data_tuned": ("ray.data", ray_peer.ray_data_tuned_stream),
 }
 
 # Our engines in the rows of tensors, with the suffix of their rows in the tables.

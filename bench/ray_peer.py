@@ -13,12 +13,13 @@ import numpy as np
 
 from bench.workloads import Workload
 
-# Each node has one place for penstock, and one CPU, which is Ray Data's: every loader has one worker on each node.
+# Each node has one place for penstock, and two CPUs, which are Ray Data's: one for a worker, one for the task that
+# makes its keys. With one CPU, Ray Data in its ordinary form waits for ever.
 PLACE = "penstock"
 
-# Batches that one call of the mapper makes. Ray Data moves blocks: ints gave 240, 1,300 and 6,000 batches a second
-# with blocks of 16, 128 and 256 batches, rows 390, 1,150, 1,400 and 1,500 with 8, 32, 64 and 128, images 55, 85 and
-# 130 with 1, 4 and 8, python 160 and 330 with 4 and 64.
+# Batches that one call of the mapper makes, in the tuned form. Ray Data moves blocks: ints gave 240, 1,300 and 6,000
+# batches a second with blocks of 16, 128 and 256 batches, rows 390, 1,150, 1,400 and 1,500 with 8, 32, 64 and 128,
+# images 55, 85 and 130 with 1, 4 and 8, python 160 and 330 with 4 and 64.
 BLOCK = {"ints": 256, "rows": 128, "images": 8, "python": 64}
 _BLOCKS = 1_000  # of an epoch
 
@@ -48,31 +49,44 @@ class Fetch:
 
 @contextmanager
 def ray_data_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-    """The fastest form that was found: a pool of two actors, which was twice as fast as tasks for ints and rows.
+    """As Ray's documentation writes it, with default settings: a pool of two actors that make one batch a call."""
+    samples = _BLOCKS * BLOCK[workload.name] * workload.batch_size
+    with _context() as data:
+        keys = data.range(samples)
+        mapped = _mapped(keys, workload, dataset, batch_size=workload.batch_size)
+        yield _endless(mapped, workload)
+
+
+@contextmanager
+def ray_data_tuned_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """The fastest form that was found: blocks that are made by hand, each by one call, and more prefetching.
 
     The mapper must want nothing but its CPU. Otherwise Ray Data has other tasks make the keys, and is half as fast.
     """
+    samples = _BLOCKS * BLOCK[workload.name] * workload.batch_size
+    with _context() as data:
+        keys = data.range(samples, override_num_blocks=_BLOCKS)
+        mapped = _mapped(keys, workload, dataset, batch_size=None)
+        yield _endless(mapped, workload, prefetch_batches=8)
+
+
+@contextmanager
+def _context() -> Iterator[Any]:
     with connected():
         import ray.data
 
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        samples = _BLOCKS * BLOCK[workload.name] * workload.batch_size
-        keys = ray.data.range(samples, override_num_blocks=_BLOCKS)
-        mapped = keys.map_batches(
-            Fetch,
-            fn_constructor_args=(dataset,),
-            batch_size=None,
-            concurrency=workload.workers,
-            num_cpus=1,
-        )
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield ray.data
 
-        def endless() -> Iterator[Any]:
-            for _ in itertools.count():
-                batches = mapped.iter_batches(
-                    batch_size=workload.batch_size, batch_format="numpy", prefetch_batches=8
-                )
-                yield from (batch["data"] for batch in batches)
 
-        yield endless()
+def _mapped(keys: Any, workload: Workload, dataset: Any, **more: Any) -> Any:
+    return keys.map_batches(
+        Fetch, fn_constructor_args=(dataset,), concurrency=workload.workers, num_cpus=1, **more
+    )
+
+
+def _endless(mapped: Any, workload: Workload, **more: Any) -> Iterator[Any]:
+    for _ in itertools.count():
+        batches = mapped.iter_batches(batch_size=workload.batch_size, batch_format="numpy", **more)
+        yield from (batch["data"] for batch in batches)
