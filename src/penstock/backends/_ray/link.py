@@ -155,7 +155,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR where it is the system's choice: it sends by timers, which took a tenth of all processor time."""
+    """Replaces BBR, where it is the system's choice: it paces by timers, which cost processor time in a cluster."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
