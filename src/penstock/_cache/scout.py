@@ -27,6 +27,8 @@ NEAR = 128 << 20
 THREADS = 16
 """Pieces that are fetched at a time."""
 
+_FIRST = 4  # pieces that are fetched at a time in the beginning: those of the first batches need not share the network
+
 _PAUSE = 0.02  # seconds after which a scout looks how far its loader is
 _SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.2 s
 _LONGEST = 1.0  # seconds between two looks: the first one of an epoch may take half a second
@@ -121,7 +123,7 @@ class _Fetches:
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
                 self._queue.append(piece)
-                if self._threads == self._most:
+                if self._threads >= min(self._most, _FIRST + self._done):
                     continue
                 self._threads += 1
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
