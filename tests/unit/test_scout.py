@@ -17,7 +17,7 @@ from penstock._cache import agendas
 from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
-from penstock._cache.scout import Scout
+from penstock._cache.scout import _FIRST, Scout
 from penstock._threads import running
 from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
@@ -163,7 +163,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     store.fetch = slow  # type: ignore[method-assign]
     loader = penstock.DataLoader(store, batch_size=10)
     batches = iter(loader)
-    until(lambda: len(begun_fetches) == 10)
+    until(lambda: len(begun_fetches) == _FIRST)
     begun = time.monotonic()
     loader.close()
     del batches
@@ -171,7 +171,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     until(lambda: "penstock-scout" not in threads())
     go_on.set()
     until(lambda: not threads())
-    assert len(store.fetched()) == 10
+    assert len(store.fetched()) == _FIRST
 
 
 def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:

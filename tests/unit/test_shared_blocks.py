@@ -264,3 +264,30 @@ def test_a_process_holds_no_more_blocks_than_half_of_its_descriptors(
         assert shared.get(11, partial(made, b"some", calls)) == b"some"
         assert inventory.blocks() == {*range(5, 10), 11} and len(calls) == 13
         assert len(list(Path("/proc/self/fd").iterdir())) == before - 4
+
+
+def test_a_row_that_was_read_while_it_was_written_is_not_used(
+    table: str, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Shared(table, 1000)) as shared:
+        assert shared.get(1, partial(made, b"one")) == b"one"
+        read = _shared._rows
+
+        def torn(fd: int) -> np.ndarray:
+            """Half of a row as it was, for another block, and half of it as it is."""
+            rows = read(fd)
+            rows["block"] = 2
+            return rows
+
+        with monkeypatch.context() as patched:
+            patched.setattr(_shared, "_rows", torn)
+            assert _shared._mapped(inventory._used(), 2) is None
+        assert shared.get(2, partial(made, b"two")) == b"two"
+
+
+def test_an_inventory_has_as_many_rows_as_were_in_use(table: str, inventory: Inventory) -> None:
+    with closing(Shared(table, 1000)) as shared:
+        for block in range(20):
+            shared.get(block, partial(made, b"some"))
+            inventory.drop([block - 2])
+        assert len(_shared._rows(inventory._used())) == 3

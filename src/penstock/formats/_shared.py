@@ -5,7 +5,8 @@ find among the descriptors of that process (see `_measure/page.py`). The invento
 The block is a memfd as well, of the process that has decoded it; others open it there, and map it.
 
     magic (8 bytes), when the inventory was opened, whether its owner knows the plan, blocks decoded so far (8 each)
-    rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free)
+    rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free).
+          There are as many as were in use at a time so far: each look reads them all.
 
 So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
 process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
@@ -37,8 +38,7 @@ _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
 _MAGIC = b"pnstinvt"
 _ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-_ROWS = 4096  # each is a descriptor of some process: see `_most_own`
-_SIZE = _HEAD.size + _ROWS * _ROW.itemsize
+_ROWS = 4096  # at most. Each is a descriptor of some process: see `_most_own`.
 _AGAIN = 1.0  # seconds after which a process that found no inventory looks again
 
 
@@ -51,7 +51,6 @@ class Inventory:
     def __init__(self, table: str, *, planned: bool) -> None:
         self._name = _NAME + table
         self._fd = _descriptors.open_memfd(self._name)
-        os.ftruncate(self._fd, _SIZE)
         os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), planned, 0), 0)
         self._first: int | None = None  # a descriptor of the inventory that is used
 
@@ -192,6 +191,8 @@ class Shared:
         if not planned:
             newest = np.argsort(-rows["number"])
             rows[newest[rows["nbytes"][newest].cumsum() + about[-1] > self._most]] = 0
+        if rows["pid"].all() and len(rows) < _ROWS:
+            rows = np.append(rows, np.zeros(1, _ROW))
         row = int(np.argmin(rows["number"]))  # a free one, or the oldest
         rows[row] = (*about, decoded + 1)
         _write_rows(lock.fd, rows)
@@ -228,7 +229,8 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
     found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
     if not len(found):
         return None
-    _, pid, number, inode, nbytes, _ = rows[found[0]].tolist()
+    row = rows[found[0]]
+    _, pid, number, inode, nbytes, _ = row.tolist()
     path = f"/proc/{pid}/fd/{number}"
     try:
         if os.readlink(path) != _link(_BLOCK):
@@ -237,7 +239,9 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
     except OSError:  # the process has ended
         return None
     try:
-        if os.fstat(fd).st_ino != inode:
+        # The row is read again: it may have been read while another process was writing it.
+        again = os.pread(inventory, _ROW.itemsize, _HEAD.size + int(found[0]) * _ROW.itemsize)
+        if os.fstat(fd).st_ino != inode or again != row.tobytes():
             return None
         return mapped(fd, nbytes, writable=False).toreadonly()
     finally:
