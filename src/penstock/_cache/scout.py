@@ -27,7 +27,7 @@ NEAR = 128 << 20
 THREADS = 16
 """Pieces that are fetched at a time."""
 
-_FIRST = 4  # pieces that are fetched at a time in the beginning: those of the first batches need not share the network
+_FIRST = 4  # pieces that are fetched at a time until the first batch was handed out: workers wait for theirs
 
 _PAUSE = 0.02  # seconds after which a scout looks how far its loader is
 _SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.2 s
@@ -83,6 +83,7 @@ class _Fetches:
         self._coming: dict[str, int] = {}
         self._queue: deque[Wanted] = deque()  # of those that are coming
         self._failed: set[str] = set()
+        self._start: int | None = None  # the position of the loader at the first look
         self._done = 0
         self._seen: object = None  # position and finished fetches at the last look
         self._not_before = 0.0
@@ -109,6 +110,7 @@ class _Fetches:
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position
+        self._start = position if self._start is None else self._start
         if agenda is not None:
             lookout.cache.publish(publisher, agenda)
             self._failed = set()
@@ -123,7 +125,7 @@ class _Fetches:
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
                 self._queue.append(piece)
-                if self._threads >= min(self._most, _FIRST + self._done):
+                if self._threads >= (_FIRST if position == self._start else self._most):
                     continue
                 self._threads += 1
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
