@@ -188,7 +188,7 @@ def compare(kind: str, results: list[Result]) -> list[str]:
         return median(found), f"{median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
 
     later, later_text = ratio(lambda result: result.remote.later / result.local.later)
-    first, first_text = ratio(lambda result: result.remote.first / min(result.local.first, result.bare))
+    _, first_text = ratio(lambda result: result.remote.first / min(result.local.first, result.bare))
     local, remote = (Round(*map(median, zip(*(result[at] for result in results), strict=True))) for at in (0, 1))
     bare = median(result.bare for result in results)
     print(
