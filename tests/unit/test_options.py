@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -293,3 +295,14 @@ def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
         backends.register("no name", lambda job, context: backends.make("thread", job))
     with pytest.raises(ValueError, match='None, "process", "thread" or "ray", got \'inline\''):
         DataLoader(range(4), num_workers=1, backend="inline")
+
+
+@pytest.mark.parametrize("found", [None, ModuleType("ray")], ids=["nothing", "a folder of that name"])
+def test_without_ray_the_error_says_how_to_install_it(
+    found: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A folder is an empty module: such as /tmp/ray, where Ray keeps its sessions, beside a script in /tmp.
+    monkeypatch.setitem(sys.modules, "ray", found)
+    monkeypatch.delitem(sys.modules, "penstock.backends._ray.cluster", raising=False)
+    with pytest.raises(RuntimeError, match=r'needs Ray .*pip install "\.\[ray\]"'):
+        iter(DataLoader(range(4), **ON_RAY))

@@ -173,7 +173,7 @@ def _ray(job: Job, options: Any) -> Backend:
     options = check(options or {})
     try:
         from penstock.backends._ray.cluster import RayCluster
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         remedy = 'pip install ".[ray]" in a clone of penstock'
         raise RuntimeError(f'backend="ray" needs Ray ({error}): {remedy}.') from error
     patience = options.pop("patience")
