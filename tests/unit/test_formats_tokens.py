@@ -204,3 +204,16 @@ def test_a_subclass_with_its_own_getitem_is_not_bypassed(tmp_path: Path) -> None
     tokens = Doubled(write(tmp_path, np.arange(12, dtype=np.uint16)), "uint16", 5)
     (batch,) = DataLoader(tokens, batch_size=2)
     assert batch.tolist() == [sample.tolist() for sample in tokens] == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]]
+
+
+@pytest.mark.parametrize("given", [{"length": 0}, {"length": True}, {"length": 2.0}, {"length": 4, "stride": -1}])
+def test_a_length_that_is_no_number_of_ids_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    paths = write(tmp_path, np.arange(10, dtype=np.uint16))
+    with pytest.raises(ValueError, match="must be 1 or more ids, but it is"):
+        Tokens(paths, "uint16", **given)
+
+
+def test_a_length_may_be_a_number_of_numpy(tmp_path: Path) -> None:
+    paths = write(tmp_path, np.arange(100, dtype=np.uint16))
+    data = Tokens(paths, "uint16", np.uint8(60), np.int8(20))  # type: ignore[arg-type]
+    assert [sample[0] for sample in data] == [0, 20, 40]

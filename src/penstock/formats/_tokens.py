@@ -76,8 +76,9 @@ class Tokens(Format):
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
+            setattr(self, name, int(value))  # numpy's numbers may overflow
         self._headers = np.array(list(for_each(self._header, self._files)), np.int64)
         sizes = np.array([file.size for file in self._files], np.int64)
         ids = (sizes - self._headers) // self.dtype.itemsize
