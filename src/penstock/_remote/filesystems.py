@@ -14,6 +14,8 @@ from penstock._remote.store import Page, Stored
 # What fsspec's file systems call a mark of the content, the surest first.
 _SUMS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "md5Hash", "content_md5", "checksum", "generation")
 _TOKENS = (*_SUMS, "mtime", "last_modified", "LastModified", "modified", "updated", "created")
+# Schemes with one connection for each file system: one thread at a time.
+_ALONE = ("ftp", "ftps", "sftp", "ssh", "smb")
 _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "ClientOSError", "ClientPayloadError")
 
 
@@ -33,8 +35,7 @@ class FileSystem:
             system = fsspec.get_filesystem_class(scheme)
             # Some are made with the host, and a user, of the URL: ftp, webhdfs.
             self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
-            # One that is not asynchronous may have a single connection, as ftp has: one thread at a time.
-            self._turn: AbstractContextManager[Any] = nullcontext() if system.async_impl else threading.Lock()
+            self._turn: AbstractContextManager[Any] = threading.Lock() if scheme in _ALONE else nullcontext()
         except Exception as error:  # what the package for this scheme, or its libraries, may raise
             said = str(error).partition("\n")[0][:300]
         else:
