@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from penstock._at_work import set_worker_info
 from penstock._measure import cached
 from penstock.backends._process import methods
 
@@ -130,3 +131,10 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> cached.CacheCounts:
     counts = cached.CacheCounts()
     monkeypatch.setattr(cached, "outside", counts)
     return counts
+
+
+@pytest.fixture(autouse=True)
+def this_process_is_no_worker() -> Iterator[None]:
+    """Some test makes its process a worker, which test is not known: others would then share decoded blocks."""
+    yield
+    set_worker_info(None, of_process=True)
