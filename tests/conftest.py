@@ -135,6 +135,6 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> cached.CacheCounts:
 
 @pytest.fixture(autouse=True)
 def this_process_is_no_worker() -> Iterator[None]:
-    """Some test makes its process a worker, which test is not known: others would then share decoded blocks."""
+    """A simulated fleet has its workers in this process, which then counts as one: later tests would share blocks."""
     yield
     set_worker_info(None, of_process=True)
