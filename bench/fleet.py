@@ -27,6 +27,7 @@ import numpy as np
 import penstock
 from bench.run import machine
 from penstock import backends
+from penstock._at_work import set_worker_info
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.shipment import unpack_from
@@ -158,6 +159,7 @@ class Reenacted(actor.Loop):
         job: Job = unpack_from(memoryview(bytearray(shipped)))
         gauge = Gauge(gauges, seat, os.getpid(), lambda: 0)
         desk = Desk(job, seat, f"worker {seat}", gauge, Replier(worker, made.make))
+        set_worker_info(None, of_process=True)  # this process has all workers, and is none
         super().__init__(self, self, desk, gauges, made, seat)  # type: ignore[arg-type]
 
     def ready(self) -> bytes:

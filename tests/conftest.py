@@ -13,7 +13,6 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from penstock._at_work import set_worker_info
 from penstock._measure import cached
 from penstock.backends._process import methods
 
@@ -131,10 +130,3 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> cached.CacheCounts:
     counts = cached.CacheCounts()
     monkeypatch.setattr(cached, "outside", counts)
     return counts
-
-
-@pytest.fixture(autouse=True)
-def this_process_is_no_worker() -> Iterator[None]:
-    """A simulated fleet has its workers in this process, which then counts as one: later tests would share blocks."""
-    yield
-    set_worker_info(None, of_process=True)
