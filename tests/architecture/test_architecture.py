@@ -34,8 +34,6 @@ LAYERS = (
     ("image", "records", "formats", "_open", "__init__"),
     ("torch", "testing", "_demo", "_top", "_profile", "cli"),
 )
-MOST_LINES = 470
-MOST_LINES_OF_A_FUNCTION = 60
 
 def imports(path: Path) -> Iterator[str]:
     """Modules named by the import statements of a file, those inside functions included.
@@ -194,23 +192,6 @@ def test_importing_penstock_is_quick() -> None:
 def _seconds_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def test_no_module_is_too_long() -> None:
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in ROOT.rglob("*.py")}
-    long = {name for name, lines in lengths.items() if lines > MOST_LINES}
-    assert not long, f"modules of more than {MOST_LINES} lines"
-
-
-def test_no_function_is_too_long() -> None:
-    long: set[str] = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                assert node.end_lineno is not None
-                if node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION:
-                    long.add(f"{path.relative_to(ROOT)}: {node.name}")
-    assert not long, f"functions of more than {MOST_LINES_OF_A_FUNCTION} lines"
 
 
 def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
