@@ -1,6 +1,7 @@
 """The bugs of `before`, planted in the working tree, where the same decisions are made in other places.
 
-Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` and `strangers` follow.
+Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` and
+`strangers` follow.
 """
 
 from __future__ import annotations
