@@ -67,6 +67,9 @@ class Inventory:
             _write_claim(self._fd, 0, claim)
             # The time is taken after others can see the file: see `_first_inventory`.
             os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), 0, 0), 0)
+        except LockError as error:  # there are too many descriptors
+            self.close()
+            raise error.cause from None
         except BaseException:
             self.close()
             raise
@@ -328,7 +331,7 @@ def _write_claim(fd: int, number: int, claim: Claim) -> None:
 def _read_claim(fd: int, number: int) -> Claim:
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     keep, needs = _CLAIM.unpack_from(data)
-    return Claim(np.frombuffer(data, "<i8", needs, _CLAIM.size), None if keep == -1 else keep)
+    return Claim(np.frombuffer(data[_CLAIM.size : _CLAIM.size + 8 * needs], "<i8"), None if keep == -1 else keep)
 
 
 def _blocks_in(rows: Rows) -> set[int]:

@@ -1,4 +1,4 @@
-"""Bugs in how programs share decoded blocks."""
+"""Bugs in how programs share decoded blocks, and in where workers on Ray are replaced."""
 
 from __future__ import annotations
 
@@ -69,5 +69,14 @@ BUGS: list[Bug] = [
         "False",
         (_UNIT,),
         "Ranks that start together use two inventories, and drop the blocks of each other.",
+    ),
+    Bug(
+        "the replacement for a worker is started on the node that was lost",
+        "scheduling",
+        "backends/_ray/backend.py",
+        "told, self._silent_nodes())",
+        "told, ())",
+        ("faults/test_cluster_faults.py::test_a_node_that_does_not_answer_is_avoided_by_the_next_workers_for_a_minute",),
+        "A worker is missing for 15 seconds or more, until Ray has noticed that the node is lost.",
     ),
 ]
