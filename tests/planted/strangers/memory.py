@@ -33,13 +33,4 @@ BUGS = [
         ("conformance/test_memory.py",),
         "Each retry after the out-of-memory killer keeps one more batch.",
     ),
-    Bug(
-        "workers do not run multiprocessing's exit functions on Python 3.13",
-        "endings",
-        "backends/_process/relatives.py",
-        "_EXITS_AFTERWARDS = sys.version_info >= (3, 13)",
-        "_EXITS_AFTERWARDS = sys.version_info < (3, 13)",
-        ("faults/test_multiprocessing.py",),
-        "What a worker has put into a queue is lost, and the reader of the queue waits for ever.",
-    ),
 ]
