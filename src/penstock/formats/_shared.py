@@ -32,7 +32,7 @@ import numpy as np
 from penstock import _descriptors
 from penstock._cache.locks import ByteLock, LockError, is_locked, open_alone
 from penstock._interrupts import finalizer, interrupts_deferred, with_loan
-from penstock._memory.slabs import mapped
+from penstock._memory.mapping import mapped
 from penstock.formats._claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 
 Make = Callable[[], Sequence[Any]]
