@@ -1,4 +1,4 @@
-"""Every program of `programs` ends as its author expects: in time, with exit code 0, in silence, with nothing left."""
+"""Every program of `programs` ends as its author expects: in time, with exit code 0, in silence, nothing left."""
 
 from __future__ import annotations
 
