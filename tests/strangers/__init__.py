@@ -1,8 +1,8 @@
 """Whole programs as people write them who have read only a page of the docs.
 
 Each file in `programs` is such a program: it stands on its own, knows nothing of this repository, and checks by
-itself what its author would look at. It is copied to another folder and run there by a fresh interpreter. It must exit
-with 0 within its time limit, write nothing to standard error, and leave no process behind.
+itself what its author would look at. It is copied to another folder and run there by a fresh interpreter. It must
+exit with 0 within its time limit, write nothing to standard error, and leave no process behind.
 
 Comments at the top of a program say how it is run:
 
