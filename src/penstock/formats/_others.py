@@ -122,7 +122,7 @@ with open(FILE, "rb") as file: data = pickle.load(file)
 # A list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
     ),
     _Kind(
-        "torch.save",
+        "PyTorch's .pt",
         (".pt", ".pth"),
         (),
         _IN_MEMORY,
