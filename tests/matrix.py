@@ -27,7 +27,7 @@ TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 BESIDE = ("lmdb", "opencv-python-headless", "opentelemetry-sdk", "pillow", "simplejpeg")
 NEWEST = ("numpy", "cloudpickle", "rich", "pyarrow", "obstore", "fsspec")
 # The lowest that pyproject.toml allows, or the first that has a wheel for the Python.
-OLDEST = ("cloudpickle==3.0.0", "rich==13.0.0", "pyarrow==18.0.0", "obstore==0.6.0", "fsspec==2024.6.0")
+OLDEST = ("cloudpickle==3.0.0", "rich==13.0.0", "pyarrow==18.0.0", "obstore==0.11.0", "fsspec==2024.6.0")
 OLDEST_NUMPY = {"3.11": "numpy==1.26.0", "3.12": "numpy==1.26.0", "3.13": "numpy==2.1.0"}
 # Only this Python has a CPU build that pip finds here; elsewhere tests that need torch are skipped.
 TORCH = {"3.11": "torch==2.13.0"}
