@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 import penstock
-import penstock.torch
 from penstock.errors import PanicError
 
 WAYS: list[dict[str, Any]] = [{}, {"num_workers": 1}, {"num_workers": 1, "backend": "thread"}]
@@ -40,11 +38,6 @@ class Stream(penstock.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield 0
         raise PanicException("index out of bounds")
-
-
-class TorchStream(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return panicking()
 
 
 def panic(*args: Any) -> Any:
@@ -88,18 +81,31 @@ def test_a_panic_in_the_callers_part_is_an_ordinary_error(way: dict[str, Any]) -
 
 
 def test_a_panic_in_worker_init_fn_is_an_ordinary_error() -> None:
-    for make in (penstock.DataLoader, penstock.torch.DataLoader):
-        with pytest.raises(PanicError):
-            list(make(range(4), batch_size=4, num_workers=1, worker_init_fn=panic))
+    with pytest.raises(PanicError):
+        list(penstock.DataLoader(range(4), batch_size=4, num_workers=1, worker_init_fn=panic))
 
 
+@pytest.mark.imports_torch
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_panic_in_torchs_face_is_an_ordinary_error(workers: int) -> None:
-    for dataset, options in ((Panicking(), {}), (TorchStream(), {}), (range(4), {"collate_fn": panic})):
+    import torch
+
+    from penstock.torch import DataLoader
+
+    class TorchStream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return panicking()
+
+    given: list[tuple[Any, dict[str, Any]]] = [
+        (Panicking(), {}),
+        (TorchStream(), {}),
+        (range(4), {"collate_fn": panic}),
+        (range(4), {"worker_init_fn": panic} if workers else {"sampler": panicking()}),
+        (range(9), {"sampler": panicking()}),
+    ]
+    for dataset, options in given:
         with pytest.raises(PanicError):
-            list(penstock.torch.DataLoader(dataset, batch_size=4, num_workers=workers, **options))
-    with pytest.raises(PanicError):
-        list(penstock.torch.DataLoader(range(9), sampler=panicking(), num_workers=workers))
+            list(DataLoader(dataset, batch_size=4, num_workers=workers, **options))
 
 
 def test_prefetch_hands_on_an_ordinary_error() -> None:
