@@ -153,6 +153,12 @@ def test_a_wrong_option_is_an_error_that_names_it_and_the_right_one(
     assert capfd.readouterr().err == ""  # no panic
 
 
+def test_a_wrong_option_beside_the_variable_of_a_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", NOWHERE)
+    with pytest.raises(ValueError, match="Did you mean 'region'"):
+        remotes(["s3://b/k"], {"regon": "eu-west-1"})[0][0].find("k")
+
+
 def test_an_option_of_a_wrong_type_is_named() -> None:
     with pytest.raises(TypeError, match=r"storage\['region'\] must be text, True or False, but it is of type int"):
         remotes(["s3://b/k"], {"region": 5})

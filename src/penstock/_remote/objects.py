@@ -49,8 +49,8 @@ _CERTIFICATES = {  # by the beginning of the name that rustls has for what is wr
 _AGAIN = {408, 425, 429}
 _SAID = {
     "Connect": "no connection to {}",
-    "Timeout": "no answer of {} in time",
-    "Interrupted": "the answer of {} broke off",
+    "Timeout": "no answer from {} in time",
+    "Interrupted": "the answer from {} broke off",
 }
 
 _started_in: int | None = None  # the process in which obstore has started its threads
@@ -68,15 +68,15 @@ class Objects:
         if user:
             client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
         self._is_web, self._is_s3 = is_web(root), root.startswith("s3")
-        make = obstore.store.HTTPStore if self._is_web else obstore.store.from_url
+        make, place = obstore.store.HTTPStore if self._is_web else obstore.store.from_url, root
         if self._is_s3 and _S3_SERVER in os.environ and "endpoint" in settings:
             # obstore prefers this variable to the server that it is given, unless that has the variable's name, which
             # `from_url` does not know.
-            make, root = obstore.store.S3Store, root.partition("://")[2]
+            make, place = obstore.store.S3Store, root.partition("://")[2]
             settings["config"] = {_S3_SERVER.lower(): settings.pop("endpoint")}
         try:
             with NO_PANICS:
-                self._store = make(root, client_options=client, **settings)
+                self._store = make(place, client_options=client, **settings)
         except Exception as error:
             refused = options.unknown(root, error)
             failed = _failed(error)

@@ -68,6 +68,7 @@ _AZURE = _Kind(
     {
         **_ANYBODY,
         **dict.fromkeys(("access_key", "master_key"), "account_key"),
+        "account": "account_name",
         "endpoint_url": "endpoint",
         "sas_token": "sas_key",
         "bearer_token": "token",
