@@ -235,7 +235,9 @@ def test_a_text_beside_other_files_is_not_taken_for_the_dataset(tmp_path: Path) 
     written(tmp_path / "a.csv", b"x,y\n")
     with pytest.raises(FormatError, match=r"files of text \(1 in '.txt'\) beside others \(1 in '.csv'\)"):
         penstock.open(tmp_path)
-    assert list(penstock.open(tmp_path / "*.txt")) == ["about the table"]
+    assert list(penstock.open(tmp_path / "**" / "*.txt")) == ["about the table"]
+    written(tmp_path / "b.txt", b"more text\n")  # than anything else
+    assert len(penstock.open(tmp_path)) == 2
 
 
 def test_an_empty_folder_is_told_by_what_is_looked_for(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def advice(file: AnyFile) -> str | None:
     if end == ".json":
         return _of_json(file.path, begin)
     for kind in _KINDS:
-        if begin.startswith(kind.begins or (b"\0never",)) or end in kind.ends:
+        if begin.startswith(kind.begins) or end in kind.ends:
             return _said(kind, file.path)
     return None
 
@@ -217,16 +217,16 @@ def of_folder(folder: str, pictures: Iterable[str]) -> str | None:
 
 
 def refuse_beside_text(folder: str, pictures: Iterable[str]) -> None:
-    """Raises FormatError for a folder with text and other samples: the text may be a note about these."""
+    """Raises FormatError for a folder with no more texts than other samples: a text may be a note about these."""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in pictures}
-    if not others:
+    if not others or sum(map(len, others.values())) < len(found[".txt"]):
         return
     counts = ", ".join(f"{len(paths):,} in {end!r}" for end, paths in sorted(others.items()))
     images = ", or the images by penstock.image.ImageFolder(folder)" if others.keys() & set(pictures) else ""
     raise FormatError(
         f"{folder} has files of text ({len(found['.txt']):,} in '.txt') beside others ({counts}). Name those that "
-        f"are meant, such as {os.path.join(folder, '*.txt')!r}{images}."
+        f"are meant, such as {os.path.join(folder, '**', '*.txt')!r}{images}."
     )
 
 

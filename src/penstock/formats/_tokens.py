@@ -40,7 +40,7 @@ _NO_IDS = (
     (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
     (b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
     (b"ARROW1\0\0", "an Arrow file", "Read it by penstock.formats.Arrow(path)."),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['ids'][:].astype({dtype!r}).tofile('ids.bin')"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
 _SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
