@@ -5,9 +5,9 @@
     python -m tests.matrix --quick                                a part of the tests: what `.ci/run` runs
     python -m tests.matrix --python 3.12 -- tests/unit -k slabs   other tests
 
-`make test` runs with the pins of requirements-dev.txt, on one Python. Users have other versions: those that pip finds for
-their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is skipped with
-a line. Environments are in build/matrix, and are made again when the list of packages changes.
+`make test` runs with the pins of requirements-dev.txt, on one Python. Users have other versions: those that pip finds
+for their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is skipped
+with a line. Environments are in build/matrix, and are made again when the list of packages changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> int:
             began = time.monotonic()
             tests = given.tests or (QUICK if given.quick else ALL)
             status = _run(environment, name, tests)
-            print(f"matrix  {name}: {'FAILED' if status else 'passed'} in {time.monotonic() - began:.0f} s", flush=True)
+            took = f"in {time.monotonic() - began:.0f} s"
+            print(f"matrix  {name}: {'FAILED' if status else 'passed'} {took}", flush=True)
             if status:
                 failed.append(name)
     if failed:
