@@ -194,7 +194,7 @@ def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="no route to host") as caught:
         next(batches)
     assert "sample 30" in "".join(caught.value.__notes__)
-    for step in range(4, 10):
+    for step in range(4, 9):  # with the last step the scout begins the next epoch, for which it tries again
         assert next(batches).tolist() == list(range(10 * step, 10 * step + 10))
         until(lambda step=step: position_of(tmp_path) >= 10 * step)  # so the scout has looked again
     assert sorted(tried) == ["MainThread", "penstock-fetch"]
