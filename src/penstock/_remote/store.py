@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from urllib.parse import quote_plus, unquote
 from penstock._measure.cached import counting
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
+from penstock._remote.urls import identified, redacted, scheme_of, scrubbed, split
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -29,8 +30,13 @@ _OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https
 SERVERS = ("endpoint", "base_url")
 """Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
 
-_PLACES = (*SERVERS, "account_name")  # tell one bucket from another of the same name
-_OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
+# Names of options that tell one bucket from another of the same name, and of those that only let one in.
+_PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
+_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_VARIABLES = {"s3": _S3, "s3a": _S3, **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), _AZURE)}
+_SECRET = re.compile(r"key|secret|token|passw|credential|sas|sign")
+_OPEN = (*SERVERS, "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -66,8 +72,10 @@ class Remote:
     Copies in other processes connect anew: the library's threads and connections do not survive a fork.
     """
 
-    def __init__(self, root: str, user: str, storage: Storage) -> None:
+    def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
+        """`places` of a copy is that of the original, which may be on a machine with another environment."""
         self._root, self._user, self._storage = root, user, dict(storage)
+        self._places = _places(scheme_of(root), storage) if places is None else places
         self._store: Store | None = None
         self._process = 0
         self._lock = threading.Lock()
@@ -123,10 +131,8 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def identity(self, key: str) -> str:
-        """Text that differs for objects of different stores, and does not depend on credentials."""
-        root, mark, query = self._root.partition("/?")
-        places = "".join(f" {self._storage[name]}" for name in _PLACES if name in self._storage)
-        return unsigned(f"{root}/{key}?{query}" if mark else f"{root}/{key}") + places
+        """Text that differs for different objects of all stores, and does not depend on what signs requests."""
+        return identified(self._root, key, self._user) + self._places
 
     def _tried(
         self,
@@ -186,7 +192,7 @@ class Remote:
             return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remote, (self._root, self._user, self._storage)
+        return Remote, (self._root, self._user, self._storage, self._places)
 
     def __repr__(self) -> str:
         return f"Remote({redacted(self._root)!r})"
@@ -213,6 +219,17 @@ def _connect(root: str, user: str, storage: Storage) -> Store:
     from penstock._remote.filesystems import FileSystem
 
     return FileSystem(scheme, root, storage)
+
+
+def _places(scheme: str, storage: Mapping[str, Any]) -> str:
+    """The options and variables that say which server, account or bucket a URL of this scheme is of."""
+    found = [(name, os.environ[name]) for name in _VARIABLES.get(scheme, ()) if name in os.environ]
+    within: list[Mapping[str, Any]] = [storage]
+    for options in within:  # which may have more of them inside: client_kwargs
+        within += [value for value in options.values() if isinstance(value, Mapping)]
+        plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
+        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _SECRET.search(each[0].lower())]
+    return "".join(f" {name}={value}" for name, value in sorted(found, key=str))
 
 
 def _texts(value: Any) -> Iterator[str]:

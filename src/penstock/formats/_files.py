@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
+from penstock.formats._identity import Identity
 
 _MOST_OPEN = 256  # a process may usually have 1024 descriptors
 _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
@@ -35,6 +36,10 @@ class AnyFile:
     path: str
     size: int
     modified: int | str
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.path, self.size, str(self.modified))
 
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start` on."""

@@ -119,7 +119,7 @@ class FilesInPieces:
         number = int(samples._edges.searchsorted(first, "right")) - 1
         row = int(samples._edges[number])
         file = samples._files[number]
-        if not isinstance(file, RemoteFile):
+        if not isinstance(file, RemoteFile) or not isinstance(file.pieces, PiecesOnDisk):
             return []
         ranges = samples._ranges_of(block, number, first - row, stop - row)
         pieces = [piece for some in ranges for piece in file.pieces_of(*some)]

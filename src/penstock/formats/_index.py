@@ -9,7 +9,6 @@ Numbers are little-endian. An index that does not fit its file, or is damaged in
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -133,7 +132,7 @@ def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: in
 def _made(file: AnyFile, kind: str, make: Make) -> Index:
     source = FromTheStart(file) if isinstance(file, RemoteFile) else file
     arrays = {name: np.ascontiguousarray(array) for name, array in make(source).items()}
-    for path in _places(file, kind):
+    for path in _places(file, kind) if file.identity.lasts else ():
         with suppress(OSError):
             _write(path, file, kind, arrays)
             return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
@@ -141,8 +140,8 @@ def _made(file: AnyFile, kind: str, make: Make) -> Index:
 
 
 def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
-    for path in _places(file, kind):
-        with suppress(OSError, ValueError, TypeError):
+    for path in _places(file, kind) if file.identity.lasts else ():
+        with suppress(Exception):  # other programs may have written anything there
             return Index(file, kind, make, _read(path, file, kind), True)
     return None
 
@@ -154,8 +153,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[Path]:
         yield path.with_name(f".{path.name}.penstock-{kind}")
     with suppress(RuntimeError):  # there is no home folder
         folder = cache_folder()
-        number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
-        yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
+        yield folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}"
 
 
 def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
@@ -178,7 +176,7 @@ def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
 
 
 def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
-    """The arrays of a sound index of this file; raises ValueError, OSError or TypeError if it is not that."""
+    """The arrays of a sound index of this file; raises if it is not that."""
     index = File(os.fspath(path))
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
     if (magic, version) != (_MAGIC, _VERSION):

@@ -31,20 +31,20 @@ def find_files(
     `reader` is the name of the format, for errors. `access` says how files of URLs are read.
     """
     access.check()
-    found: dict[tuple[str, str], AnyFile] = {}
+    found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):
         if isinstance(path, AnyFile):
-            found[path.path, str(path.modified)] = path
+            found[path.identity.name] = path
             continue
         for text in _spelt_out(_text(path, reader)):
             (urls if is_url(text) else local).append(text)
     for file in map(File, expand(local, suffixes, reader) if local else ()):
-        found[file.path, ""] = file
+        found[file.identity.name] = file
     for remote in find_remote(urls, tuple(suffixes), reader, access):
-        found[remote.path, str(remote.modified)] = remote
-    return [found[key] for key in sorted(found)]
+        found[remote.identity.name] = remote
+    return [found[name] for name in sorted(found, key=lambda name: (found[name].path, name))]
 
 
 def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -21,6 +20,7 @@ from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
 from penstock.formats._format import Format
+from penstock.formats._identity import digest_of
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
@@ -150,7 +150,7 @@ class Table(Format):
         """The record batch of a block, and whether it is in memory that other processes have as well."""
         if self._is_mapped(number):
             return self._read(number), True
-        if not is_worker_process():  # its threads have `_kept` in common
+        if not is_worker_process() or not self._lasts:  # threads have `_kept` in common
             return self._decode(number), False
         if self._shared is None:
             self._shared = Shared(self._identity(), self.keep)
@@ -179,8 +179,12 @@ class Table(Format):
 
     def _identity(self) -> str:
         """The same in all processes that read the same columns of the same files."""
-        about = type(self).__name__, self.columns, [(file.path, file.size, file.modified) for file in self._files]
-        return blake2b(repr(about).encode(), digest_size=16).hexdigest()
+        return digest_of((file.identity for file in self._files), type(self).__name__, self.columns)
+
+    @cached_property
+    def _lasts(self) -> bool:
+        """True if other processes can tell the content of all files from any other."""
+        return all(file.identity.lasts for file in self._files)
 
     def _check_use(self) -> None:
         """Warns, once, if blocks are decoded again and again for a few of their rows."""
