@@ -104,6 +104,8 @@ def _differ(one: Stored, other: Stored) -> bool:
 
 
 def _failed(error: Exception) -> Failed:
+    if isinstance(error, MemoryError):
+        raise error
     if isinstance(error, Failed):
         return error
     said = f"{type(error).__name__}: {str(error)[:300]}"

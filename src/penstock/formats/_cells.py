@@ -17,6 +17,7 @@ What a value becomes is decided by the type of the column alone, and by nulls ro
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -166,8 +167,43 @@ class StructCells(Cells):
         return {name: cells.item(row) for name, cells in self._fields.items()}
 
 
+class JoinedCells(Cells):
+    """The values of a column in several record batches, one after the other: more than fits into one of them."""
+
+    def __init__(self, parts: Sequence[Cells]) -> None:
+        super().__init__(None)
+        self._parts = parts
+        self._edges = np.cumsum([0, *(len(part.array) for part in parts)]).tolist()
+        self.is_direct = all(part.is_direct for part in parts)
+        self.is_text = all(part.is_text for part in parts)
+
+    def _found(self, row: int) -> tuple[Cells, int]:
+        number = bisect_right(self._edges, row) - 1
+        return self._parts[number], row - self._edges[number]
+
+    def _item(self, row: int) -> Any:
+        part, inside = self._found(row)
+        return part.item(inside)
+
+    def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        part, inside = self._found(row)
+        return part.form(inside)
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        for place, row in zip(places, rows, strict=True):
+            part, inside = self._found(row)
+            if not part.put(out, range(place, place + 1), [inside]):
+                return False
+        return True
+
+
 def _string(data: memoryview) -> str:
     return str(data, "utf-8")
+
+
+def cells_of(arrays: Sequence[Any]) -> Cells:
+    """The values of a column in the record batches of a block."""
+    return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
 def cells(array: Any) -> Cells:

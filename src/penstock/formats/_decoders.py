@@ -14,6 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
+from penstock.formats._damage import raise_unless_damage
 
 Decoder = Callable[[bytes], Any]
 Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
@@ -67,8 +68,7 @@ def decoded(
         if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
             error.add_note(f"While decoding {name}.")
             raise
-        if isinstance(error, ImportError):
-            raise
+        raise_unless_damage(error, name)
         if function is _refused:
             remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
             raise FormatError(f"{name}: {error}. If you trust the files, {remedy}.") from None

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._shortage import is_shortage
 from penstock.errors import FormatError
 from penstock.formats._identity import Identity
 
@@ -108,6 +109,8 @@ class File(AnyFile):
                     break
                 found += more
         except OSError as error:
+            if is_shortage(error):
+                raise
             raise FormatError(
                 f"{self.path}, byte {start:,}: {length:,} bytes cannot be read: {error}. Check the disk."
             ) from error

@@ -27,6 +27,7 @@ _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
 _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
+_DIVIDED = 1 << 30  # bytes of a row group that may be too large to be read at once
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -81,7 +82,7 @@ class Parquet(Table):
         del state["_metadata"], state["_places"]
         return state
 
-    def _read(self, block: int) -> Any:
+    def _read(self, block: int) -> list[Any]:
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
@@ -91,11 +92,7 @@ class Parquet(Table):
             file = Fetched(file, self._ranges_of(block, number, 0, 0))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
-        table = opened.read_row_group(part, self.columns, use_threads=False)
-        batches = table.combine_chunks().to_batches()
-        if len(batches) != 1:
-            raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
-        return batches[0]
+        return _batches(opened, part, self.columns)
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
         """The bytes that a block of a remote file is read from."""
@@ -120,6 +117,28 @@ class Parquet(Table):
         file = self._files[number]
         metadata = _metadata(file, self._ends[number] or _end(file))
         return metadata, metadata.serialized_size
+
+
+def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
+    """The record batches of a row group: one if possible. An array has at most 2 GB of text or binary data."""
+    import pyarrow as pa
+
+    try:
+        batches: list[Any] = opened.read_row_group(part, columns, use_threads=False).combine_chunks().to_batches()
+        return batches
+    except (pa.ArrowNotImplementedError, pa.ArrowCapacityError) as error:
+        # pyarrow does not divide columns of lists and structs by itself: they are read in ever smaller steps.
+        about = opened.metadata.row_group(part)
+        size, problem = about.num_rows, error
+        if about.total_byte_size < _DIVIDED:
+            raise
+    while size > 1:
+        size = -(-size // 4)
+        try:
+            return list(opened.iter_batches(size, [part], columns, use_threads=False))
+        except (pa.ArrowNotImplementedError, pa.ArrowCapacityError) as error:
+            problem = error
+    raise problem
 
 
 class _Ends:

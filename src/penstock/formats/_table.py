@@ -19,6 +19,7 @@ from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
+from penstock.formats._damage import raise_unless_damage
 from penstock.formats._format import Format
 from penstock.formats._identity import digest_of
 from penstock.formats._inspection import FieldInfo
@@ -51,7 +52,7 @@ class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
     A subclass calls `_set_schema` with the chosen columns, and `_set_blocks`. It defines `_read(block)`, which
-    returns a record batch.
+    returns record batches.
     """
 
     schema: Any
@@ -93,8 +94,8 @@ class Table(Format):
 
     # What a subclass defines.
 
-    def _read(self, block: int) -> Any:
-        """The record batch of a block. It may raise anything if the file is damaged."""
+    def _read(self, block: int) -> list[Any]:
+        """The record batches of a block: one, unless it has more than fits into one. Raises anything if damaged."""
         raise NotImplementedError
 
     def _set_blocks(self, rows: Sequence[NDArray[np.int64]]) -> None:
@@ -131,23 +132,25 @@ class Table(Format):
         return self._kept.get(number, self._opened)
 
     def _opened(self, number: int) -> tuple[Block, int]:
-        from penstock.formats._cells import cells
+        from penstock.formats._cells import cells_of
 
         expected = int(self._starts[number + 1] - self._starts[number])
         try:
-            batch, is_elsewhere = self._batch(number)
-            batch.validate()
-            if batch.num_rows != expected:
-                raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
-            block = Block([cells(batch.column(name)) for name in self.columns])
+            batches, is_elsewhere = self._batches_of(number)
+            for batch in batches:
+                batch.validate()
+            rows = sum(batch.num_rows for batch in batches)
+            if rows != expected:
+                raise ValueError(f"it has {rows:,} rows, but {expected:,} were expected")
+            block = Block([cells_of([batch.column(name) for batch in batches]) for name in self.columns])
         except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
-        return block, _VIEW if is_elsewhere else batch.nbytes
+        return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
-    def _batch(self, number: int) -> tuple[Any, bool]:
-        """The record batch of a block, and whether it is in memory that other processes have as well."""
+    def _batches_of(self, number: int) -> tuple[list[Any], bool]:
+        """The record batches of a block, and whether they are in memory that other processes have as well."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads have `_kept` in common
@@ -158,11 +161,11 @@ class Table(Format):
         if found is None:
             return self._decode(number), False
         self._kept.drop({*self._kept} - self._shared.blocks())
-        return deserialized(found)[0], True
+        return deserialized(found), True
 
     def _serialized(self, number: int) -> NDArray[np.uint8]:
-        batch = self._decode(number)
-        return serialized(batch.schema, [batch])  # its own: files may differ in types whose values are the same
+        batches = self._decode(number)
+        return serialized(batches[0].schema, batches)  # its own: files may differ in types whose values are the same
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
@@ -171,7 +174,7 @@ class Table(Format):
             return scout
         return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept))
 
-    def _decode(self, number: int) -> Any:
+    def _decode(self, number: int) -> list[Any]:
         counting().decoded += 1
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
@@ -300,7 +303,11 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for what pyarrow has raised, which is of many types and may be long."""
+    """Raises FormatError for what pyarrow has raised, which is of many types and may be long.
+
+    An error that does not come from the content is raised as it is.
+    """
+    raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
         f"{where} cannot be read ({type(error).__name__}: {said}). The file is damaged or cut off, or has another "
