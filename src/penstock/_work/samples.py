@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock._at_work import Source
 from penstock._measure.gauges import Slow
-from penstock._wire.failure import keep, shown
 from penstock._shortage import is_shortage
+from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
 
@@ -26,8 +26,8 @@ _MOST_REPLACEMENTS = 16
 
 
 _NOT_BAD = (
-    "A lack of memory, descriptors or disk space is not a bad sample: on_error= does not skip it. Use fewer workers or "
-    "smaller batches, or raise the limit."
+    "A lack of memory, descriptors or disk space is not a bad sample: on_error= does not skip it. Use fewer workers "
+    "or smaller batches, or raise the limit."
 )
 
 

@@ -31,8 +31,8 @@ def raise_unless_damage(error: Exception, where: str) -> None:
     error.add_note(f"While reading {where}.")
     if is_shortage(error):
         error.add_note(
-            "The file may be sound: this process lacks memory, descriptors or disk space. Use fewer workers, or raise "
-            "the limit (ulimit -n is that of open files)."
+            "The file may be sound: this process lacks memory, descriptors or disk space. Use fewer workers, or "
+            "raise the limit (ulimit -n is that of open files)."
         )
     raise error
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 from penstock.formats._damage import raise_unless_damage
+from penstock.source._folders import PICTURES
 
 Decoder = Callable[[bytes], Any]
 Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 """Memory in the batch for one sample of a field."""
 
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
@@ -122,7 +122,7 @@ _DECODERS: dict[str, Decoder | None] = {
     "jsn": json.loads,
     "npy": _npy,
     "npz": _npz,
-    **dict.fromkeys(_IMAGES, _image),
+    **dict.fromkeys((end.removeprefix(".") for end in PICTURES), _image),
     **dict.fromkeys(_TEXTS, _text),
     **dict.fromkeys(_NUMBERS, int),
     **dict.fromkeys(_CODE, _refused),

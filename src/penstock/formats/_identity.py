@@ -1,7 +1,7 @@
 """The identity of a file: the one answer to "is this the same content?", for all that is kept or compared.
 
-Lists of files have each identity once; indexes, pieces in the cache, and decoded blocks that processes share belong to
-one. `AnyFile.identity` is the only place where one is made.
+A list of files has each identity once; an index, a piece in the cache, and a decoded block that processes share
+belong to one. `AnyFile.identity` returns it.
 """
 
 from __future__ import annotations

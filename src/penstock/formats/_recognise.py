@@ -18,6 +18,7 @@ from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
 from penstock.formats._paths import FilePath, expand, find_files
+from penstock.source._folders import PICTURES, folders_below
 
 # The format of a file by its first bytes, and by the end of its name.
 _BEGINNINGS = (
@@ -30,10 +31,6 @@ _LMDB = b"\xde\xc0\xef\xbe"  # at byte 16
 _BY_END = (formats.Parquet, formats.Arrow, formats.Tar, formats.JsonLines, formats.TextLines, formats.Tokens)
 _ENDS = {end: each.__name__ for each in _BY_END for end in each.suffixes}
 _ENDS |= {".rec": "RecordFile", ".mdb": "CaffeLMDB"}
-
-# Those of penstock.image, which cannot be imported without its packages.
-_PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
-_PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
@@ -85,12 +82,11 @@ def _folder(folder: str) -> str | None:
     """The format of a folder that is one dataset as a whole; None if its files are to be looked at."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return "CaffeLMDB"
-    for _, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        ends = {os.path.splitext(name)[1].lower() for name in names if not name.startswith(".")}
+    for _, names in folders_below(folder):
+        ends = {os.path.splitext(name)[1].lower() for name in names}
         if ends & _ENDS.keys():
             return None
-        if ends & _PICTURES:
+        if ends & PICTURES:
             return "ImageFolder"
     return None
 
@@ -103,8 +99,8 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
         index = _own_index(file, by_path)
         if index is not None or not file.path.endswith(".idx"):
             file = index or file
-            found[file.path] = file
-    return [found[path] for path in sorted(found)] or files
+            found[file.identity.name] = file
+    return sorted(found.values(), key=lambda file: (file.path, file.identity.name)) or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:

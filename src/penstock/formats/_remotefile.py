@@ -32,8 +32,9 @@ class RemoteFile(AnyFile):
     """A file of a URL that is read by position and must not change.
 
     It is read by pieces of 8 MB; a format may set other `edges`. A piece that is not kept by `pieces` is fetched as a
-    whole, by one request, and several at a time. Pieces of a file without ETag and time are kept in this process only. A pickled copy has the size and the token of the content, so that no
-    process asks for them again. A file that has changed since is an error.
+    whole, by one request, and several at a time. Pieces of a file without ETag and time stay in this process. A
+    pickled copy has the size and the token of the content, so that no process asks for them again. A file that has
+    changed since is an error.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
