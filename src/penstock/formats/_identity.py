@@ -38,6 +38,17 @@ class Identity(NamedTuple):
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
+def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
+    """The same for the same files in any folder or store: of names without folders, sizes, and checks of content.
+
+    Times and ETags are not part of it: a copy has others.
+    """
+    listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
+    digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+    what = "1 file" if len(listed) == 1 else f"{len(listed):,} files"
+    return f"{what}, {sum(size for _, size, _ in listed):,} bytes, {digest}"
+
+
 def digest_of(identities: Iterable[Identity], *more: object) -> str:
     """One digest of several files, and of what else tells one thing from another."""
     about = [tuple(identity) for identity in identities], more

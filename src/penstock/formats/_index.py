@@ -50,9 +50,18 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 class Index(Mapping[str, NDArray[Any]]):
     """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
 
-    def __init__(self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool) -> None:
+    def __init__(
+        self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool, checks: dict[str, int] | None = None
+    ) -> None:
         self._origin = file, kind, make
         self._arrays, self.kept = arrays, kept
+        self._checks = checks or {}
+
+    def check(self, name: str) -> int:
+        """The CRC-32 of an array. That of one that is kept is known."""
+        if name not in self._checks:
+            self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
+        return self._checks[name]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
@@ -142,7 +151,8 @@ def _made(file: AnyFile, kind: str, make: Make) -> Index:
 def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
     for path in _places(file, kind) if file.identity.lasts else ():
         with suppress(Exception):  # other programs may have written anything there
-            return Index(file, kind, make, _read(path, file, kind), True)
+            arrays, checks = _read(path, file, kind)
+            return Index(file, kind, make, arrays, True, checks)
     return None
 
 
@@ -175,8 +185,8 @@ def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
         part.unlink(missing_ok=True)
 
 
-def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
-    """The arrays of a sound index of this file; raises if it is not that."""
+def _read(path: Path, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that."""
     index = File(os.fspath(path))
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
     if (magic, version) != (_MAGIC, _VERSION):
@@ -193,11 +203,13 @@ def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
     for name, dtype, shape, check in about["arrays"]:
         at += -at % _ALIGNED
         stop = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if min(shape, default=0) < 0:
+            raise ValueError("an array has no shape")
         if stop > index.size or _check(index, at, stop) != check:
             raise ValueError("an array is damaged")
         arrays[name] = content[at:stop].view(dtype).reshape(shape)
         at = stop
-    return arrays
+    return arrays, {name: check for name, _, _, check in about["arrays"]}
 
 
 def _check(index: File, start: int, stop: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -70,7 +71,11 @@ class Parquet(Table):
         footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
+        self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+
+    def _checks(self) -> Sequence[object]:
+        return self._footers
 
     def _set_kept(self) -> None:
         super()._set_kept()
@@ -159,9 +164,9 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
     """The rows of each row group, and the schema; of a remote file also its end."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
-        return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
+        return cached(file, "parquet-2", _index) if length > _LARGE else _index(file)
     end = _end(file)
-    return {**_described(file, _metadata(file, end)), "end": np.frombuffer(end, np.uint8)}
+    return {**_described(file, end), "end": np.frombuffer(end, np.uint8)}
 
 
 def _end(file: AnyFile) -> bytes:
@@ -198,10 +203,12 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _index(file: AnyFile) -> dict[str, NDArray[Any]]:
-    return _described(file, _metadata(file, _end(file)))
+    return _described(file, _end(file))
 
 
-def _described(file: AnyFile, metadata: Any) -> dict[str, NDArray[Any]]:
+def _described(file: AnyFile, end: bytes) -> dict[str, NDArray[Any]]:
+    """The rows of each row group, the schema, and the CRC-32 of the footer: it says where all columns begin."""
+    metadata = _metadata(file, end)
     try:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)
         schema = np.frombuffer(_schema(metadata).serialize(), np.uint8)
@@ -210,7 +217,7 @@ def _described(file: AnyFile, metadata: Any) -> dict[str, NDArray[Any]]:
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
         counts = f"{metadata.num_rows:,} rows, but {rows.sum():,} in its {len(rows):,} row groups"
         raise FormatError(f"{file.path}: the footer says that it has {counts}. The file is damaged: write it again.")
-    return {"rows": rows, "schema": schema}
+    return {"rows": rows, "schema": schema, "check": np.array([zlib.crc32(end)], np.uint32)}
 
 
 def _schema(metadata: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,17 @@ class ImageFolder(Images):
             return data, None, path
         label = self.targets[key]
         return data, label if label.ndim else label.item(), path
+
+    def __fingerprint__(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Of the names and labels: the files themselves are not looked at."""
+        digest = blake2b(digest_size=8)
+        for part in (self.paths.data, self.paths.offsets, np.ascontiguousarray(self.targets)):
+            digest.update(part.data.cast("B") if part.size else b"")
+        return f"{len(self):,} images, {digest.hexdigest()}"
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
         with os.scandir(self.root) as entries:
