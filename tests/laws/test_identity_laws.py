@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock._remote import store
 from penstock._remote.store import Page, Stored
 from penstock.formats import Parquet, TextLines, _table
+from penstock.formats._identity import Identity
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -139,6 +140,16 @@ def test_without_a_mark_nothing_is_written(stores: Path) -> None:
     served([Object("http://h/left", "http://h/left", "", "")], lines)
     assert len(TextLines("http://h/left")) == 2
     assert kept() == before
+
+
+def test_what_an_older_penstock_has_kept_without_a_mark_is_not_used() -> None:
+    left = Object("http://h/old", "http://h/old", "", "")
+    Fake.token = ""
+    served([left], lambda _: lines(1))
+    with mock.patch.object(Identity, "lasts", True):
+        assert len(TextLines(left.url)) == 2
+    (content,) = served([left], lambda _: lines(3))
+    assert list(TextLines(left.url)) == content.decode().removesuffix("\n").split("\n")
 
 
 def table(number: int) -> bytes:

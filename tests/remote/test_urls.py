@@ -56,6 +56,11 @@ def test_a_signature_does_not_change_what_a_url_means() -> None:
     assert name_of("ftp://me:pw@h/x") == "ftp://me@h/x"
 
 
+def test_what_is_encoded_in_a_key_is_part_of_it() -> None:
+    urls = ["x", "x?a=b", "x%3Fa=b", "x%253Fa=b", "x%23a", "x%2523a", "x%23b", "x?a=%23", "x?a=b&a=b"]
+    assert len({name_of(f"https://h/{url}") for url in urls}) == len(urls)
+
+
 @pytest.mark.parametrize(
     ("host", "query"),
     [
