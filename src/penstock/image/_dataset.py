@@ -153,9 +153,10 @@ class ImageFolder(Images):
     @cached_property
     def _fingerprint(self) -> str:
         """Of the names and labels: the files themselves are not looked at."""
-        digest = blake2b(digest_size=8)
-        for part in (self.paths.data, self.paths.offsets, np.ascontiguousarray(self.targets)):
-            digest.update(part.data.cast("B") if part.size else b"")
+        # A user may have put a list in its place.
+        paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
+        parts = [paths.data, paths.offsets, np.asarray(self.targets)]
+        digest = blake2b(b"".join(part.tobytes() for part in parts), digest_size=8)
         return f"{len(self):,} images, {digest.hexdigest()}"
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
