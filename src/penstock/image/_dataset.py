@@ -155,7 +155,7 @@ class ImageFolder(Images):
         """Of the names and labels: the files themselves are not looked at."""
         # A user may have put a list in its place.
         paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
-        parts = [paths.data, paths.offsets, np.asarray(self.targets)]
+        parts: list[NDArray[Any]] = [paths.data, paths.offsets, np.asarray(self.targets)]
         digest = blake2b(b"".join(part.tobytes() for part in parts), digest_size=8)
         return f"{len(self):,} images, {digest.hexdigest()}"
 
