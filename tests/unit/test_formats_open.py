@@ -25,8 +25,6 @@ from PIL import Image
 import penstock
 from penstock import cli
 from penstock.errors import FormatError
-from penstock.formats._recognise import _PICTURES
-from penstock.image._dataset import SUFFIXES
 from penstock.records import RecordWriter, write_caffe_lmdb
 
 
@@ -321,7 +319,3 @@ def test_inspect_of_a_bad_file_says_why(folder: Path, capsys: pytest.CaptureFixt
 def test_examples_of_docstrings_run(module: str) -> None:
     ran = doctest.testmod(importlib.import_module(f"penstock.{module}"))
     assert ran.attempted and not ran.failed
-
-
-def test_pictures_are_those_of_penstock_image() -> None:
-    assert _PICTURES == SUFFIXES

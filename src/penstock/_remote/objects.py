@@ -179,6 +179,8 @@ def _basic(user: str) -> str:
 
 def _failed(error: Exception) -> Failed:
     """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
+    if isinstance(error, MemoryError):
+        raise error
     if isinstance(error, Failed):
         return error
     text, kind = str(error), type(error).__name__

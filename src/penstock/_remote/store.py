@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from penstock._measure.cached import counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
+from penstock._remote.urls import identified, redacted, scheme_of, scrubbed, split
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -26,8 +27,11 @@ IN_FLIGHT = 32
 """Requests of one process at a time."""
 
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
-_PLACES = ("endpoint", "base_url", "account_name")  # tell one bucket from another of the same name
-_OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
+# Names of options that tell one bucket from another of the same name, and of those that only let one in.
+_PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
+_WAY_IN = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # obstore reads it, and no option has its value
+_OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -63,9 +67,11 @@ class Remote:
     Copies in other processes connect anew: the library's threads and connections do not survive a fork.
     """
 
-    def __init__(self, root: str, user: str, storage: Storage) -> None:
+    def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
+        """`places` of a copy is that of the original, which may be on a machine with another environment."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
+        self._places = _places(scheme_of(root), self._storage) if places is None else places
         self._store: Store | None = None
         self._process = 0
         self._lock = threading.Lock()
@@ -121,10 +127,8 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def identity(self, key: str) -> str:
-        """Text that differs for objects of different stores, and does not depend on credentials."""
-        root, mark, query = self._root.partition("/?")
-        places = "".join(f" {self._storage[name]}" for name in _PLACES if name in self._storage)
-        return unsigned(f"{root}/{key}?{query}" if mark else f"{root}/{key}") + places
+        """Text that differs for different objects of all stores, and does not depend on what signs requests."""
+        return identified(self._root, key, self._user) + self._places
 
     def _tried(
         self,
@@ -186,7 +190,7 @@ class Remote:
             return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remote, (self._root, self._user, self._storage)
+        return Remote, (self._root, self._user, self._storage, self._places)
 
     def __repr__(self) -> str:
         return f"Remote({redacted(self._root)!r})"
@@ -213,6 +217,19 @@ def _connect(root: str, user: str, storage: Storage) -> Store:
     from penstock._remote.filesystems import FileSystem
 
     return FileSystem(scheme, root, storage)
+
+
+def _places(scheme: str, storage: Mapping[str, Any]) -> str:
+    """The options, and the variable, that say which server, account or bucket a URL of this scheme is of."""
+    found: list[tuple[str, Any]] = []
+    if scheme.startswith(("az", "abfs", "adl")) and _ACCOUNT in os.environ:
+        found.append((_ACCOUNT, os.environ[_ACCOUNT]))
+    within: list[Mapping[str, Any]] = [storage]
+    for options in within:  # which may have more of them inside: client_kwargs
+        within += [value for value in options.values() if isinstance(value, Mapping)]
+        plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
+        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _WAY_IN.search(each[0].lower())]
+    return "".join(f" {name}={value}" for name, value in sorted(found, key=str))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -68,6 +68,7 @@ class PiecesOnDisk:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
+        self.passing = PiecesInMemory()
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         return self.cache.get(piece.name, partial(fetch, piece))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -50,6 +51,9 @@ class TextLines(Extents):
         cache_bytes: int | None = None,
     ) -> None:
         super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
+
+    def _checks(self) -> Sequence[object]:
+        return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)

@@ -19,6 +19,7 @@ from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
 from penstock.formats._paths import FilePath, expand, find_files
+from penstock.source._folders import PICTURES, folders_below
 
 # The format of a file by its first bytes, and by the end of its name.
 _BEGINNINGS = (
@@ -32,10 +33,6 @@ _BY_END = (formats.Parquet, formats.Arrow, formats.Tar, formats.JsonLines, forma
 _ENDS = {end: each.__name__ for each in _BY_END for end in each.suffixes}
 _ENDS |= {".rec": "RecordFile", ".mdb": "CaffeLMDB"}
 
-# Those of penstock.image, which cannot be imported without its packages.
-_PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
-_PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
-
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
     """The dataset of these files; `settings` are the arguments of its class."""
@@ -45,7 +42,7 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
     if name == "TextLines" and len(given) == 1 and os.path.isdir(given[0]):
-        _others.refuse_beside_text(os.path.abspath(given[0]), _PICTURES)
+        _others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
@@ -82,7 +79,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
             if prefixes != meant:
                 return find_files(prefixes, ends, "penstock.open", access)
         folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
-        for said in filter(None, (_others.of_folder(folder, _PICTURES) for folder in folders)):
+        for said in filter(None, (_others.of_folder(folder, PICTURES) for folder in folders)):
             raise FormatError(said) from None
         raise
 
@@ -91,12 +88,11 @@ def _folder(folder: str) -> str | None:
     """The format of a folder that is one dataset as a whole; None if its files are to be looked at."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return "CaffeLMDB"
-    for _, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        ends = {os.path.splitext(name)[1].lower() for name in names if not name.startswith(".")}
+    for _, names in folders_below(folder):
+        ends = {os.path.splitext(name)[1].lower() for name in names}
         if ends & _ENDS.keys():
             return None
-        if ends & _PICTURES:
+        if ends & PICTURES:
             return "ImageFolder"
     return None
 
@@ -109,8 +105,8 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
         index = _own_index(file, by_path)
         if index is not None or not file.path.endswith(".idx"):
             file = index or file
-            found[file.path] = file
-    return [found[path] for path in sorted(found)] or files
+            found[file.identity.name] = file
+    return sorted(found.values(), key=lambda file: (file.path, file.identity.name)) or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
@@ -154,7 +150,7 @@ def _name_of(file: AnyFile) -> str:
         raise FormatError(said)
     refuse_compressed(file)
     if end not in _ENDS:
-        raise FormatError(_others.unknown(file, _PICTURES))
+        raise FormatError(_others.unknown(file, PICTURES))
     return _ENDS[end]
 
 
