@@ -229,7 +229,7 @@ def _places(scheme: str, storage: Mapping[str, Any]) -> str:
         within += [value for value in options.values() if isinstance(value, Mapping)]
         plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
         found += [each for each in plain if _PLACE.search(each[0].lower()) and not _SECRET.search(each[0].lower())]
-    return "".join(f" {name}={value}" for name, value in sorted(found, key=str))
+    return "".join(f"\0{name}={value}" for name, value in sorted(found, key=str))
 
 
 def _texts(value: Any) -> Iterator[str]:
