@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from urllib.parse import quote_plus, unquote
 
 from penstock._measure.cached import counting
+from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
 from penstock._remote.urls import identified, redacted, scheme_of, scrubbed, split
@@ -20,23 +21,17 @@ from penstock.errors import RemoteError, RemoteFileNotFound
 T = TypeVar("T")
 
 Storage = Mapping[str, Any]
-"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
+"""Options of a store, such as `{"region": "eu-central-1"}`: see `options`."""
 
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
-_OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
-SERVERS = ("endpoint", "base_url")
-"""Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
-
 # Names of options that tell one bucket from another of the same name, and of those that only let one in.
 _PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
-_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-_VARIABLES = {"s3": _S3, "s3a": _S3, **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), _AZURE)}
-_SECRET = re.compile(r"key|secret|token|passw|credential|sas|sign")
-_OPEN = (*SERVERS, "account_name", "region", "bucket", "container_name")  # options that are no secrets
+_NO_PLACE = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # other variables that name a place are among the options: see `named`
+_OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -74,8 +69,9 @@ class Remote:
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
         """`places` of a copy is that of the original, which may be on a machine with another environment."""
-        self._root, self._user, self._storage = root, user, dict(storage)
-        self._places = _places(scheme_of(root), storage) if places is None else places
+        self._is_own = scheme_of(root) in SCHEMES
+        self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
+        self._places = _places(scheme_of(root), self._storage) if places is None else places
         self._store: Store | None = None
         self._process = 0
         self._lock = threading.Lock()
@@ -177,6 +173,8 @@ class Remote:
 
     def _secrets(self) -> tuple[str, ...]:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
+        if self._is_own:  # a variable may name a proxy with its password
+            found += _texts(client_options(self._root, self._storage))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
         found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
@@ -212,7 +210,7 @@ def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
 
 def _connect(root: str, user: str, storage: Storage) -> Store:
     scheme = scheme_of(root)
-    if scheme in _OWN:
+    if scheme in SCHEMES:
         from penstock._remote.objects import Objects
 
         return Objects(root, user, storage)
@@ -223,12 +221,12 @@ def _connect(root: str, user: str, storage: Storage) -> Store:
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
     """The options and variables that say which server, account or bucket a URL of this scheme is of."""
-    found = [(name, os.environ[name]) for name in _VARIABLES.get(scheme, ()) if name in os.environ]
+    found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # which may have more of them inside: client_kwargs
         within += [value for value in options.values() if isinstance(value, Mapping)]
         plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
-        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _SECRET.search(each[0].lower())]
+        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _NO_PLACE.search(each[0].lower())]
     return "".join(f"\0{name}={value}" for name, value in sorted(found, key=str))
 
 
