@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import re
 
+from penstock.errors import FormatError
+
 _LACKS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
 # Errors of libraries that the core does not import: an array that would be too large for its type, a device without
 # memory. Others are plain RuntimeErrors, an OSError without a number, or an `error`, with these words.
@@ -17,9 +19,10 @@ _WORDS = re.compile(
 def is_shortage(error: BaseException | None) -> bool:
     """True for an error that says nothing about a sample: a later try, or another machine, may have what is missing.
 
-    An error that was raised `from` such an error is one, too.
+    An error that was raised `from` such an error is one, too, except for a FormatError, which says that a file is
+    damaged: see `is_damage`.
     """
-    while error is not None:
+    while error is not None and not isinstance(error, FormatError):
         kind = type(error)
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _LACKS):
             return True

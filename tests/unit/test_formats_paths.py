@@ -103,6 +103,7 @@ def test_a_link_that_leads_back_ends_the_search_there(tmp_path: Path, pattern: s
     for number in range(4):  # followed 40 times each, they would take for ever
         (tmp_path / "a" / "b" / f"back{number}").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "loop").symlink_to("loop")
     assert list(TextLines(tmp_path / pattern)) == ["once"]
     assert list(penstock.open(tmp_path / pattern)) == ["once"]
 

@@ -58,9 +58,9 @@ OTHERS = [
 def test_a_lack_is_none_of_the_sample(lack: Exception) -> None:
     assert is_shortage(lack)
     assert not is_damage(lack)
-    wrapped = ValueError("bad file")
-    wrapped.__cause__ = lack
-    assert is_shortage(wrapped)
+    wrapped, judged = ValueError("bad file"), FormatError("it is damaged")
+    wrapped.__cause__ = judged.__cause__ = lack
+    assert is_shortage(wrapped) and not is_shortage(judged)
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
@@ -150,6 +150,20 @@ def test_without_memory_no_sample_is_dropped(tmp_path: Path, make: Make, monkeyp
         list(loader)
     assert "some." in "\n".join(raised.value.__notes__)
     assert not loader.skipped
+
+
+def test_an_absurd_length_in_a_file_is_a_bad_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = parquet(tmp_path), Parquet._read
+
+    def absurd(table: Any, block: int) -> Any:
+        if block == 0:
+            raise pa.lib.ArrowMemoryError("malloc of size 876173333376000 failed")
+        return read(table, block)
+
+    monkeypatch.setattr(Parquet, "_read", absurd)
+    with DataLoader(data, batch_size=2, on_error="skip") as loader:
+        assert [batch["x"].tolist() for batch in loader] == [[4, 5], [6, 7]]
+        assert [type(error) for _, error in loader.skipped] == [FormatError] * 4
 
 
 def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from inspect import signature
 from typing import Any
@@ -36,7 +36,8 @@ class FileSystem:
             system = fsspec.get_filesystem_class(scheme)
             # Some are made with the host, and a user, of the URL: ftp, webhdfs.
             self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
-            self._system.invalidate_cache()  # which the whole process shares
+            with suppress(Exception):  # of what an earlier dataset of this process has seen
+                self._system.invalidate_cache()
             # Asked again, some systems answer from an earlier list of the folder.
             self._refresh = {"refresh": True} if "refresh" in signature(self._system.info).parameters else {}
             self._turn: AbstractContextManager[Any] = threading.Lock() if scheme in _ALONE else nullcontext()

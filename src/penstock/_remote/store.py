@@ -29,8 +29,8 @@ IN_FLIGHT = 32
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
 # Names of options that tell one bucket from another of the same name, and of those that only let one in.
 _PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
-_WAY_IN = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
-_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # obstore reads it, and no option has its value
+_NO_PLACE = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # other variables that name a place are among the options: see `named`
 _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
@@ -220,16 +220,14 @@ def _connect(root: str, user: str, storage: Storage) -> Store:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """The options, and the variable, that say which server, account or bucket a URL of this scheme is of."""
-    found: list[tuple[str, Any]] = []
-    if scheme.startswith(("az", "abfs", "adl")) and _ACCOUNT in os.environ:
-        found.append((_ACCOUNT, os.environ[_ACCOUNT]))
+    """The options and variables that say which server, account or bucket a URL of this scheme is of."""
+    found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # which may have more of them inside: client_kwargs
         within += [value for value in options.values() if isinstance(value, Mapping)]
         plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
-        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _WAY_IN.search(each[0].lower())]
-    return "".join(f" {name}={value}" for name, value in sorted(found, key=str))
+        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _NO_PLACE.search(each[0].lower())]
+    return "".join(f"\0{name}={value}" for name, value in sorted(found, key=str))
 
 
 def _texts(value: Any) -> Iterator[str]:

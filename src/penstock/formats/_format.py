@@ -75,7 +75,7 @@ class Format(Dataset[Any]):
             what += ", and columns=[...] reads some fields only" if hasattr(self, "columns") else ""
         elif isinstance(key, (list, tuple, np.ndarray)):
             what += ". For several keys use penstock.Subset(data, keys)"
-        raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.")
+        raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         return self._samples(keys, checked_keys(keys, len(self)))

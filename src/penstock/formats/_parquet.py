@@ -128,10 +128,11 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
     """The record batches of a row group: one if possible. An array has at most 2 GB of text or binary data."""
     import pyarrow as pa
 
+    too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
     try:
         batches: list[Any] = opened.read_row_group(part, columns, use_threads=False).combine_chunks().to_batches()
         return batches
-    except (pa.ArrowNotImplementedError, pa.ArrowCapacityError) as error:
+    except too_large as error:
         # pyarrow does not divide columns of lists and structs by itself: they are read in ever smaller steps.
         about = opened.metadata.row_group(part)
         size, problem = about.num_rows, error
@@ -141,7 +142,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
         size = -(-size // 4)
         try:
             return list(opened.iter_batches(size, [part], columns, use_threads=False))
-        except (pa.ArrowNotImplementedError, pa.ArrowCapacityError) as error:
+        except too_large as error:
             problem = error
     raise problem
 

@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Any, NoReturn
 
+from penstock._shortage import is_shortage
 from penstock.errors import RecordError
 
 _AHEAD = 1000  # reads that the kernel is told of in advance
@@ -39,6 +40,8 @@ class RawFile:
         try:
             found = os.pread(self._fd, size, start)
         except OSError as error:
+            if is_shortage(error):
+                raise
             raise RecordError(
                 f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}."
             ) from error

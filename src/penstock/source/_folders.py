@@ -40,7 +40,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
     """
     try:
         found, above = _inside(folder, above, hidden)
-    except OSError:
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # not those of a lack, such as EMFILE
         return
     yield folder, [name for name, is_folder in found if not is_folder]
     for path in (os.path.join(folder, name) for name, is_folder in found if is_folder):
@@ -51,8 +51,15 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
     """The names in a folder, sorted, with whether each is a folder; and the folder with those above it."""
     with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries if hidden or not entry.name.startswith("."))
+        found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that cannot be read
+        return False
 
 
 def _leads_back(folder: str, above: Above) -> bool:
