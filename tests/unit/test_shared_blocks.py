@@ -375,6 +375,7 @@ def test_all_agree_on_an_inventory_that_is_only_half_opened(table: str, monkeypa
         head = os.pread(first._fd, 32, 0)
         os.pwrite(first._fd, bytes(32), 0)
         monkeypatch.setattr(_shared.time, "sleep", lambda _: os.pwrite(first._fd, head, 0))
+        monkeypatch.setattr(_shared, "_UNFINISHED", 60.0)
         second.claim(claim(5))
         assert _shared._read_claim(first._fd, 1).needs.tolist() == [5]
     with closing(Inventory(table, claim())) as first, closing(Inventory(table, claim())) as second:
