@@ -12,7 +12,11 @@ imported there, so a program needs no `if __name__ == "__main__"`. The template 
 workers share this copy. Parent and template talk over a socket, one answer to each request:
 
     request  START number, child | REAP pid
-    answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
+    answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
+             | FAILED, with the exception
+
+Unpickling the dataset may import JAX or start threads in the template. Then the template must not be forked: it says
+so instead of READY, and the launcher starts all workers by spawn, from the same shipment.
 
 The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
 
@@ -48,7 +52,7 @@ from penstock.errors import InternalError, WorkerLost
 
 _REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
-_START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
+_START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # as it travels beside an answer
 
@@ -200,13 +204,21 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
-        assert self.template is not None
+        """Waits, interruptibly, until the template can fork. A template that died is replaced once.
+
+        If the template must not be forked, workers are started by spawn from now on.
+        """
+        if self.template is None:  # another thread was here first
+            return
         if not self.template.ready():
             self.template.release()
             self._start_template()
             if not self.template.ready():
                 raise WorkerLost(self.template.obituary())
+        if self.template.obstacle:
+            template, self.template, self.method = self.template, None, "spawn"
+            template.release()
+            methods.give_up_templates(template.obstacle, asked=self._explicit)
 
 
 def _require_linux() -> None:
@@ -232,6 +244,7 @@ class Template(Handle):
         self._link = link.fileno()
         self._talk = threading.Lock()
         self._is_ready = False
+        self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
         """Waits until the template has unpacked the payload; False if it is dead."""
@@ -303,13 +316,15 @@ class Template(Handle):
             if len(answer) < _ANSWER.size:
                 return None
             what, number, length = _ANSWER.unpack(answer)
-            failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+            said = link.recv(length, socket.MSG_WAITALL) if length else b""
         except (BrokenPipeError, ConnectionResetError):
             return None
         finally:
             link.detach()
-        if failure:
-            raise restore(failure)
+        if what == _FAILED:
+            raise restore(said)
+        if what == _UNFORKABLE:
+            self.obstacle = said.decode()
         self._is_ready = True
         return number, pidfds
 
@@ -383,7 +398,8 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
     """Is the template."""
     gc.freeze()  # the payload too: a collection in a worker copies none of its pages
-    requests.sendall(_ANSWER.pack(_READY, os.getpid(), 0))
+    obstacle = methods.obstacle().encode()
+    requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
         request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)
         if len(request) < _REQUEST.size:
@@ -393,7 +409,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
         try:
-            pid = fork(quiet=True)  # quiet: no threads run in this process
+            pid = fork(quiet=True)  # quiet: this process has no other threads
             pidfd = processes.pidfd_of_child(pid) if pid else -1
         except OSError as exc:
             seat = seat_of(about)
