@@ -24,8 +24,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from penstock._descriptors import close_in_child, forget
 from penstock import DataLoader
+from penstock._descriptors import close_in_child, forget
 from penstock.backends._process import launcher, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.launcher import Launcher
@@ -670,11 +670,12 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_told")
 @pytest.mark.parametrize(("how", "why"), [("thread", "has 1 other thread"), ("jax", "has imported jax")])
 def test_a_template_that_must_not_be_forked_is_not(how: str, why: str) -> None:
-    dataset = Unforkable(how)
+    def parents() -> set[int]:
+        with DataLoader(Unforkable(how), num_workers=1, multiprocessing_context="forkserver") as loader:
+            return {batch.item() for batch in loader}
+
     with pytest.warns(RuntimeWarning, match=rf"started by spawn and not by forkserver.*\(it {why}\)") as said:
-        for _ in range(2):
-            with DataLoader(dataset, num_workers=1, multiprocessing_context="forkserver") as loader:
-                assert {batch.item() for batch in loader} == {os.getpid()}  # no template is between
+        assert parents() == parents() == {os.getpid()}  # no template is between
     assert len(said) == 1 and said[0].filename == __file__
 
 

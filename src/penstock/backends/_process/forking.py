@@ -1,12 +1,12 @@
 """Whether this process may be forked: only if it has a single thread at the moment of the fork.
 
-A fork copies one thread, and all locks and thread pools as they are. What another thread holds is held for ever in the
-child, and a pool waits for ever for threads that the child does not have.
+A fork copies one thread, and all locks and thread pools as they are. What another thread holds is held for ever in
+the child, and a pool waits for ever for threads that the child does not have.
 
-Who made a thread cannot be asked, and counting threads is a guess: of two threads, one may be OpenBLAS's, which OpenBLAS
-stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries themselves. Its child ends
-at once, without running any code of the program. Threads that are still there after the trial are the ones that a
-real fork would leave behind. Without other threads, no trial is needed.
+A thread cannot be asked who made it, and counting threads is a guess: of two threads, one may be OpenBLAS's, which
+OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries themselves. Its
+child ends at once, without running any code of the program. Threads that are still there after the trial are the
+ones that a real fork would leave behind. Without other threads, no trial is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def obstacle() -> str:
 
 
 def threads_beside() -> int:
-    """The number of other threads that this process has. Right after a fork: threads that were there during the fork."""
+    """The number of other threads of this process. Right after a fork: of those that were there during the fork."""
     try:
         return len(_others())
     except OSError:
@@ -76,7 +76,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """The living threads of this process but the calling one and those of jemalloc, which restarts them after a fork."""
+    """The living threads of this process but the calling one, and those of jemalloc, which are safe to fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()

@@ -44,7 +44,8 @@ from penstock._interrupts import acquire, interrupts_deferred
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
-from penstock.backends._process import methods
+from penstock.backends._native_threads import limit, look_up, opencv_stopped, variables
+from penstock.backends._process import forking, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProcess, fork, live, seat_of
 from penstock.backends._process.relatives import Itself, Lineage, inheriting, next_child
@@ -175,8 +176,9 @@ class Launcher:
     def _fork(self, number: int, child: int) -> int:
         lifeline = self.own["lifeline"]
         own_fork.now = True
+        look_up()
         try:
-            with kept_by_child((*self._fds.values(), lifeline)):
+            with opencv_stopped(), kept_by_child((*self._fds.values(), lifeline)):
                 pid = fork(quiet=self._explicit or methods.survives_fork())
             if pid == 0:
                 itself = Itself(self.lineage, child)
@@ -353,7 +355,8 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     # The mask survives exec: a Ctrl-C is held back until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+        environment = {**os.environ, **variables()}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn
@@ -398,7 +401,8 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
     """Is the template."""
     gc.freeze()  # the payload too: a collection in a worker copies none of its pages
-    obstacle = methods.obstacle().encode()
+    limit()  # the template's workers inherit it
+    obstacle = forking.obstacle().encode()
     requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
         request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)

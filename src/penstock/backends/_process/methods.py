@@ -135,5 +135,5 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if this process has a single thread at the moment of a fork, so that a fork copies no lock that is held."""
+    """True if this process has a single thread at the moment of a fork: then a fork copies no lock that is held."""
     return not obstacle()
