@@ -180,7 +180,7 @@ class ProcessBackend:
         self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
-        return encode(change, self._known)
+        return encode(change, self._known, fresh=not self._main_is_there)
 
     def update(self, change: bytes) -> None:
         self._log.write(self._theirs["updates"], change)
