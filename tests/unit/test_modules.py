@@ -95,7 +95,11 @@ def test_workers_have_what_only_the_program_has(tmp_path: Path, method: str) -> 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, str(program), str(folder), method],
-        **{"capture_output": True, "text": True, "timeout": 100, "cwd": "/", "env": environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd="/",
+        env=environment,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "loaded\n", "")
 

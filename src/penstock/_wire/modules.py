@@ -1,9 +1,9 @@
 """Which modules a fresh interpreter can import: classes and functions of all others are sent to it by value.
 
 A fresh interpreter has the same `sys.path`, and imports nothing of the program by itself. So it has no `__main__` of
-the program, no `__mp_main__` (the name of a script in a process that multiprocessing has spawned), and no module that was
-made by `exec`, by `runpy`, or from a file that is not on the path; and for a name that means another file there, it would
-import the wrong module.
+the program, no `__mp_main__` (the name of a script in a process that multiprocessing has spawned), and no module that
+was made by `exec`, by `runpy`, or from a file that is not on the path. For a name that means another file there, it
+would import the wrong module.
 """
 
 from __future__ import annotations

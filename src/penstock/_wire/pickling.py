@@ -1,8 +1,8 @@
 """Pickling: the one place that decides how objects become bytes between processes.
 
 Two picklers are used. Plain pickle names classes and functions by their module, and is fast. cloudpickle sends
-those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. For a
-fresh interpreter, more cannot be imported than here: see `modules.py`.
+those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. A
+fresh interpreter cannot import all that this process has: see `modules.py`.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value

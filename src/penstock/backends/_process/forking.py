@@ -38,10 +38,13 @@ def obstacle() -> str:
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"
-    known = threading.active_count() - 1
-    if known:
-        return _has_threads(known)
-    return _has_threads(len(_left_after_a_trial()))
+    count = threading.active_count() - 1 or len(_left_after_a_trial())
+    return f"it has {other_threads(count)}" if count else ""
+
+
+def other_threads(count: int) -> str:
+    """`1 other thread`, `2 other threads`."""
+    return f"{count} other thread{'s' * (count != 1)}"
 
 
 def threads_beside() -> int:
@@ -50,10 +53,6 @@ def threads_beside() -> int:
         return len(_others())
     except OSError:
         return threading.active_count() - 1
-
-
-def _has_threads(count: int) -> str:
-    return f"it has {count} other thread{'s' * (count > 1)}" if count else ""
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:

@@ -170,8 +170,11 @@ class Launcher:
             child = next_child()
             if self.template is not None:
                 return WorkerProcess(number, child, *self.template.fork(number, child), self)
-            pid = self._fork(number, child) if self.method == "fork" else self._spawn("worker", number, child)
-            return WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
+            forked = self.method == "fork"
+            pid = self._fork(number, child) if forked else self._spawn("worker", number, child)
+            process = WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
+            process.beside = forking.threads_beside() if forked else 0
+            return process
 
     def _fork(self, number: int, child: int) -> int:
         lifeline = self.own["lifeline"]
