@@ -179,7 +179,7 @@ def test_a_lock_that_was_held_during_a_fork_is_named_as_the_cause(bar: Bar) -> N
     try:
         with DataLoader(dataset, num_workers=1, timeout=0.2, multiprocessing_context="fork") as loader:
             _, said = read(iter(loader), "in __getitem__")
-        assert re.search(r" again\. Most often this comes from a fork beside threads: .* had \d+ other threads?\.", said)
+        assert re.search(r" again\. Most often this comes from a fork beside threads: .* had \d+ other thr", said)
         assert "one sample is slow" not in said
         with DataLoader(Barred(bar.path, 0, 1), num_workers=1, timeout=0.2, multiprocessing_context="fork") as loader:
             _, said = read(iter(loader), "in wait_at")

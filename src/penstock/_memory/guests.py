@@ -88,6 +88,12 @@ def guest_in(module: object) -> Guest | None:
     return guest
 
 
+def guest_of(kind: type) -> str | None:
+    """The top-level package of the guest that a class belongs to; None if it belongs to none."""
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((name for name in packages if name in GUESTS), None)
+
+
 def all_met() -> bool:
     """True if no guest is left whose package is imported in this process and whose classes were never met."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
