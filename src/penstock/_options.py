@@ -377,8 +377,8 @@ def _check_machine(backend: str, workers: int) -> None:
         slow, start = "", workers * _START / usable
         if start > 1:
             slow = (
-                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more: use num_workers={usable}, "
-                f"or at most {4 * usable} if samples wait for I/O."
+                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
+                f"num_workers={usable} keeps all CPUs busy."
             )
         warnings.warn(
             f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "

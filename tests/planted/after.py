@@ -53,9 +53,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "new": "            pass",
     },
     "torch uses all cores in every worker": {
-        "file": "torch/_tensors.py",
-        "old": "        torch.set_num_threads(most)\n",
-        "new": "        pass\n",
+        "file": "backends/_native_threads.py",
+        "old": "    for setter in _looked_up[1]:\n        setter(most)\n    guests.limit_threads(most)\n",
+        "new": "",
+        "tests": ("unit/test_native_threads.py::test_torch_has_one_thread_in_workers_of_every_loader",),
     },
     "a shared epoch counts batches that still wait for their consumer": {
         "old": "            call.item = _Item(self._steps, batch)\n",

@@ -123,7 +123,7 @@ assert Blurred()[0] == 3
 """
 
 
-def test_opencvs_threads_survive_a_fork_in_the_parent_and_are_not_waited_for_in_a_worker() -> None:
+def test_opencvs_threads_are_the_parents_again_after_a_fork() -> None:
     pytest.importorskip("cv2")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     ran = subprocess.run(

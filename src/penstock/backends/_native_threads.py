@@ -105,9 +105,9 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """In the block, OpenCV has no threads: in a child that is forked meanwhile, `limit` need not wait for them.
+    """In the block, OpenCV has no threads: a child that is forked meanwhile need not end them.
 
-    OpenCV ends its threads when it is told to use one, by joining them. In a forked child that would take for ever.
+    OpenCV ends its threads when it gets one thread, under locks that they use. In a forked child it may wait for ever.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
