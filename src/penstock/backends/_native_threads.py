@@ -107,7 +107,7 @@ def limit() -> None:
 def opencv_stopped() -> Iterator[None]:
     """In the block, OpenCV has no threads: a child that is forked meanwhile need not end them.
 
-    OpenCV ends its threads when it gets one thread, under locks that they use. In a forked child it may wait for ever.
+    OpenCV ends its threads when it gets one, under locks that they use. In a forked child it may wait for ever.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
