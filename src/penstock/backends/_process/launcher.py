@@ -71,8 +71,9 @@ class Launcher:
     """Starts workers that each run `main(number, payload, fds)`.
 
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
-    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. Before it acquires
-    anything, the launcher adds itself to the list `among`: see `_interrupts.py`.
+    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. `explicit`: the
+    program has named the method, and is warned if another has to be used. Before it acquires anything, the launcher
+    adds itself to the list `among`: see `_interrupts.py`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Launcher:
         payload: object,
         fds: Mapping[str, int],
         *,
+        explicit: bool = False,
         among: list[Launcher] | None = None,
     ) -> None:
         _require_linux()
@@ -89,6 +91,7 @@ class Launcher:
         self._main = main
         self._payload = payload
         self._fds = dict(fds)
+        self._explicit = explicit
         self.owner = os.getpid()
         self.lineage = Lineage.of_children(self.method)
         self._closed = False
@@ -175,8 +178,8 @@ class Launcher:
 
     def _fork(self, number: int, child: int) -> int:
         lifeline = self.own["lifeline"]
-        own_fork.now = True
         look_up()
+        own_fork.now = True
         try:
             with opencv_stopped(), kept_by_child((*self._fds.values(), lifeline)):
                 pid = fork()
