@@ -77,4 +77,13 @@ BUGS = [
         ("faults/test_timeouts.py::test_a_lock_that_was_held_during_a_fork_is_named_as_the_cause",),
         "The user looks at samples instead of the start method.",
     ),
+    Bug(
+        "penstock.torch forks beside JAX",
+        "starting",
+        "torch/_iterators.py",
+        'if context == "fork" and breaks_in_child():',
+        'if context == "fork" and breaks_in_child() and False:',
+        ("parity/test_contexts.py::test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_works",),
+        "JAX warns of a deadlock at each fork, and numba ends the worker.",
+    ),
 ]

@@ -42,6 +42,14 @@ def obstacle() -> str:
     return f"it has {other_threads(count)}" if count else ""
 
 
+def breaks_in_child() -> bool:
+    """True if a library is in use here that a forked child cannot use: JAX, or numba with threads of OpenMP.
+
+    Other libraries and threads are a risk, which torch's own loader takes. These two fail, or warn of each fork.
+    """
+    return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
+
+
 def other_threads(count: int) -> str:
     """`1 other thread`, `2 other threads`."""
     return f"{count} other thread{'s' * (count != 1)}"
