@@ -64,7 +64,6 @@ class Replica:
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
         with suppress(OSError), open("/proc/self/comm", "w") as name:
             name.write("pt_data_worker")
-        torch.set_num_threads(1)
         seed = job.seed + seat
         random.seed(seed)
         torch.manual_seed(seed)
