@@ -372,7 +372,7 @@ BUGS = [
     Bug(
         "a field is what follows the last dot",
         "formats",
-        "formats/_tar.py",
+        "formats/_samples.py",
         'stem, _, field = file.partition(".")',
         'stem, _, field = file.rpartition(".")',
         _TAR,
@@ -381,7 +381,7 @@ BUGS = [
     Bug(
         "the folder is not part of a key",
         "formats",
-        "formats/_tar.py",
+        "formats/_samples.py",
         "return folder + slash + stem, field.lower()",
         "return stem, field.lower()",
         _TAR,
@@ -390,7 +390,7 @@ BUGS = [
     Bug(
         "a key that comes again is another sample",
         "formats",
-        "formats/_tar.py",
+        "formats/_samples.py",
         "        if key not in self._known:\n",
         "        if True:\n",
         _TAR,
@@ -399,7 +399,7 @@ BUGS = [
     Bug(
         "what follows the end of a tar is not looked at",
         "formats",
-        "formats/_tar.py",
+        "formats/_samples.py",
         "        _check_rest(archive, at)\n    except",
         "    except",
         _TAR,

@@ -65,6 +65,15 @@ class FileSystem:
             failed = _failed(error)
         raise failed
 
+    def write(self, key: str, content: bytes) -> None:
+        try:
+            with self._turn:
+                self._system.pipe_file(self._path(key), content)
+            return
+        except Exception as error:
+            failed = _failed(error)
+        raise failed
+
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
             path = self._path(folder)

@@ -119,6 +119,11 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     return Member(name, kind, start, data, size if kind in (_FILE, _SPARSE) else 0, _stop(kind, data, size))
 
 
+def plain_member(name: str, start: int, data: int, size: int) -> Member:
+    """A file, of which another program says where its headers and its content begin."""
+    return Member(name, _FILE, start, data, size, data + _padded(size))
+
+
 def check_complete(archive: Bytes, member: Member) -> None:
     """Raises FormatError if the archive ends within this member."""
     if member.data + member.size > archive.size:

@@ -41,7 +41,10 @@ class Extents(Format):
 
     def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
         super().__init__(paths, access)
-        self._set_indexes(cached_each(self._files, kind, make))
+        self._set_indexes(self._find_indexes(kind, make, access))
+
+    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
+        return cached_each(self._files, kind, make)
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self._indexes = indexes
@@ -108,6 +111,11 @@ class Extents(Format):
         place, starts = self._place(number, row), self._indexes[number]["starts"]
         start = int(starts[place])
         return start, int(starts[place + 1]) - start
+
+
+def blocks_in(size: int) -> int:
+    """The number of blocks of a file of this size, if it is divided evenly."""
+    return max(1, -(-size // _BLOCK))
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
@@ -17,15 +15,15 @@ from penstock._fill.collate import collate
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._archive import Bytes, Member, check_complete, member_at
+from penstock.formats._archive import Member, check_complete, member_at
+from penstock.formats._beside import Beside, Counted
 from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, same_ends
-from penstock.formats._extents import Extents, compact, refuse_compressed
+from penstock.formats._extents import Extents, blocks_in
 from penstock.formats._files import AnyFile
-from penstock.formats._index import Arrays, Index
-from penstock.formats._paths import Paths
+from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._paths import FilePath, Paths, find_files
+from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
 from penstock.source._array import checked_keys
-
-_PIECE = 1 << 20
 
 
 class Tar(Extents):
@@ -73,6 +71,7 @@ class Tar(Extents):
         decode: bool | Mapping[str, Decoder | None] = True,
         *,
         fields: str | Sequence[str] | None = None,
+        index: FilePath | None = None,
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
@@ -80,14 +79,42 @@ class Tar(Extents):
         self._wanted = None if fields is None else wanted_fields(fields)
         self.decode = decode  # first: it raises for what is no function, before files are read
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
-        super().__init__(paths, "tar-2", find_samples, Access(storage, cache, cache_bytes))
+        self._given = index
+        super().__init__(paths, KIND, find_samples, Access(storage, cache, cache_bytes))
+
+    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
+        given = None if self._given is None else find_files(self._given, (), "the index of Tar", access)[0]
+        beside = Beside(self._files, given, kind)
+        counts = [beside.count(file) for file in self._files]
+        others = [file for file, count in zip(self._files, counts, strict=True) if count is None]
+        known = iter(cached_each(others, kind, make, beside))
+        return [
+            next(known) if count is None else Counted(file, kind, make, count)
+            for file, count in zip(self._files, counts, strict=True)
+        ]
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         super()._set_indexes(indexes)
-        self._bad = [_Bad.of(index) for index in indexes]
-        if len(self) and len(self) == sum(map(len, self._bad)):
-            number = next(number for number, bad in enumerate(self._bad) if bad)
-            self._refuse(number, self._bad[number].first)  # not one sample can be read: more likely, no tars
+        self._bad: list[Bad | None] = [None if isinstance(each, Counted) else Bad.of(each) for each in indexes]
+        bad = [(number, each) for number, each in enumerate(self._bad) if each]
+        if len(self) and len(self) == sum(len(each) for _, each in bad):
+            self._refuse(bad[0][0], bad[0][1].first)  # not one sample can be read: more likely, these are no tars
+
+    def _count(self, index: Index) -> int:
+        return index.count if isinstance(index, Counted) else super()._count(index)
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        index = self._indexes[number]
+        if not isinstance(index, Counted):
+            return super()._firsts(number)
+        blocks = blocks_in(self._files[number].size)  # where samples begin is not known yet
+        return np.arange(1, blocks) * index.count // blocks
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        try:
+            return super()._ranges_of(block, number, first, stop)
+        except (FormatError, OSError):  # of an index that was made now; a sample raises it
+            return []
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
@@ -124,7 +151,10 @@ class Tar(Extents):
         return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
 
     def _decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
-        if self._bad[number] and row in self._bad[number]:
+        bad = self._bad[number]
+        if bad is None:
+            bad = self._bad[number] = Bad.of(self._indexes[number])
+        if bad and row in bad:
             self._refuse(number, row)
         file = self._files[number]
         start, _ = self._extent(number, row)
@@ -176,9 +206,10 @@ class Tar(Extents):
     def _refuse(self, number: int, row: int) -> NoReturn:
         """Raises FormatError for a row of which the index knows that it cannot be read."""
         file, bad = self._files[number], self._bad[number]
+        assert bad is not None
         if row not in bad.others:
             try:
-                follow(_Judged(file), bad.byte)
+                follow(Judged(file), bad.byte)
             except Fault as fault:
                 raise FormatError(f"{fault} {_rest(row, file.size - bad.byte)}") from None
             file.has_changed()
@@ -195,7 +226,7 @@ class Tar(Extents):
         )
 
 
-class _Bad:
+class Bad:
     """The rows of a tar that cannot be read: from the row `lost` on because of a fault at `byte`, and `others`: rows
     of samples whose members are apart, with the row of their other members.
     """
@@ -204,10 +235,9 @@ class _Bad:
         self._rows, self._lost, self.byte, self.others = rows, lost, byte, others
 
     @classmethod
-    def of(cls, index: Mapping[str, NDArray[Any]]) -> _Bad:
+    def of(cls, index: Mapping[str, NDArray[Any]]) -> Bad:
         rows = len(index["starts"]) - 1
-        fault = index.get("fault")
-        lost, byte = (rows, 0) if fault is None else (rows - 1, int(fault[0]))
+        byte, lost = index["fault"].tolist() if "fault" in index else (0, rows)
         apart: list[list[int]] = index["apart"].tolist() if "apart" in index else []
         return cls(rows, lost, byte, {row: other for row, other in apart if row < lost})
 
@@ -268,126 +298,6 @@ class _Part:
 
     def damaged(self, place: int, what: str) -> NoReturn:
         self.file.damaged(place, what)
-
-
-def split_name(member: Member) -> tuple[str, str] | None:
-    """The key of the member's sample and the name of its field; None if it belongs to no sample."""
-    folder, slash, file = member.name.rpartition("/")
-    stem, _, field = file.partition(".")
-    first = member.name.partition("/")[0]
-    if member.is_folder or not stem or not field or (first[:2] == first[-2:] == "__" and len(first) > 3):
-        return None
-    return folder + slash + stem, field.lower()
-
-
-class Fault(FormatError):
-    """What is wrong with a tar at some byte. Not for a disk or a network that fails, or a file that has changed."""
-
-
-class _Judged:
-    """A file in which what is wrong is a `Fault`."""
-
-    def __init__(self, file: AnyFile) -> None:
-        self._file, self.size, self.read = file, file.size, file.read
-
-    def refused(self, place: int, what: str) -> NoReturn:
-        self._raise(self._file.refused, place, what)
-
-    def damaged(self, place: int, what: str) -> NoReturn:
-        self._raise(self._file.damaged, place, what)
-
-    def _raise(self, refuse: Callable[[int, str], NoReturn], place: int, what: str) -> NoReturn:
-        try:
-            refuse(place, what)
-        except FormatError as error:
-            said = str(error)
-        raise Fault(said)
-
-
-def find_samples(file: AnyFile) -> Arrays:
-    """The index of a tar: `starts`, the first byte of each sample and the end of the last.
-
-    `apart`, if there are such samples: rows whose members are not all beside each other, with the row of the others.
-    `fault`, if the tar has one: the byte from which on it cannot be read; the last row stands for it.
-    """
-    refuse_compressed(file)
-    archive, samples = _Judged(file), _Samples()
-    at, fault = 0, False
-    try:
-        while (member := member_at(archive, at)) is not None:
-            samples.add(member)
-            check_complete(archive, member)
-            at = member.stop
-        samples.close()
-        _check_rest(archive, at)
-    except Fault:
-        fault = True
-    return samples.index(at, fault, file.size)
-
-
-class _Samples:
-    """The samples of a tar, whose members are added one by one."""
-
-    def __init__(self) -> None:
-        self._starts, self._apart = array("q"), array("q")
-        self._key: str | None = None
-        self._fields: list[str] = []
-        self._known: dict[str, tuple[int, str]] = {}  # of each key the first row, and its fields
-
-    def add(self, member: Member) -> None:
-        split = split_name(member)
-        if split is None:
-            return
-        if split[0] != self._key:
-            self.close()
-            self._key = split[0]
-            self._starts.append(member.start)
-        self._fields.append(split[1])
-
-    def close(self) -> None:
-        """The members of the last sample are complete."""
-        key, fields, row = self._key, self._fields, len(self._starts) - 1
-        self._key, self._fields = None, []
-        if key is None:
-            return
-        if key not in self._known:
-            self._known[key] = row, sys.intern("/".join(fields))  # no field has a slash
-            return
-        other, others = self._known[key]
-        self._apart.extend((row, other))
-        if not set(others.split("/")).intersection(fields):  # the parts of one sample, and not two of the same name
-            self._apart.extend((other, row))
-
-    def index(self, end: int, fault: bool, size: int) -> Arrays:
-        starts = self._starts
-        if fault and self._key is None:  # the fault is not in a sample: it gets a row of its own
-            starts.append(end)
-        self.close()
-        starts.append(starts[-1] if fault else end)  # nothing is read of a row that cannot be
-        found = {"starts": compact(np.array(starts, np.int64), size)}
-        if self._apart:
-            found["apart"] = np.array(self._apart, np.int64).reshape(-1, 2)
-        if fault:
-            found["fault"] = np.array([end], np.int64)
-        return found
-
-
-def follow(archive: Bytes, at: int) -> None:
-    """Raises FormatError for the fault of a tar at this byte."""
-    member = member_at(archive, at)
-    if member is None:
-        _check_rest(archive, at)
-    else:
-        check_complete(archive, member)
-
-
-def _check_rest(archive: Bytes, end: int) -> None:
-    """Raises FormatError unless only zeros follow the end of the archive."""
-    for at in range(end, archive.size, _PIECE):
-        piece = archive.read(at, min(_PIECE, archive.size - at))
-        if piece.count(0) != len(piece):
-            remedy = "If tar files were joined by cat, join them by tar --concatenate"
-            archive.refused(end, f"the archive ends here, but more follows. {remedy}")
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
