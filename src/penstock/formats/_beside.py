@@ -35,7 +35,7 @@ from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
-from penstock.formats._archive import HEADER, member_at, plain_member
+from penstock.formats._archive import HEADER, Member, member_at, plain_member
 from penstock.formats._extents import compact
 from penstock.formats._files import AnyFile, File
 from penstock.formats._index import Arrays, Index, Make, cached
@@ -100,7 +100,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
     try:
         magic, version, length, check = _HEAD.unpack_from(content)
         description = content[_HEAD.size : _HEAD.size + length]
-        if magic != _MAGIC or zlib.crc32(description) != check:
+        if magic != _MAGIC or len(description) != length or zlib.crc32(description) != check:
             raise ValueError("it is damaged, or no index of penstock")
         about = json.loads(description)
         if (version, about["kind"]) != (_VERSION, kind):
@@ -293,21 +293,28 @@ def _from_dali(file: AnyFile, text: str) -> Arrays:
     width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0
     if not width or int(count) != len(lines):
         raise ValueError(version)
-    samples, at, last = Samples(), 0, None
+    samples, at, members = Samples(), 0, list[Member]()
     for number, line in enumerate(lines):
         words = line.split(" ")
         for end, data, size, *name in (words[each : each + width] for each in range(0, len(words), width)):
-            last = plain_member(name[0] if name else f"{number}.{end}", at, int(data), int(size))
-            if last.data % HEADER or last.data < at + HEADER or last.size < 0:
+            member = plain_member(name[0] if name else f"{number}.{end}", at, int(data), int(size))
+            if member.data % HEADER or member.data < at + HEADER or member.size < 0:
                 raise ValueError(line)
-            samples.add(last)
-            at = last.stop
-    # The zeros at the end fill a record of 10 kB. The headers of the last member show if it is the same tar.
-    if last is None or not HEADER <= file.size - at <= _MOST_ZEROS or last.data - last.start > _MOST_HEADERS:
-        raise ValueError(f"the tar ends at byte {file.size:,}")
-    found = member_at(_Headers(file, last.start, last.data), last.start)
-    if found is None or (found.data, found.size) != (last.data, last.size) or (width > 3 and found.name != last.name):
-        raise ValueError(f"the last member is {found}")
+            samples.add(member)
+            members.append(member)
+            at = member.stop
+    # Zeros fill a record of 10 kB.
+    if not members or not HEADER <= file.size - at <= _MOST_ZEROS or any(file.peek(at, HEADER)):
+        raise ValueError(f"the last member does not end at byte {at:,}")
+    # The last member shows if it is the same tar. If GNU's tar has told DALI where members are, those before one with
+    # more than one header are at wrong places: the first that seems to have more is none that has.
+    wide = next((member for member in members if member.data - member.start > HEADER), members[0])
+    for member in dict.fromkeys((members[0], wide, members[-1])):
+        if member.data - member.start > _MOST_HEADERS:
+            raise ValueError(f"too many headers at byte {member.start:,}")
+        found = member_at(_Headers(file, member.start, member.data), member.start)
+        if found is None or found[width < 4 :] != member[width < 4 :]:
+            raise ValueError(f"{found} is not {member}")
     return samples.index(at, False, file.size)
 
 

@@ -53,8 +53,10 @@ def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) 
     print(f"{where}: {tars}, {size(len(content))}")
     for file, index in zip(files, indexes, strict=True):
         bad = Bad.of(index)
-        if bad:
-            print(f"{file.path}: {len(bad):,} of {len(index['starts']) - 1:,} samples cannot be read")
+        if "fault" in index:
+            print(f"{file.path}, byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read")
+        if bad.others:
+            print(f"{file.path}: {len(bad.others):,} samples have members that are not beside each other")
     return code
 
 
