@@ -15,7 +15,7 @@ from penstock import DataLoader, cli
 from penstock._remote import store
 from penstock._remote.retry import Patience
 from penstock.errors import RemoteError
-from penstock.formats import Tar, _indexing
+from penstock.formats import Tar, UncountedTar, _indexing
 from penstock.formats._beside import NAME
 from remote.serving import Handler, Server, running
 
@@ -169,3 +169,21 @@ def test_an_outage_is_not_taken_for_a_missing_index(
     server.status = lambda path: 503 if path.endswith(".json") else 0
     with pytest.raises(RemoteError, match=r"\.json cannot be found: the server answered 503"):
         Tar(f"{server.url}/0.tar")
+
+
+def test_uncounted_tars_are_read_as_they_are_needed(folder: Path, server: Server) -> None:
+    """The first batch needs the shards of the window; some more are read ahead."""
+    for shard in range(40):
+        with tarfile.open(folder / f"{shard:02}.tar", "w") as archive:
+            for number in range(3):
+                info = tarfile.TarInfo(f"{number}.cls")
+                info.size = 4
+                archive.addfile(info, BytesIO(b"%4d" % (100 * shard + number)))
+    data = UncountedTar(f"{server.url}/{{00..39}}.tar")
+    assert shards_of(server) == set()
+    with DataLoader(data, 4, sampler=data.sampler(window=4), seed=0, prefetch_factor=1, num_workers=1) as loader:
+        batches = iter(loader)
+        found = next(batches)["cls"].tolist()
+        assert len(shards_of(server)) < 25
+        found += [number for batch in batches for number in batch["cls"].tolist()]
+    assert sorted(found) == [100 * shard + number for shard in range(40) for number in range(3)]

@@ -38,7 +38,7 @@ from penstock.errors import FormatError, RemoteError
 from penstock.formats._archive import HEADER, Member, member_at, plain_member
 from penstock.formats._extents import compact
 from penstock.formats._files import AnyFile, File
-from penstock.formats._index import Arrays, Index, Make, cached
+from penstock.formats._index import Arrays, Elsewhere, Index, Make, cached
 from penstock.formats._remotefile import RemoteFile
 from penstock.formats._samples import Samples
 from penstock.stats import _units
@@ -120,15 +120,22 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
         raise ValueError(f"it is damaged, or no index of penstock: {error!r}") from error
 
 
-class Counted(Index):
-    """The index of a tar of which only the number of samples is known: the rest is made when a sample is read.
+class Late(Index):
+    """The index of a tar that is made when a sample is read. The number of samples may be known before, by wids.
 
-    A process makes it once, or finds the one that another has made.
+    A process makes it once, or finds the one that another has made, or the one `elsewhere`.
     """
 
-    def __init__(self, file: AnyFile, kind: str, make: Make, count: int) -> None:
+    def __init__(
+        self, file: AnyFile, kind: str, make: Make, count: int | None, elsewhere: Elsewhere | None = None
+    ) -> None:
         super().__init__(file, kind, make, {}, False)
-        self.count = count
+        self._known, self._elsewhere = count, elsewhere
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self["starts"]) - 1 if self._known is None else self._known
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._whole()[name]
@@ -140,17 +147,17 @@ class Counted(Index):
         return len(self._whole())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Counted, (*self._origin, self.count)
+        return Late, (*self._origin, self._known)
 
     def _whole(self) -> Arrays:
         if not self._arrays:
-            found = cached(*self._origin)
+            found = cached(*self._origin, self._elsewhere)
             starts = found["starts"]
-            missing = self.count - (len(starts) - 1)
+            missing = 0 if self._known is None else self._known - (len(starts) - 1)
             if missing < 0 or (missing and "fault" not in found):
                 raise FormatError(
                     f"{self._origin[0].path} has {len(starts) - 1:,} samples, but the index of wids beside it says "
-                    f"{self.count:,}. Delete or correct that index, or write one by `penstock index`, which is used "
+                    f"{self._known:,}. Delete or correct that index, or write one by `penstock index`, which is used "
                     "instead."
                 )
             if missing:  # they are behind the fault

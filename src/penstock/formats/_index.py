@@ -78,14 +78,17 @@ class Index(Mapping[str, NDArray[Any]]):
         return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
 
 
-def cached(file: AnyFile, kind: str, make: Make) -> Index:
+def cached(file: AnyFile, kind: str, make: Make, elsewhere: Elsewhere | None = None) -> Index:
     """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
 
     `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
     a module, so that it can be pickled. Where neither the folder of the file nor the cache folder can be written, the
     index is made anew each time.
     """
-    return _loaded(file, kind, make) or _made(file, kind, make)
+    kept = _loaded(file, kind, make)
+    if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
+        return _kept(file, kind, make, arrays)
+    return kept or _made(file, kind, make)
 
 
 def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Elsewhere | None = None) -> list[Index]:

@@ -16,14 +16,13 @@ from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, check_complete, member_at
-from penstock.formats._beside import Beside, Counted
+from penstock.formats._beside import Beside, Late
 from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, same_ends
 from penstock.formats._extents import Extents, blocks_in
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._paths import FilePath, Paths, find_files
 from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
-from penstock.source._array import checked_keys
 
 
 class Tar(Extents):
@@ -89,23 +88,23 @@ class Tar(Extents):
         others = [file for file, count in zip(self._files, counts, strict=True) if count is None]
         known = iter(cached_each(others, kind, make, beside))
         return [
-            next(known) if count is None else Counted(file, kind, make, count)
+            next(known) if count is None else Late(file, kind, make, count)
             for file, count in zip(self._files, counts, strict=True)
         ]
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         super()._set_indexes(indexes)
-        self._bad: list[Bad | None] = [None if isinstance(each, Counted) else Bad.of(each) for each in indexes]
+        self._bad: list[Bad | None] = [None if isinstance(each, Late) else Bad.of(each) for each in indexes]
         bad = [(number, each) for number, each in enumerate(self._bad) if each]
         if len(self) and len(self) == sum(len(each) for _, each in bad):
             self._refuse(bad[0][0], bad[0][1].first)  # not one sample can be read: more likely, these are no tars
 
     def _count(self, index: Index) -> int:
-        return index.count if isinstance(index, Counted) else super()._count(index)
+        return index.count if isinstance(index, Late) else super()._count(index)
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
         index = self._indexes[number]
-        if not isinstance(index, Counted):
+        if not isinstance(index, Late):
             return super()._firsts(number)
         blocks = blocks_in(self._files[number].size)  # where samples begin is not known yet
         return np.arange(1, blocks) * index.count // blocks
@@ -132,7 +131,7 @@ class Tar(Extents):
         """
         if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
             return NotImplemented
-        rows = checked_keys(keys, len(self))
+        rows = self._checked(keys)
         outs: dict[str, NDArray[Any]] = {}
         samples: list[dict[str, Any]] = []
 
