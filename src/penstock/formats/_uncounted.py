@@ -23,7 +23,7 @@ from penstock.plan._seeds import mix
 
 _SHIFT = 32  # a key is the number of the tar, and below that of the sample in it
 _ROW = (1 << _SHIFT) - 1
-_AHEAD = 4  # tars that are indexed at a time, before they are needed
+_AHEAD = 2  # tars that are indexed at a time; as many again wait until they are needed
 
 
 class UncountedTar(Tar):

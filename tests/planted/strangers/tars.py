@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.planted.bug import Bug
 
 _TAR = ("unit/test_formats_tar.py",)
+_INDEXES = ("unit/test_tar_indexes.py",)
+_UNCOUNTED = ("unit/test_uncounted_tar.py",)
 
 BUGS = [
     Bug(
@@ -60,5 +62,59 @@ BUGS = [
         "            pass\n",
         _TAR,
         "Images are decoded by the default instead of the function that was given.",
+    ),
+    Bug(
+        "an index beside tars is used whatever is in the tar",
+        "tars",
+        "formats/_beside.py",
+        "return _header(file, self.place) == self.check",
+        "return True",
+        _INDEXES,
+        "A shard that was written again is read at the old positions: errors, though the shard is sound.",
+    ),
+    Bug(
+        "blocks depend on the positions of samples that a machine has found",
+        "tars",
+        "formats/_tar.py",
+        "        if not isinstance(index, Late):\n            return super()._firsts",
+        "        if True:\n            return super()._firsts",
+        _INDEXES,
+        "Ranks have different orders: samples come twice, and others never.",
+    ),
+    Bug(
+        "an index of DALI is believed",
+        "tars",
+        "formats/_beside.py",
+        "        if found is None or found[width < 4 :] != member[width < 4 :]:\n",
+        "        if False:\n",
+        _INDEXES,
+        "Samples are cut at wrong places if DALI's tool was.",
+    ),
+    Bug(
+        "samples behind a cut that wids has counted are looked for",
+        "tars",
+        "formats/_beside.py",
+        "if missing < 0 or (missing and \"fault\" not in found):",
+        "if missing:",
+        _INDEXES,
+        "One shard that is cut off loses all of its samples.",
+    ),
+    Bug(
+        "an uncounted tar has another order after a resume",
+        "tars",
+        "formats/_uncounted.py",
+        "np.random.default_rng(mix(key, 2, stretch))",
+        "np.random.default_rng()",
+        _UNCOUNTED,
+        "Samples come twice after a resume, and others never.",
+    ),
+    Bug(
+        "the last shards of an uncounted tar are left out",
+        "tars",
+        "formats/_uncounted.py",
+        "for stretch in sorted(stretches) if group == groups - 1 else [done]:",
+        "for stretch in [done] if group < groups - 1 else []:",
+        _UNCOUNTED,
+        "An epoch without the samples of the last window.",
     ),
 ]
