@@ -113,11 +113,6 @@ class Extents(Format):
         return start, int(starts[place + 1]) - start
 
 
-def blocks_in(size: int) -> int:
-    """The number of blocks of a file of this size, if it is divided evenly."""
-    return max(1, -(-size // _BLOCK))
-
-
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
     """Positions in a file of this size, in half of the memory if they fit."""
     return starts.astype(np.uint32) if size < 1 << 32 else starts

@@ -18,7 +18,7 @@ from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._beside import Beside, Late
 from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, same_ends
-from penstock.formats._extents import Extents, blocks_in
+from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._paths import FilePath, Paths, find_files
@@ -103,17 +103,14 @@ class Tar(Extents):
         return index.count if isinstance(index, Late) else super()._count(index)
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        index = self._indexes[number]
-        if not isinstance(index, Late):
-            return super()._firsts(number)
-        blocks = blocks_in(self._files[number].size)  # where samples begin is not known yet
-        return np.arange(1, blocks) * index.count // blocks
+        if isinstance(self._indexes[number], Late):  # read as a whole, so that its index can be made
+            return np.empty(0, np.int64)
+        return super()._firsts(number)
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        try:
-            return super()._ranges_of(block, number, first, stop)
-        except (FormatError, OSError):  # of an index that was made now; a sample raises it
-            return []
+        if isinstance(self._indexes[number], Late):
+            return [(0, self._files[number].size)]
+        return super()._ranges_of(block, number, first, stop)
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
