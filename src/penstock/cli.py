@@ -129,6 +129,8 @@ def _add_index(commands: Any) -> None:
     index.add_argument("shards", nargs="+", metavar="SHARDS", help=what)
     out = "write the index to this local file instead; pass it as Tar(..., index=FILE), or copy it beside the shards"
     index.add_argument("--out", metavar="FILE", help=out)
+    storage = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
+    index.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -154,7 +156,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "index":
         from penstock.formats import _indexing
 
-        return _indexing.run(options.shards, options.out)
+        return _indexing.run(options.shards, options.out, dict(options.storage) if options.storage else None)
     try:
         from penstock.records import _pack
     except ImportError as error:
@@ -168,6 +170,13 @@ def _seconds(word: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{value:g} is not a number of seconds")
     return value
+
+
+def _option(word: str) -> tuple[str, str | bool]:
+    name, mark, value = word.partition("=")
+    if not name or not mark:
+        raise argparse.ArgumentTypeError("it is not of the form KEY=VALUE")  # the word may be a secret
+    return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -112,7 +112,8 @@ def test_the_command_writes_the_index_into_the_bucket(
     write(folder / "bucket")
     storage = {"endpoint": bucket.url, "skip_signature": True}
     urls = [f"s3://bucket/{shard}.tar" for shard in range(SHARDS)]
-    assert _indexing.run(urls, None, storage) == 0
+    options = ["--storage", f"endpoint={bucket.url}", "--storage", "skip_signature=true"]
+    assert cli.main(["index", *urls, *options]) == 0
     assert capsys.readouterr().out.startswith(f"s3://bucket/{NAME}: {SHARDS} tars with {SHARDS * SAMPLES} samples")
     assert (folder / "bucket" / NAME).stat().st_size < 2000
     forget(cache)

@@ -156,6 +156,16 @@ def test_the_command_says_what_it_cannot_do(folder: Path, tmp_path: Path, capsys
     assert "there is no file or folder" in capsys.readouterr().err
 
 
+def test_many_remote_tars_without_an_index_are_worth_a_warning() -> None:
+    beside = _beside.Beside([], None, "tar-2")
+    remote = _beside.RemoteFile.__new__(_beside.RemoteFile)
+    remote.size, remote.path = 3 << 30, "s3://b/x.tar"
+    with pytest.warns(RuntimeWarning, match=r"2 remote tars \(6.44 GB\) have no index.*`penstock index`.*Uncounted"):
+        beside.all_others([remote, remote])
+    remote.size = 3 << 20
+    beside.all_others([remote, remote])
+
+
 ARRAYS = st.lists(st.integers(1, 1 << 30), max_size=5)
 
 

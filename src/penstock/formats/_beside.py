@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -50,6 +51,7 @@ _MUCH = 1 << 30  # bytes that are read for indexes only with a warning
 _MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
 _MAGIC, _VERSION = b"penstars", 1
 _HEAD = struct.Struct("<8sIII")
+_BAD = ("apart", "fault")  # arrays that only some tars have
 
 
 class Entry(NamedTuple):
@@ -88,7 +90,7 @@ def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
     for name, entry in sorted(entries.items()):
         starts = np.asarray(entry.arrays["starts"], np.int64)
         body = zlib.compress((np.diff(starts, prepend=0) // HEADER).astype("<u4").tobytes())
-        bad = {part: entry.arrays[part].tolist() for part in ("apart", "fault") if part in entry.arrays}
+        bad = {part: entry.arrays[part].tolist() for part in _BAD if part in entry.arrays}
         described.append([name, *entry[:4], len(body), zlib.crc32(body), bad])
         bodies.append(body)
     description = json.dumps({"kind": kind, "tars": described}).encode()
@@ -112,11 +114,11 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
                 raise ValueError(f"the positions of {name} are damaged")
             starts = np.frombuffer(zlib.decompress(body), "<u4").cumsum(dtype=np.int64) * HEADER
             arrays = {"starts": compact(starts, size)}
-            arrays |= {part: np.array(values, np.int64) for part, values in bad.items()}
+            arrays |= {part: np.array(bad[part], np.int64) for part in _BAD if part in bad}
             entries[name] = Entry(size, token, place, header, arrays)
             at += nbytes
         return entries
-    except (struct.error, zlib.error, KeyError, TypeError) as error:
+    except (struct.error, zlib.error, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"it is damaged, or no index of penstock: {error!r}") from error
 
 
@@ -172,6 +174,7 @@ class Beside:
     def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
         self._kind, self._given, self._warns = kind, given, warns
         self._folders = {} if given is not None else _folders(files)
+        self._reading = threading.Lock()  # many tars are looked up at a time, in one index
         self._entries: dict[str, dict[str, Entry]] = {}  # by the path of the index
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
@@ -189,7 +192,8 @@ class Beside:
         """The index of a tar, from that of its folder, or from DALI's."""
         index = self._index(file)
         if index is not None and not index.path.endswith(".json"):
-            entry = self._entries_of(index).get(_name(file))
+            with self._reading:
+                entry = self._entries_of(index).get(_name(file))
             if entry is not None and entry.fits(file):
                 return entry.arrays
         return dali_index(file)
@@ -200,8 +204,9 @@ class Beside:
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
             warn_caller(
-                f"{len(remote):,} remote tars ({_units.size(nbytes)}) have no index, so all of them are read before "
-                f"the first batch, once for each machine. Run once: penstock index {folder_of(remote[0])}/"
+                f"{len(remote):,} remote tars ({_units.size(nbytes)}) have no index, so this machine reads all of "
+                "them before the first batch. Run `penstock index` with the same paths, once for all machines. For a "
+                "first look, UncountedTar begins after some of the tars."
             )
 
     def _entries_of(self, index: AnyFile) -> dict[str, Entry]:

@@ -82,8 +82,7 @@ class Tar(Extents):
         super().__init__(paths, KIND, find_samples, Access(storage, cache, cache_bytes))
 
     def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
-        given = None if self._given is None else find_files(self._given, (), "the index of Tar", access)[0]
-        beside = Beside(self._files, given, kind)
+        beside = self._beside(kind, access)
         counts = [beside.count(file) for file in self._files]
         others = [file for file, count in zip(self._files, counts, strict=True) if count is None]
         known = iter(cached_each(others, kind, make, beside))
@@ -91,6 +90,10 @@ class Tar(Extents):
             next(known) if count is None else Late(file, kind, make, count)
             for file, count in zip(self._files, counts, strict=True)
         ]
+
+    def _beside(self, kind: str, access: Access, warns: bool = True) -> Beside:
+        given = None if self._given is None else find_files(self._given, (), "the index of Tar", access)[0]
+        return Beside(self._files, given, kind, warns)
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         super()._set_indexes(indexes)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock._remote.parallel import in_parallel
 from penstock._remote.urls import is_url
 from penstock.formats._access import Access
-from penstock.formats._beside import Beside, Late
+from penstock.formats._beside import Late
 from penstock.formats._index import Index, Make
 from penstock.formats._tar import Tar
 from penstock.plan._blocks import WINDOW, division
@@ -42,7 +42,7 @@ class UncountedTar(Tar):
     """
 
     def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
-        beside = Beside(self._files, None, kind, warns=False)
+        beside = self._beside(kind, access, warns=False)
         return [Late(file, kind, make, None, beside) for file in self._files]
 
     def _set_indexes(self, indexes: list[Index]) -> None:
