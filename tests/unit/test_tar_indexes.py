@@ -242,7 +242,8 @@ def test_of_a_tar_that_is_cut_off_wids_knows_more_samples(folder: Path, cache_fo
         found = [number for batch in loader for number in batch["cls"].tolist()]
         skipped = loader.skipped
     assert found == [sample["cls"] for sample in samples if not 11 <= sample["cls"] < 20]
-    assert [key for key, _ in skipped] == [6, 7, 8, 9] and all("s-1.tar, byte " in str(e) for _, e in skipped)
+    assert [key for key, _ in skipped] == [6, 7, 8, 9]
+    assert all("s-1.tar, byte " in str(e) and "The 1 sample before it" in str(e) for _, e in skipped)
 
 
 def test_a_wrong_number_of_wids_is_an_error(folder: Path, cache_folder: Path) -> None:

@@ -210,7 +210,7 @@ class Tar(Extents):
             try:
                 follow(Judged(file), bad.byte)
             except Fault as fault:
-                raise FormatError(f"{fault} {_rest(row, file.size - bad.byte)}") from None
+                raise FormatError(f"{fault} {_rest(bad.lost, file.size - bad.byte)}") from None
             file.has_changed()
         other = bad.others[row]
         start, there = self._extent(number, row)[0], self._extent(number, other)[0]
@@ -231,24 +231,29 @@ class Bad:
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
-        self._rows, self._lost, self.byte, self.others = rows, lost, byte, others
+        self._rows, self.lost, self.byte, self.others = rows, lost, byte, others
 
     @classmethod
     def of(cls, index: Mapping[str, NDArray[Any]]) -> Bad:
+        if "fault" not in index and "apart" not in index:
+            return _SOUND  # one object for all tars: a dataset is pickled with them
         rows = len(index["starts"]) - 1
         byte, lost = index["fault"].tolist() if "fault" in index else (0, rows)
         apart: list[list[int]] = index["apart"].tolist() if "apart" in index else []
         return cls(rows, lost, byte, {row: other for row, other in apart if row < lost})
 
     def __contains__(self, row: int) -> bool:
-        return row >= self._lost or row in self.others
+        return row >= self.lost or row in self.others
 
     def __len__(self) -> int:
-        return self._rows - self._lost + len(self.others)
+        return self._rows - self.lost + len(self.others)
 
     @property
     def first(self) -> int:
-        return min([*self.others, self._lost])
+        return min([*self.others, self.lost])
+
+
+_SOUND = Bad(1 << 62, 1 << 62, 0, {})
 
 
 def _rest(row: int, nbytes: int) -> str:
