@@ -29,7 +29,7 @@ from penstock._fill.cast import Cast, Into
 from penstock.formats import JsonLines, Tar, TextLines, Tokens
 from penstock.formats._files import File
 from penstock.formats._lines import find_lines
-from penstock.formats._tar import find_samples
+from penstock.formats._samples import find_samples
 
 BATCH, ROUNDS = 64, 15
 IDS = 1 << 25  # that are gathered in a round

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_top(commands)
     _add_pack(commands)
     _add_inspect(commands)
+    _add_index(commands)
     options = parser.parse_args(arguments)
 
     try:
@@ -118,6 +119,22 @@ def _add_inspect(commands: Any) -> None:
     inspect.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
 
 
+def _add_index(commands: Any) -> None:
+    index = commands.add_parser(
+        "index",
+        help="write an index beside tar shards",
+        description="Find the samples of tar shards, and write where they are to penstock.index, in the same folder "
+        "or bucket, where penstock.formats.Tar finds it: no machine has to read the shards for that again. An index "
+        "that is there already keeps what it has of other shards.",
+    )
+    what = "shards, folders or URLs, patterns in quotes, or ranges such as train-{000..099}.tar"
+    index.add_argument("shards", nargs="+", metavar="SHARDS", help=what)
+    out = "write the index to this local file instead; pass it as Tar(..., index=FILE), or copy it beside the shards"
+    index.add_argument("--out", metavar="FILE", help=out)
+    storage = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
+    index.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
+
+
 def _run(options: argparse.Namespace) -> int:
     # Imported late: rich, the loader and OpenCV would slow down --help.
     if options.command == "demo":
@@ -139,6 +156,10 @@ def _run(options: argparse.Namespace) -> int:
         given = {"dtype": options.dtype, "length": options.length, "storage": storage}
         settings = {name: value for name, value in given.items() if value is not None}
         return _show.run(options.path, options.samples, settings)
+    if options.command == "index":
+        from penstock.formats import _indexing
+
+        return _indexing.run(options.shards, options.out, dict(options.storage) if options.storage else None)
     try:
         from penstock.records import _pack
     except ImportError as error:

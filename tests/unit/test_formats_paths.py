@@ -21,6 +21,7 @@ from penstock.formats._paths import _spelt_out
         ("s-{08..10}.tar", ["s-08.tar", "s-09.tar", "s-10.tar"]),
         ("s-{8..10}.tar", ["s-8.tar", "s-9.tar", "s-10.tar"]),
         ("s-{0..2}.tar", ["s-0.tar", "s-1.tar", "s-2.tar"]),
+        ("s-{0..10}.tar", [f"s-{number}.tar" for number in range(11)]),
         ("s3://b/{1..0}/{7..7}-*.tar", ["s3://b/0/7-*.tar", "s3://b/1/7-*.tar"]),
         ("{a,b}-{1..}.tar", ["{a,b}-{1..}.tar"]),
     ],

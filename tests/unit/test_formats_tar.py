@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -22,6 +23,7 @@ import penstock
 from penstock import DataLoader
 from penstock.errors import CollateError, FormatError, ImageError
 from penstock.formats import FieldInfo, Tar
+from penstock.formats._files import File
 from penstock.image import ImageFolder, Transform
 from penstock.source._folders import PICTURES
 
@@ -125,9 +127,26 @@ def test_a_folder_entry_is_left_out(tmp_path: Path) -> None:
     assert list(Tar(tmp_path / "x.tar")) == [{"__key__": "./f/a", "txt": "one"}]
 
 
-def test_members_of_a_sample_that_are_apart_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
-    with pytest.raises(FormatError, match=r"byte 2,048: member 'a.cls' belongs to sample 'a', .* --sort=name"):
+def test_members_of_a_sample_that_are_apart_are_errors_of_that_sample(tmp_path: Path) -> None:
+    found = Tar(write(tmp_path, [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")]))
+    assert len(found) == 3 and found[1] == {"__key__": "b", "txt": "2"}
+    with pytest.raises(FormatError, match=r"byte 2,048: member 'a.cls' belongs to sample 'a', .*up, at byte 0\."):
+        found[2]
+    with pytest.raises(FormatError, match=r"byte 0: member 'a.txt' belongs to sample 'a', .*down, at byte 2,048"):
+        found[0]  # it lacks a member
+    (batch,) = DataLoader(found, 4, on_error="skip")
+    assert batch["__key__"] == ["b"]
+
+
+def test_a_key_that_comes_again_is_an_error_of_the_later_sample(tmp_path: Path) -> None:
+    found = Tar(write(tmp_path, [("a.cls", b"1"), ("b.cls", b"2"), ("a.cls", b"3"), ("c.cls", b"4")]))
+    (batch,) = DataLoader(found, 4, on_error="skip")
+    assert batch["cls"].tolist() == [1, 2, 4]
+
+
+def test_a_tar_with_no_whole_sample_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    path = write(tmp_path, [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
+    with pytest.raises(FormatError, match=r"byte 0: member 'a.txt' belongs to sample 'a', .*--sort=name"):
         Tar(path)
 
 
@@ -155,7 +174,7 @@ def test_members_are_decoded_by_the_ends_of_their_names(tmp_path: Path) -> None:
         ("a.cls", b"7\n"),
         ("a.mp3", b"sound"),
     ]
-    (sample,) = Tar(write(tmp_path, members))
+    (sample,) = Tar(write(tmp_path, members), fields="jpg seg.png json npy npz txt cls mp3")
     assert sample["jpg"].shape == sample["seg.png"].shape == (8, 9, 3)
     assert (sample["seg.png"] == 200).all()
     assert (sample["json"], sample["txt"], sample["cls"], sample["mp3"]) == ({"x": [1]}, "é", 7, b"sound")
@@ -170,6 +189,73 @@ def test_functions_replace_and_add_decoders(tmp_path: Path) -> None:
     (sample,) = Tar(write(tmp_path, members), decode=functions)
     assert sample["jpg"].shape == (3, 4, 4)
     assert (sample["txt"], sample["cls"], sample["seg.txt"]) == (b"one", -1, 3)
+
+
+def test_what_is_said_of_jpeg_holds_for_jpg(tmp_path: Path) -> None:
+    members = [("a.jpg", b"1"), ("b.jpeg", b"2"), ("c.JPE", b"3"), ("d.x.jpg", b"4")]
+    path = write(tmp_path, members)
+    values = [list(sample.values())[1] for sample in Tar(path, decode={"jpeg": int})]
+    assert values == [1, 2, 3, 4]
+    both = Tar(path, decode={"jpeg": int, "jpg": float, "jpe": None})
+    assert [list(sample.values())[1] for sample in both] == [1.0, 2, b"3", 4.0]
+    assert type(both[0]["jpg"]) is float
+
+
+def test_only_the_fields_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    """As of a shard of img2dataset, whose JSON has nulls and other keys in each sample; none of it is decoded."""
+    members = []
+    for number in range(6):
+        about = b'{"sha": null}' if number % 2 else b"{not JSON"
+        members += [(f"{number}.json", about), (f"{number}.cls", b"%d" % number), (f"{number}.txt", b"text")]
+        members += [(f"{number}.aux", b""), (f"{number}.AUX", b"")]  # twice, but nobody needs it
+    path = write(tmp_path, members)
+    data = Tar(path, fields=("txt", "cls"))
+    assert list(data[1].items()) == [("__key__", "1"), ("txt", "text"), ("cls", 1)]  # in this order
+    with DataLoader(data, 3, num_workers=2) as loader:
+        assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+    assert Tar(path, fields="cls txt")[0] == {"__key__": "0", "cls": 0, "txt": "text"}  # as webdataset's to_tuple
+    assert Tar(path, fields=["json"])[1] == {"__key__": "1", "json": {"sha": None}}
+
+
+def test_json_stays_bytes_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Its values cannot be collated if they have nulls, or other keys in each sample."""
+    texts = [b'{"a": null}', b'{"b": 1}', b"no JSON"]
+    path = write(tmp_path, [(f"{number}.json", text) for number, text in enumerate(texts)])
+    (batch,) = DataLoader(Tar(path), 3)
+    assert batch["json"] == texts
+    for data in (Tar(path, {"json": json.loads}), Tar(path, {"jsn": json.loads}), Tar(path, fields=["json"])):
+        assert data[1]["json"] == {"b": 1}
+
+
+def test_a_sample_that_lacks_a_field_is_a_bad_sample(tmp_path: Path) -> None:
+    members = [("a.cls", b"1"), ("a.txt", b"x"), ("b.cls", b"2"), ("c.txt", b"y"), ("c.cls", b"3")]
+    path = write(tmp_path, members)
+    data = Tar(path, fields=("cls", "txt"))
+    what = rf"{path}, byte 2,048: the sample 'b' has no member 'txt', but 'cls'\. .*on_error=\"skip\""
+    with pytest.raises(FormatError, match=what):
+        data[1]
+    with DataLoader(data, 4, on_error="skip") as loader:
+        (batch,) = loader
+        assert batch["cls"].tolist() == [1, 3] and [key for key, _ in loader.skipped] == [1]
+
+
+def test_a_field_may_be_one_of_several(tmp_path: Path) -> None:
+    members = [("a.png", encoded("PNG")), ("b.jpeg", encoded("JPEG")), ("c.jpg", encoded("JPEG")), ("c.png", b"bad")]
+    path = write(tmp_path, members)
+    transform = Transform(crop=4, train=False)
+    data = Tar(path, {"jpg": transform, "png": transform}, fields=["jpg;png"])
+    (batch,) = DataLoader(data, 3)
+    assert list(batch) == ["__key__", "jpg"] and batch["jpg"].shape == (3, 3, 4, 4)
+    assert np.array_equal(batch["jpg"][1], data[1]["jpg"])
+    assert not isinstance(data.__gather__([0, 1, 2], np.empty), type(NotImplemented))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"), [((), TypeError), (("jpg", 3), TypeError), (("jpg", "jpg"), ValueError)]
+)
+def test_wrong_fields_are_refused(tmp_path: Path, fields: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="fields"):
+        Tar(write(tmp_path, [("a.jpg", b"")]), fields=fields)
 
 
 def pictures(folder: Path, count: int) -> Path:
@@ -244,7 +330,8 @@ def test_pickles_need_a_function(tmp_path: Path) -> None:
     ],
 )
 def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path, name: str, data: bytes, why: str) -> None:
-    found = Tar(write(tmp_path, [("0.txt", b""), (name, data)]))
+    fields = f"txt;{name[2:]}"
+    found = Tar(write(tmp_path, [("0.txt", b""), (name, data)]), fields=[fields])
     assert found[0]["txt"] == ""
     with pytest.raises(FormatError, match=rf"\.tar, member '{name}', byte 1,024: .*({why}).*or keep its bytes with"):
         found[1]
@@ -358,18 +445,69 @@ def test_a_tar_without_its_end_is_cut_off(tmp_path: Path, size: int) -> None:
     assert len(Tar(path)) == 1
 
 
-def test_a_member_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_member_that_is_cut_off_is_an_error_of_its_sample(tmp_path: Path) -> None:
     path = write(tmp_path, [("a.txt", b"one"), ("b.txt", b"two" * 500)])
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(FormatError, match=r"byte 1,024: member 'b.txt' should have 1,500 bytes, .* byte 2,000"):
-        Tar(path)
+    found = Tar(path)
+    assert len(found) == 2 and found[0]["txt"] == "one"
+    what = r"byte 1,024: member 'b.txt' should have 1,500 bytes, .* byte 2,000.* The 1 sample before it can be read"
+    with pytest.raises(FormatError, match=what):
+        found[1]
 
 
-def test_tars_joined_by_cat_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("end", [0, 300, 515, 1024, 1500, 2048, 2600, 3072, 3600])
+def test_of_a_tar_that_is_cut_off_the_samples_before_the_cut_are_served(
+    tmp_path: Path, end: int, workers: int
+) -> None:
+    """Each sample has two members of 1,024 bytes; where a sample may lack the second, it is not served."""
+    names = [[f"{shard}{sample}" for sample in range(4)] for shard in range(3)]
+    paths = [
+        write(tmp_path, [(f"{name}.{field}", b"1") for name in some for field in ("cls", "id")]) for some in names
+    ]
+    paths[1].write_bytes(paths[1].read_bytes()[:end])
+    data = Tar(paths)
+    whole = names[1][: max(0, end - 512) // 2048]  # the header of the next sample shows that this one is complete
+    with DataLoader(data, 3, num_workers=workers, on_error="skip") as loader:
+        assert [key for batch in loader for key in batch["__key__"]] == names[0] + whole + names[2]
+        ((key, error),) = loader.skipped
+    assert key == 4 + len(whole) and str(error).startswith(f"{paths[1]}, byte ")
+
+
+def test_of_tars_joined_by_cat_the_first_is_served(tmp_path: Path) -> None:
     one, two = (write(tmp_path, [(name, b"")]) for name in ("a.txt", "b.txt"))
     one.write_bytes(one.read_bytes() + two.read_bytes())
+    found = Tar(one)
+    assert len(found) == 2 and found[0]["__key__"] == "a"
     with pytest.raises(FormatError, match=r"byte 512: .* more follows. .*--concatenate"):
-        Tar(one)
+        found[1]
+
+
+def test_a_shard_that_is_no_tar_is_one_bad_sample_beside_others(tmp_path: Path) -> None:
+    good = write(tmp_path, [("a.cls", b"1")])
+    (tmp_path / "x.tar").write_bytes(b"<Error>AccessDenied</Error>" * 40)
+    found = Tar([good, tmp_path / "x.tar"])
+    assert len(found) == 2 and found[0]["cls"] == 1
+    with pytest.raises(FormatError, match=r"x.tar, byte 0: this is not a tar file.*No sample is before it"):
+        found[1]
+
+
+def test_a_disk_that_fails_while_an_index_is_made_is_not_kept_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, [("a.cls", b"1"), ("b.cls", b"2")])
+    read = File.read
+
+    def fail(file: File, start: int, length: int) -> bytes:
+        if start == 1024 and length == 512:
+            raise FormatError(f"{file.path}, byte {start:,}: {length} bytes cannot be read: Input/output error.")
+        return read(file, start, length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(File, "read", fail)
+        with pytest.raises(FormatError, match="Input/output error"):
+            Tar(path)
+    assert len(Tar(path)) == 2
 
 
 def test_a_file_that_is_no_tar_is_refused(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ class FileSystem:
                 self._system.invalidate_cache(self._system._parent(path))
             return self._stored(self._system.info(path, **self._refresh))
 
+    def write(self, key: str, content: bytes) -> None:
+        try:
+            with self._turn:
+                self._system.pipe_file(self._path(key), content)
+            return
+        except Exception as error:
+            failed = _failed(error)
+        raise failed
+
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
             path = self._path(folder)

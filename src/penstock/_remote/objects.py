@@ -126,6 +126,16 @@ class Objects:
             failed = self._failed(error)
         raise failed
 
+    def write(self, key: str, content: bytes) -> None:
+        if self._is_web:  # some servers would take it for something else
+            raise Failed(Fault.FINAL, "files of web servers are not written")
+        try:
+            self._store.put(key, content)
+            return
+        except Exception as error:
+            failed = _failed(error)
+        raise failed
+
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
             with NO_PANICS:

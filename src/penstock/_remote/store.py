@@ -57,6 +57,8 @@ class Store(Protocol):
     def read(self, stored: Stored, start: int, stop: int) -> Any:
         """The bytes, as a buffer. Raises `Failed` if the object is not the one that was found before."""
 
+    def write(self, key: str, content: bytes) -> None: ...
+
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         """The objects below a folder whose keys follow `after`, by pages."""
 
@@ -92,6 +94,10 @@ class Remote:
         found = self._tried(read, what, READING, pause)
         counting().nbytes += stop - start
         return found
+
+    def write(self, key: str, content: bytes) -> None:
+        """Writes a whole object, in the place of one that is there."""
+        self._tried(lambda store: store.write(key, content), f"{self.shown(key)} cannot be written", FINDING)
 
     @property
     def sorts(self) -> bool:
@@ -168,7 +174,7 @@ class Remote:
         if failed.fault is Fault.MISSING:
             raise RemoteFileNotFound(text)
         error = RemoteError(text)
-        error.changed = failed.fault is Fault.CHANGED
+        error.changed, error.refused = failed.fault is Fault.CHANGED, failed.fault is Fault.FINAL
         raise error
 
     def _secrets(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from penstock.formats._megatron import Megatron
 from penstock.formats._parquet import Parquet
 from penstock.formats._tar import Tar
 from penstock.formats._tokens import Tokens
+from penstock.formats._uncounted import UncountedTar
 
 __all__ = [
     "Arrow",
@@ -32,4 +33,5 @@ __all__ = [
     "Tar",
     "TextLines",
     "Tokens",
+    "UncountedTar",
 ]

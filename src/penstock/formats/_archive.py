@@ -71,7 +71,10 @@ def is_archive(begin: bytes) -> bool:
 
 
 def member_at(archive: Bytes, start: int) -> Member | None:
-    """The member whose headers begin at this byte; None if the end of the archive does."""
+    """The member whose headers begin at this byte; None if the end of the archive does.
+
+    Its content may reach beyond the end of the archive: see `check_complete`.
+    """
     at, long_name, pax = start, None, {}
     while True:
         if at + HEADER > archive.size:
@@ -104,10 +107,6 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     while more and data + HEADER <= archive.size:
         more = archive.read(data, HEADER)[504]
         data += HEADER
-    if data + size > archive.size:
-        archive.damaged(
-            at, f"member {name!r} should have {size:,} bytes, but the file ends at byte {archive.size:,}"
-        )
     kind = _KINDS.get(code)
     if kind is None:
         archive.refused(
@@ -118,6 +117,18 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     elif kind == _FILE and name.endswith("/"):
         kind = _FOLDER
     return Member(name, kind, start, data, size if kind in (_FILE, _SPARSE) else 0, _stop(kind, data, size))
+
+
+def plain_member(name: str, start: int, data: int, size: int) -> Member:
+    """A file, of which another program says where its headers and its content begin."""
+    return Member(name, _FILE, start, data, size, data + _padded(size))
+
+
+def check_complete(archive: Bytes, member: Member) -> None:
+    """Raises FormatError if the archive ends within this member."""
+    if member.data + member.size > archive.size:
+        what = f"should have {member.size:,} bytes, but the file ends at byte {archive.size:,}"
+        archive.damaged(member.start, f"member {member.name!r} {what}")
 
 
 def _stop(kind: str, data: int, size: int) -> int:

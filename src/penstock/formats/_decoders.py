@@ -23,15 +23,21 @@ Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+_SAME = (("jpg", "jpeg", "jpe"), ("tif", "tiff"), ("json", "jsn"))  # ends of one kind of file
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
-def decoders(decode: bool | Mapping[str, Decoder | None]) -> dict[str, Decoder | None]:
-    """The function for each end of a name; None leaves the bytes as they are."""
+def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoder | None]:
+    """The function for each end of a name; None leaves the bytes as they are.
+
+    Unless the fields were chosen, JSON is decoded only if `decode` names it: values with other keys in each sample,
+    or with nulls, cannot be collated.
+    """
     if decode is False:
         return {}
+    usual = _DECODERS if chosen else {**_DECODERS, "json": None, "jsn": None}
     if decode is True:
-        return dict(_DECODERS)
+        return dict(usual)
     if not isinstance(decode, Mapping):
         raise TypeError(
             f"decode must be True, False, or a dict from ends of names to functions of bytes, but it is {decode!r}."
@@ -39,7 +45,16 @@ def decoders(decode: bool | Mapping[str, Decoder | None]) -> dict[str, Decoder |
     for end, function in decode.items():
         if function is not None and not callable(function):
             raise TypeError(f"decode[{end!r}] must be a function of bytes, or None, but it is {function!r}.")
-    return {**_DECODERS, **{end.lower().lstrip("."): function for end, function in decode.items()}}
+    given = {end.lower().lstrip("."): function for end, function in decode.items()}
+    for end in list(given):
+        for other in same_ends(end)[1:]:
+            given.setdefault(other, given[end])
+    return {**usual, **given}
+
+
+def same_ends(end: str) -> tuple[str, ...]:
+    """The end of a name, and others that mean the same kind of file: jpg, and jpeg."""
+    return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
 def fixed_shape(function: Any) -> tuple[int, ...] | None:
@@ -49,7 +64,7 @@ def fixed_shape(function: Any) -> tuple[int, ...] | None:
 
 
 def decoded(
-    functions: Mapping[str, Decoder | None], end: str, data: bytes, name: str, room: Room | None = None
+    functions: Mapping[str, Decoder | None], end: str, data: bytes, name: object, room: Room | None = None
 ) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
@@ -68,7 +83,7 @@ def decoded(
         if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
             error.add_note(f"While decoding {name}.")
             raise
-        raise_unless_damage(error, name)
+        raise_unless_damage(error, str(name))
         if function is _refused:
             remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
             raise FormatError(f"{name}: {error}. If you trust the files, {remedy}.") from None

@@ -41,7 +41,10 @@ class Extents(Format):
 
     def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
         super().__init__(paths, access)
-        self._set_indexes(cached_each(self._files, kind, make))
+        self._set_indexes(self._find_indexes(kind, make, access))
+
+    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
+        return cached_each(self._files, kind, make)
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self._indexes = indexes

@@ -78,10 +78,13 @@ class Format(Dataset[Any]):
         raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        return self._samples(keys, checked_keys(keys, len(self)))
+        return self._samples(keys, self._checked(keys))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
+
+    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        return checked_keys(keys, len(self))
 
     def _sample(self, row: int) -> Any:
         raise NotImplementedError

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,16 @@ from penstock.source._dataset import Dataset
 T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
 Make = Callable[[AnyFile], Arrays]
+
+
+class Elsewhere(Protocol):
+    """Indexes that other programs have made."""
+
+    def arrays(self, file: AnyFile) -> Arrays | None: ...
+
+    def all_others(self, files: Sequence[AnyFile]) -> None:
+        """Called with the files whose indexes must be made, before they are."""
+
 
 _MAGIC, _VERSION = b"penstock", 1
 _HEAD = struct.Struct("<8sIII")
@@ -76,20 +86,31 @@ class Index(Mapping[str, NDArray[Any]]):
         return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
 
 
-def cached(file: AnyFile, kind: str, make: Make) -> Index:
+def cached(file: AnyFile, kind: str, make: Make, elsewhere: Elsewhere | None = None) -> Index:
     """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
 
     `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
     a module, so that it can be pickled. Where neither the folder of the file nor the cache folder can be written, the
     index is made anew each time.
     """
-    return _loaded(file, kind, make) or _made(file, kind, make)
+    kept = _loaded(file, kind, make)
+    if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
+        return _kept(file, kind, make, arrays)
+    return kept or _made(file, kind, make)
 
 
-def cached_each(files: Sequence[AnyFile], kind: str, make: Make) -> list[Index]:
-    """The index of each file; those that must be made are made in parallel, with a progress bar."""
+def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Elsewhere | None = None) -> list[Index]:
+    """The index of each file; those that must be made are made in parallel, with a progress bar.
+
+    If none is kept of a file, it may be found `elsewhere`.
+    """
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
+    if elsewhere is not None and missing:
+        for at, arrays in zip(missing, for_each(elsewhere.arrays, [files[at] for at in missing]), strict=True):
+            found[at] = None if arrays is None else _kept(files[at], kind, make, arrays)
+        missing = [at for at in missing if found[at] is None]
+        elsewhere.all_others([files[at] for at in missing])
     for at, index in zip(missing, _made_each([files[at] for at in missing], kind, make), strict=True):
         found[at] = index
     return [index for index in found if index is not None]
@@ -139,8 +160,11 @@ def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: in
 
 
 def _made(file: AnyFile, kind: str, make: Make) -> Index:
-    source = FromTheStart(file) if isinstance(file, RemoteFile) else file
-    arrays = {name: np.ascontiguousarray(array) for name, array in make(source).items()}
+    return _kept(file, kind, make, make(FromTheStart(file) if isinstance(file, RemoteFile) else file))
+
+
+def _kept(file: AnyFile, kind: str, make: Make, made: Arrays) -> Index:
+    arrays = {name: np.ascontiguousarray(array) for name, array in made.items()}
     for path in _places(file, kind) if file.identity.lasts else ():
         with suppress(OSError):
             _write(path, file, kind, arrays)

@@ -69,7 +69,8 @@ def _spelt_out(path: str) -> list[str]:
     if found is None or os.path.exists(path):
         return [path]
     first, last = found.groups()
-    width = max(len(first), len(last)) if "0" in (first[0], last[0]) and len(first + last) > 2 else 0
+    padded = any(number[0] == "0" and len(number) > 1 for number in (first, last))  # as in a shell
+    width = max(len(first), len(last)) if padded else 0
     numbers = range(min(int(first), int(last)), max(int(first), int(last)) + 1)
     before, after = path[: found.start()], path[found.end() :]
     return [each for number in numbers for each in _spelt_out(f"{before}{number:0{width}}{after}")]

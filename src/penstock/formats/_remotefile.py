@@ -148,6 +148,18 @@ class RemoteFile(AnyFile):
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
+    def neighbour(self, name: str) -> RemoteFile:
+        """The file of this name in the same folder."""
+        return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
+
+    def write_neighbour(self, name: str, content: bytes) -> None:
+        """Writes a file of this name into the same folder."""
+        self._remote.write(self._key_of(name), content)
+
+    def _key_of(self, name: str) -> str:
+        folder, slash, _ = self._stored.key.rpartition("/")
+        return folder + slash + name
+
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """Each piece with its bytes: those that are kept, and then the others, which are fetched several at a time.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,15 +15,14 @@ from penstock._fill.collate import collate
 from penstock._remote.store import Storage
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
-from penstock.formats._archive import Member, member_at
-from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape
-from penstock.formats._extents import Extents, compact, refuse_compressed
+from penstock.formats._archive import Member, check_complete, member_at
+from penstock.formats._beside import Beside, Late
+from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, same_ends
+from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
-from penstock.formats._index import Arrays
-from penstock.formats._paths import Paths
-from penstock.source._array import checked_keys
-
-_PIECE = 1 << 20
+from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._paths import FilePath, Paths, find_files
+from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
 
 
 class Tar(Extents):
@@ -30,17 +30,24 @@ class Tar(Extents):
 
     Consecutive members whose names are equal up to the first dot of the file name form a sample. What follows the
     dot, in lower case, is the name of a field. `__key__` is what precedes it, folders included. Folders, members
-    without a dot, hidden ones and those in folders like `__meta__` are left out. The members of a sample must be
-    beside each other: a tar in which a key comes again later is refused.
+    without a dot, hidden ones and those in folders like `__meta__` are left out.
 
-    With `decode=True` a member is decoded by the end of its name: images by `penstock.image` to RGB pixels, json,
-    npy, npz (a dict), txt to str, cls and index to int; others stay bytes. A dict of functions of bytes replaces or
-    adds some: `decode={"jpg": Transform(crop=224), "txt": None}`; None keeps the bytes. `decode=False` keeps all
-    bytes. Pickles are an error unless there is a function for them.
+    `fields=("jpg", "cls")` reads these fields only; a sample that lacks one of them is an error of that sample.
+    `"jpg;png"` takes the first of the two that a sample has, and calls it jpg.
 
-    The index of a tar is made once from its headers, and kept (docs/formats.md); a sample is then one read. Paths may
-    be URLs (docs/remote.md). Compressed tars are refused. Links, sparse files and fields that come twice are errors
-    of their sample.
+    With `decode=True` a member is decoded by the end of its name: images by `penstock.image` to RGB pixels, npy, npz
+    (a dict), txt to str, cls and index to int; json if it is one of the `fields`; others stay bytes. A dict of
+    functions of bytes replaces or adds some: `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`;
+    None keeps the bytes. `decode=False` keeps all bytes. What is said of jpg holds for jpeg, too, unless that is
+    named. Pickles are an error unless there is a function for them.
+
+    The positions of samples are found beside the tars, in what `penstock index` has written or in indexes of wids or
+    DALI, or in the file `index`. Otherwise they are made once from the headers, and kept (docs/formats.md). Paths may
+    be URLs (docs/remote.md). Compressed tars are refused.
+
+    Damage is an error of a sample, so that `on_error` of the loader applies: where a tar is cut off or has a wrong
+    header, the sample there stands for the rest of the tar. So are links, sparse files, fields that come twice, and
+    members of a sample that are not beside each other.
 
     `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
 
@@ -62,12 +69,51 @@ class Tar(Extents):
         paths: Paths,
         decode: bool | Mapping[str, Decoder | None] = True,
         *,
+        fields: str | Sequence[str] | None = None,
+        index: FilePath | None = None,
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
     ) -> None:
+        self._wanted = None if fields is None else wanted_fields(fields)
         self.decode = decode  # first: it raises for what is no function, before files are read
-        super().__init__(paths, "tar-1", find_samples, Access(storage, cache, cache_bytes))
+        self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
+        self._given = index
+        super().__init__(paths, KIND, find_samples, Access(storage, cache, cache_bytes))
+
+    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
+        beside = self._beside(kind, access)
+        counts = [beside.count(file) for file in self._files]
+        others = [file for file, count in zip(self._files, counts, strict=True) if count is None]
+        known = iter(cached_each(others, kind, make, beside))
+        return [
+            next(known) if count is None else Late(file, kind, make, count)
+            for file, count in zip(self._files, counts, strict=True)
+        ]
+
+    def _beside(self, kind: str, access: Access, warns: bool = True) -> Beside:
+        given = None if self._given is None else find_files(self._given, (), "the index of Tar", access)[0]
+        return Beside(self._files, given, kind, warns)
+
+    def _set_indexes(self, indexes: list[Index]) -> None:
+        super()._set_indexes(indexes)
+        self._bad: list[Bad | None] = [None if isinstance(each, Late) else Bad.of(each) for each in indexes]
+        bad = [(number, each) for number, each in enumerate(self._bad) if each]
+        if len(self) and len(self) == sum(len(each) for _, each in bad):
+            self._refuse(bad[0][0], bad[0][1].first)  # not one sample can be read: more likely, these are no tars
+
+    def _count(self, index: Index) -> int:
+        return index.count if isinstance(index, Late) else super()._count(index)
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        if isinstance(self._indexes[number], Late):  # read as a whole, so that its index can be made
+            return np.empty(0, np.int64)
+        return super()._firsts(number)
+
+    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
+        if isinstance(self._indexes[number], Late):
+            return [(0, self._files[number].size)]
+        return super()._ranges_of(block, number, first, stop)
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
@@ -75,7 +121,7 @@ class Tar(Extents):
 
     @decode.setter
     def decode(self, decode: bool | Mapping[str, Decoder | None]) -> None:
-        self._decode, self._decoders = decode, decoders(decode)
+        self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
@@ -85,7 +131,7 @@ class Tar(Extents):
         """
         if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
             return NotImplemented
-        rows = checked_keys(keys, len(self))
+        rows = self._checked(keys)
         outs: dict[str, NDArray[Any]] = {}
         samples: list[dict[str, Any]] = []
 
@@ -104,87 +150,174 @@ class Tar(Extents):
         return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
 
     def _decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
+        bad = self._bad[number]
+        if bad is None:
+            bad = self._bad[number] = Bad.of(self._indexes[number])
+        if bad and row in bad:
+            self._refuse(number, row)
         file = self._files[number]
         start, _ = self._extent(number, row)
         part = _Part(file, raw, start)
-        sample: dict[str, Any] = {}
+        key, members = self._members(part, start, self._read)
+        sample: dict[str, Any] = {"__key__": key}
+        if self._wanted is None:
+            for field, member in members.items():
+                where = _Where(file, member)
+                sample[field] = decoded(self._decoders, field, _content(part, member, where), where, room)
+            return sample
+        for field, names in self._wanted.items():
+            end = next((name for name in names if name in members), None)
+            if end is None:
+                has = ", ".join(map(repr, self._members(part, start, None)[1])) or "none"
+                remedy = 'Name other fields=, or let the loader leave such samples out: on_error="skip"'
+                file.refused(start, f"the sample {key!r} has no member {field!r}, but {has}. {remedy}")
+            where = _Where(file, members[end])
+            into = room if room is None or end == field else partial(_room_of, room, field)
+            sample[field] = decoded(self._decoders, end, _content(part, members[end], where), where, into)
+        return sample
+
+    def _members(self, part: _Part, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
+        """The key of the sample that begins here, and its members by field: those in `read`."""
+        key: str | None = None
+        members: dict[str, Member] = {}
         at = start
         while at < part.size:
             member = member_at(part, at)
-            at = part.size if member is None else member.stop
-            if member is None or (split := split_name(member)) is None:
+            if member is None:
+                break
+            at = member.stop
+            split = split_name(member)
+            if split is None:
                 continue
-            key, field = split
-            name = f"{file.path}, member {member.name!r}, byte {member.data:,}"
-            if sample.setdefault("__key__", key) != key:
-                part.damaged(member.start, f"member {member.name!r} is not part of sample {sample['__key__']!r}")
-            if not member.is_file:
-                remedy = "Write the tar with --dereference and --hard-dereference, and without --sparse"
-                _refuse(name, f"it is {member.kind}, and only plain files can be read. {remedy}")
-            if field in sample:
-                _refuse(name, f"the sample {key!r} has a second member {field!r}. Rename one of the two")
-            sample[field] = decoded(self._decoders, field, part.read(member.data, member.size), name, room)
-        return sample
+            if key is None:
+                key = split[0]
+            elif split[0] != key:
+                part.damaged(member.start, f"member {member.name!r} is not part of sample {key!r}")
+            field = split[1]
+            if read is not None and field not in read:
+                continue
+            if field in members or field == "__key__":
+                what = f"the sample {key!r} has a second member {field!r}. Rename one of the two"
+                _refuse(_Where(part.file, member), what)
+            members[field] = member
+        return key or "", members
+
+    def _refuse(self, number: int, row: int) -> NoReturn:
+        """Raises FormatError for a row of which the index knows that it cannot be read."""
+        file, bad = self._files[number], self._bad[number]
+        assert bad is not None
+        if row not in bad.others:
+            try:
+                follow(Judged(file), bad.byte)
+            except Fault as fault:
+                raise FormatError(f"{fault} {_rest(bad.lost, file.size - bad.byte)}") from None
+            file.has_changed()
+        other = bad.others[row]
+        start, there = self._extent(number, row)[0], self._extent(number, other)[0]
+        member = member_at(file, start)
+        if member is None or (split := split_name(member)) is None:
+            file.has_changed()
+        where = "further up" if other < row else "further down"
+        file.refused(
+            start,
+            f"member {member.name!r} belongs to sample {split[0]!r}, whose other members are {where}, at byte "
+            f"{there:,}. Write the tar with the members of a sample beside each other, for example with --sort=name",
+        )
+
+
+class Bad:
+    """The rows of a tar that cannot be read: from the row `lost` on because of a fault at `byte`, and `others`: rows
+    of samples whose members are apart, with the row of their other members.
+    """
+
+    def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
+        self._rows, self.lost, self.byte, self.others = rows, lost, byte, others
+
+    @classmethod
+    def of(cls, index: Mapping[str, NDArray[Any]]) -> Bad:
+        if "fault" not in index and "apart" not in index:
+            return _SOUND  # one object for all tars: a dataset is pickled with them
+        rows = len(index["starts"]) - 1
+        byte, lost = index["fault"].tolist() if "fault" in index else (0, rows)
+        apart: list[list[int]] = index["apart"].tolist() if "apart" in index else []
+        return cls(rows, lost, byte, {row: other for row, other in apart if row < lost})
+
+    def __contains__(self, row: int) -> bool:
+        return row >= self.lost or row in self.others
+
+    def __len__(self) -> int:
+        return self._rows - self.lost + len(self.others)
+
+    @property
+    def first(self) -> int:
+        return min([*self.others, self.lost])
+
+
+_SOUND = Bad(1 << 62, 1 << 62, 0, {})
+
+
+def _rest(row: int, nbytes: int) -> str:
+    samples = "sample" if row == 1 else "samples"
+    before = f"The {row:,} {samples} before it can be read" if row else "No sample is before it"
+    return f'{before}; the {max(0, nbytes):,} bytes from there on cannot: on_error="skip" leaves them out.'
+
+
+class _Where:
+    """Names a member in errors."""
+
+    __slots__ = ("_file", "_member")
+
+    def __init__(self, file: AnyFile, member: Member) -> None:
+        self._file, self._member = file, member
+
+    def __str__(self) -> str:
+        return f"{self._file.path}, member {self._member.name!r}, byte {self._member.data:,}"
+
+
+def _content(part: _Part, member: Member, where: _Where) -> bytes:
+    if not member.is_file:
+        remedy = "Write the tar with --dereference and --hard-dereference, and without --sparse"
+        _refuse(where, f"it is {member.kind}, and only plain files can be read. {remedy}")
+    if member.data + member.size > part.size:
+        check_complete(part, member)
+    return part.read(member.data, member.size)
+
+
+def _room_of(room: Room, field: str, _: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return room(field, shape, dtype)
 
 
 class _Part:
     """The bytes of a file from `start` on that were read at once. `size` is that of the file up to their end."""
 
     def __init__(self, file: AnyFile, raw: bytes, start: int) -> None:
-        self._file, self._raw, self._start = file, raw, start
+        self.file, self._raw, self._start = file, raw, start
         self.size = start + len(raw)
 
     def read(self, start: int, length: int) -> bytes:
         return self._raw[start - self._start : start - self._start + length]
 
     def refused(self, place: int, what: str) -> NoReturn:
-        self._file.refused(place, what)
+        self.file.refused(place, what)
 
     def damaged(self, place: int, what: str) -> NoReturn:
-        self._file.damaged(place, what)
+        self.file.damaged(place, what)
 
 
-def split_name(member: Member) -> tuple[str, str] | None:
-    """The key of the member's sample and the name of its field; None if it belongs to no sample."""
-    folder, slash, file = member.name.rpartition("/")
-    stem, _, field = file.partition(".")
-    first = member.name.partition("/")[0]
-    if member.is_folder or not stem or not field or (first[:2] == first[-2:] == "__" and len(first) > 3):
-        return None
-    return folder + slash + stem, field.lower()
+def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The names of members that may be each field, the preferred first. A str has names with spaces between them."""
+    given = fields.split() if isinstance(fields, str) else list(fields)
+    if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
+        raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")
+    wanted: dict[str, tuple[str, ...]] = {}
+    for each in given:
+        names = [name.strip().lower().lstrip(".") for name in each.split(";") if name.strip(" .")]
+        if names[0] in wanted:
+            raise ValueError(f"fields has {names[0]!r} twice: {fields!r}.")
+        if names[0] != "__key__":  # every sample has it
+            wanted[names[0]] = tuple(dict.fromkeys(other for name in names for other in same_ends(name)))
+    return wanted
 
 
-def find_samples(file: AnyFile) -> Arrays:
-    """The first byte of each sample, and the end of the last."""
-    refuse_compressed(file)
-    starts, at, current = array("q"), 0, None
-    known: set[str] = set()
-    while (member := member_at(file, at)) is not None:
-        split = split_name(member)
-        if split is not None and split[0] != current:
-            current = split[0]
-            if current in known:
-                file.refused(
-                    member.start,
-                    f"member {member.name!r} belongs to sample {current!r}, whose other members are further up. "
-                    "Write the tar with the members of a sample beside each other, for example with --sort=name",
-                )
-            known.add(current)
-            starts.append(member.start)
-        at = member.stop
-    _check_rest(file, at)
-    starts.append(at)
-    return {"starts": compact(np.array(starts, np.int64), file.size)}
-
-
-def _check_rest(file: AnyFile, end: int) -> None:
-    """Raises FormatError unless only zeros follow the end of the archive."""
-    for at in range(end, file.size, _PIECE):
-        piece = file.read(at, min(_PIECE, file.size - at))
-        if piece.count(0) != len(piece):
-            remedy = "If tar files were joined by cat, join them by tar --concatenate"
-            file.refused(end, f"the archive ends here, but more follows. {remedy}")
-
-
-def _refuse(name: str, what: str) -> NoReturn:
-    raise FormatError(f"{name}: {what}.")
+def _refuse(where: _Where, what: str) -> NoReturn:
+    raise FormatError(f"{where}: {what}.")

@@ -77,7 +77,7 @@ class BlockOrder:
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
-        ends, parts = _division(len(numbers), self.window)
+        ends, parts = division(len(numbers), self.window)
         groups = np.repeat(np.arange(len(ends) - 1), np.diff(ends))  # of each block, in the order of the epoch
         last = len(stretches) - 2
         first, stop = np.empty((2, len(numbers)), np.int64)
@@ -143,7 +143,7 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
     numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
     starts = np.concatenate([[0], np.diff(edges)[numbers].cumsum()])
     shifts = edges[:-1][numbers] - starts[:-1]
-    ends, parts = _division(blocks, order.window)
+    ends, parts = division(blocks, order.window)
     groups, sizes = starts[ends[:-1]], np.diff(starts[ends])
     each = np.arange(len(groups))
     # Part i of group g is in stretch g + i. All stretches until the window is full are one, as are all from where no
@@ -163,7 +163,7 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
     return _Arrangement(key, numbers, starts, shifts, *of_groups, begins, moves, group_of, stretches)
 
 
-def _division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
+def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
     """The first block of each group, and the end; and the number of parts of a group.
 
     Groups are as equal as possible.

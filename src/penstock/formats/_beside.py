@@ -1,0 +1,345 @@
+"""Indexes of tars that lie beside them: `penstock.index`, and those of wids and DALI.
+
+`penstock.index` is one file for all tars of a folder, so that opening thousands of them takes one request:
+
+    magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
+    description: JSON with the kind of the indexes and, for each tar, name, size, ETag if it is known, position and
+    CRC-32 of one header, number of bytes and CRC-32 of its positions, and what is bad
+    the positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
+
+An entry fits a tar of its size that has the same ETag, or else the same header at that position. No more is needed:
+each header is checked again when its sample is read.
+
+wids has a JSON file with the number of samples of each tar. DALI has a text file for each tar, `NAME.idx`:
+
+    v1.2 <number of samples>
+    <end of a name> <first byte of the content> <size> <name>, and so on for all members of a sample, on one line
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import is_worker_process
+from penstock._remote.parallel import in_parallel
+from penstock._remote.store import IN_FLIGHT
+from penstock._warning import warn_caller
+from penstock.errors import FormatError, RemoteError
+from penstock.formats._archive import HEADER, Member, member_at, plain_member
+from penstock.formats._extents import compact
+from penstock.formats._files import AnyFile, File
+from penstock.formats._index import Arrays, Elsewhere, Index, Make, cached
+from penstock.formats._remotefile import RemoteFile
+from penstock.formats._samples import Samples
+from penstock.stats import _units
+
+NAME = "penstock.index"
+_WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # names that people and tools give to it
+_MOST_WIDS = 256 << 20  # bytes of one
+_MUCH = 1 << 30  # bytes that are read for indexes only with a warning
+_MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
+_MAGIC, _VERSION = b"penstars", 1
+_HEAD = struct.Struct("<8sIII")
+_BAD = ("apart", "fault")  # arrays that only some tars have
+
+
+class Entry(NamedTuple):
+    """What an index beside tars has of one of them."""
+
+    size: int
+    token: str
+    place: int
+    check: int
+    arrays: Arrays
+
+    def fits(self, file: AnyFile) -> bool:
+        if self.size != file.size:
+            return False
+        if self.token and self.token == file.modified:
+            return True
+        return _header(file, self.place) == self.check
+
+
+def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
+    starts = arrays["starts"]
+    place = int(starts[(len(starts) - 1) // 2])
+    token = file.modified if isinstance(file, RemoteFile) else ""  # a copy of a local file has another time
+    return Entry(file.size, str(token), place, _header(file, place), arrays)
+
+
+def _header(file: AnyFile, place: int) -> int:
+    """The CRC-32 of the header at this position, or of what there is of it."""
+    place = min(place, file.size)
+    return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
+
+
+def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
+    """The bytes of an index of these tars, by name."""
+    described, bodies = [], []
+    for name, entry in sorted(entries.items()):
+        starts = np.asarray(entry.arrays["starts"], np.int64)
+        body = zlib.compress((np.diff(starts, prepend=0) // HEADER).astype("<u4").tobytes())
+        bad = {part: entry.arrays[part].tolist() for part in _BAD if part in entry.arrays}
+        described.append([name, *entry[:4], len(body), zlib.crc32(body), bad])
+        bodies.append(body)
+    description = json.dumps({"kind": kind, "tars": described}).encode()
+    return b"".join([_HEAD.pack(_MAGIC, _VERSION, len(description), zlib.crc32(description)), description, *bodies])
+
+
+def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
+    """The entries of an index by the names of the tars. Raises ValueError for what is none, or damaged."""
+    try:
+        magic, version, length, check = _HEAD.unpack_from(content)
+        description = content[_HEAD.size : _HEAD.size + length]
+        if magic != _MAGIC or len(description) != length or zlib.crc32(description) != check:
+            raise ValueError("it is damaged, or no index of penstock")
+        about = json.loads(description)
+        if (version, about["kind"]) != (_VERSION, kind):
+            raise ValueError("it was written by another version of penstock")
+        at, entries = _HEAD.size + length, {}
+        for name, size, token, place, header, nbytes, check, bad in about["tars"]:
+            body = content[at : at + nbytes]
+            if zlib.crc32(body) != check:
+                raise ValueError(f"the positions of {name} are damaged")
+            starts = np.frombuffer(zlib.decompress(body), "<u4").cumsum(dtype=np.int64) * HEADER
+            arrays = {"starts": compact(starts, size)}
+            arrays |= {part: np.array(bad[part], np.int64) for part in _BAD if part in bad}
+            entries[name] = Entry(size, token, place, header, arrays)
+            at += nbytes
+        return entries
+    except (struct.error, zlib.error, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"it is damaged, or no index of penstock: {error!r}") from error
+
+
+class Late(Index):
+    """The index of a tar that is made when a sample is read. The number of samples may be known before, by wids.
+
+    A process makes it once, or finds the one that another has made, or the one `elsewhere`.
+    """
+
+    def __init__(
+        self, file: AnyFile, kind: str, make: Make, count: int | None, elsewhere: Elsewhere | None = None
+    ) -> None:
+        super().__init__(file, kind, make, {}, False)
+        self._known, self._elsewhere = count, elsewhere
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self["starts"]) - 1 if self._known is None else self._known
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._whole()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Late, (*self._origin, self._known)
+
+    def _whole(self) -> Arrays:
+        if not self._arrays:
+            found = cached(*self._origin, self._elsewhere)
+            starts = found["starts"]
+            missing = 0 if self._known is None else self._known - (len(starts) - 1)
+            if missing < 0 or (missing and "fault" not in found):
+                raise FormatError(
+                    f"{self._origin[0].path} has {len(starts) - 1:,} samples, but the index of wids beside it says "
+                    f"{self._known:,}. Delete or correct that index, or write one by `penstock index`, which is used "
+                    "instead."
+                )
+            if missing:  # they are behind the fault
+                starts = np.concatenate([starts, np.repeat(starts[-1:], missing)])
+            self._arrays = {**found, "starts": starts}
+        return self._arrays
+
+
+class Beside:
+    """What lies beside some tars, or in one file that is given. Only the folders are asked for when this is made."""
+
+    def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
+        self._kind, self._given, self._warns = kind, given, warns
+        self._folders = {} if given is not None else _folders(files)
+        self._reading = threading.Lock()  # many tars are looked up at a time, in one index
+        self._entries: dict[str, dict[str, Entry]] = {}  # by the path of the index
+        self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
+
+    def count(self, file: AnyFile) -> int | None:
+        """The number of samples of a tar, if an index of wids has it, and there is none of penstock's."""
+        index = self._index(file)
+        if index is None or not index.path.endswith(".json"):
+            return None
+        if index.path not in self._counts:
+            self._counts[index.path] = _shards(index, index is self._given)
+        shard = _nearest(file.path, self._counts[index.path].get(_name(file), []))
+        return shard["nsamples"] if shard and shard.get("filesize", file.size) == file.size else None
+
+    def arrays(self, file: AnyFile) -> Arrays | None:
+        """The index of a tar, from that of its folder, or from DALI's."""
+        index = self._index(file)
+        if index is not None and not index.path.endswith(".json"):
+            with self._reading:
+                entry = self._entries_of(index).get(_name(file))
+            if entry is not None and entry.fits(file):
+                return entry.arrays
+        return dali_index(file)
+
+    def all_others(self, files: Sequence[AnyFile]) -> None:
+        """Says how to avoid the download of remote tars that are in no index."""
+        remote = [file for file in files if isinstance(file, RemoteFile)]
+        nbytes = sum(file.size for file in remote)
+        if self._warns and nbytes > _MUCH and not is_worker_process():
+            warn_caller(
+                f"{len(remote):,} remote tars ({_units.size(nbytes)}) have no index, so this machine reads all of "
+                "them before the first batch. Run `penstock index` with the same paths, once for all machines. For a "
+                "first look, UncountedTar begins after some of the tars."
+            )
+
+    def _entries_of(self, index: AnyFile) -> dict[str, Entry]:
+        if index.path not in self._entries:
+            try:
+                self._entries[index.path] = unpacked(index.peek(0, index.size), self._kind)
+            except ValueError as error:
+                if index is self._given:
+                    raise FormatError(f"{index.path} cannot be used as an index: {error}. Write it again.") from error
+                self._entries[index.path] = {}  # the tars are indexed without it
+        return self._entries[index.path]
+
+    def _index(self, file: AnyFile) -> AnyFile | None:
+        return self._given or self._folders.get(folder_of(file))
+
+
+def folder_of(file: AnyFile) -> str:
+    return file.path.rpartition("/")[0]
+
+
+def _name(file: AnyFile) -> str:
+    return file.path.rpartition("/")[2]
+
+
+def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
+    """The index of each folder that has one: penstock's, or else wids'."""
+    some = {folder_of(file): file for file in files}
+    threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
+    found = in_parallel(lambda file, _: _index_beside(file), some.values(), threads)
+    return {folder: index for folder, index in zip(some, found, strict=True) if index is not None}
+
+
+def _index_beside(file: AnyFile) -> AnyFile | None:
+    return next(filter(None, (neighbour(file, name) for name in (NAME, *_WIDS))), None)
+
+
+def neighbour(file: AnyFile, name: str) -> AnyFile | None:
+    """The file of this name in the folder of another; None if there is none that can be read."""
+    if isinstance(file, RemoteFile):
+        try:
+            return file.neighbour(name)
+        except RemoteError as error:
+            if isinstance(error, FileNotFoundError) or error.refused:
+                return None
+            raise  # an outage: other ranks may find it
+    with suppress(OSError, FormatError):
+        return File(os.path.join(os.path.dirname(file.path), name))
+    return None
+
+
+def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
+    """What an index of wids says of each tar, by the name of the tar."""
+    found: dict[str, list[Any]] = {}
+    try:
+        if index.size > _MOST_WIDS:
+            raise ValueError("it is too large")
+        about = json.loads(index.peek(0, index.size))
+        if not isinstance(about, dict) or "wids" not in f"{about.get('__kind__')} {' '.join(about)}":
+            raise ValueError("it is no index of wids")
+        for shard in about["shardlist"]:
+            if type(shard["nsamples"]) is int and shard["nsamples"] >= 0:
+                found.setdefault(shard["url"].partition("?")[0].rpartition("/")[2], []).append(shard)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if must:
+            raise FormatError(f"{index.path} cannot be used as an index: {error!r}.") from error
+        return {}
+    return found
+
+
+def _nearest(path: str, shards: list[Any]) -> Any:
+    """Of tars with one name the one whose URL has the most in common with this path; None if two have."""
+
+    def common(shard: Any) -> int:
+        pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    lengths = [common(shard) for shard in shards]
+    return shards[lengths.index(max(lengths))] if lengths and lengths.count(max(lengths)) == 1 else None
+
+
+def dali_index(file: AnyFile) -> Arrays | None:
+    """The index of a tar from DALI's beside it; None if there is none, or it is not of this tar."""
+    name = _name(file)
+    for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
+        index = neighbour(file, f"{stem}.idx") if stem else None
+        if index is not None and index.peek(0, min(3, index.size)) == b"v1.":
+            with suppress(ValueError, IndexError):
+                return _from_dali(file, index.peek(0, index.size).decode())
+    return None
+
+
+def _from_dali(file: AnyFile, text: str) -> Arrays:
+    """Raises ValueError or IndexError if the text is not an index of this tar."""
+    head, *lines = text.splitlines()
+    version, count = head.split()
+    width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0
+    if not width or int(count) != len(lines):
+        raise ValueError(version)
+    samples, at, members = Samples(), 0, list[Member]()
+    for number, line in enumerate(lines):
+        words = line.split(" ")
+        for end, data, size, *name in (words[each : each + width] for each in range(0, len(words), width)):
+            member = plain_member(name[0] if name else f"{number}.{end}", at, int(data), int(size))
+            if member.data % HEADER or member.data < at + HEADER or member.size < 0:
+                raise ValueError(line)
+            samples.add(member)
+            members.append(member)
+            at = member.stop
+    # Zeros fill a record of 10 kB.
+    if not members or not HEADER <= file.size - at <= _MOST_ZEROS or any(file.peek(at, HEADER)):
+        raise ValueError(f"the last member does not end at byte {at:,}")
+    # The last member shows if it is the same tar. If GNU's tar has told DALI where members are, those before one with
+    # more than one header are at wrong places: the first that seems to have more is none that has.
+    wide = next((member for member in members if member.data - member.start > HEADER), members[0])
+    for member in dict.fromkeys((members[0], wide, members[-1])):
+        if member.data - member.start > _MOST_HEADERS:
+            raise ValueError(f"too many headers at byte {member.start:,}")
+        found = member_at(_Headers(file, member.start, member.data), member.start)
+        if found is None or found[width < 4 :] != member[width < 4 :]:
+            raise ValueError(f"{found} is not {member}")
+    return samples.index(at, False, file.size)
+
+
+class _Headers:
+    """Some headers of a tar. What is wrong with them is a ValueError."""
+
+    def __init__(self, file: AnyFile, start: int, stop: int) -> None:
+        self.size, self._start, self._raw = stop, start, file.peek(start, stop - start)
+
+    def read(self, start: int, length: int) -> bytes:
+        return self._raw[start - self._start : start - self._start + length]
+
+    def refused(self, place: int, what: str) -> NoReturn:
+        raise ValueError(what)
+
+    damaged = refused

@@ -1,0 +1,141 @@
+"""Finds the samples of a tar, and what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.formats._archive import Bytes, Member, check_complete, member_at
+from penstock.formats._extents import compact, refuse_compressed
+from penstock.formats._files import AnyFile
+from penstock.formats._index import Arrays
+
+KIND = "tar-2"
+"""Names what `find_samples` returns: change it with that."""
+
+_PIECE = 1 << 20
+
+
+def split_name(member: Member) -> tuple[str, str] | None:
+    """The key of the member's sample and the name of its field; None if it belongs to no sample."""
+    folder, slash, file = member.name.rpartition("/")
+    stem, _, field = file.partition(".")
+    first = member.name.partition("/")[0]
+    if member.is_folder or not stem or not field or (first[:2] == first[-2:] == "__" and len(first) > 3):
+        return None
+    return folder + slash + stem, field.lower()
+
+
+class Fault(FormatError):
+    """What is wrong with a tar at some byte. Not for a disk or a network that fails, or a file that has changed."""
+
+
+class Judged:
+    """A file in which what is wrong is a `Fault`."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file, self.size, self.read = file, file.size, file.read
+
+    def refused(self, place: int, what: str) -> NoReturn:
+        self._raise(self._file.refused, place, what)
+
+    def damaged(self, place: int, what: str) -> NoReturn:
+        self._raise(self._file.damaged, place, what)
+
+    def _raise(self, refuse: Callable[[int, str], NoReturn], place: int, what: str) -> NoReturn:
+        try:
+            refuse(place, what)
+        except FormatError as error:
+            said = str(error)
+        raise Fault(said)
+
+
+def find_samples(file: AnyFile) -> Arrays:
+    """The index of a tar: `starts`, the first byte of each sample and the end of the last.
+
+    `apart`, if there are such samples: rows whose members are not all beside each other, with the row of the others.
+    `fault`, if the tar has one: the byte from which on it cannot be read, and the last row, which stands for it.
+    """
+    refuse_compressed(file)
+    archive, samples = Judged(file), Samples()
+    at, fault = 0, False
+    try:
+        while (member := member_at(archive, at)) is not None:
+            samples.add(member)
+            check_complete(archive, member)
+            at = member.stop
+        samples.close()
+        _check_rest(archive, at)
+    except Fault:
+        fault = True
+    return samples.index(at, fault, file.size)
+
+
+class Samples:
+    """The samples of a tar, whose members are added one by one."""
+
+    def __init__(self) -> None:
+        self._starts, self._apart = array("q"), array("q")
+        self._key: str | None = None
+        self._fields: list[str] = []
+        self._known: dict[str, tuple[int, str]] = {}  # of each key the first row, and its fields
+
+    def add(self, member: Member) -> None:
+        split = split_name(member)
+        if split is None:
+            return
+        if split[0] != self._key:
+            self.close()
+            self._key = split[0]
+            self._starts.append(member.start)
+        self._fields.append(split[1])
+
+    def close(self) -> None:
+        """The members of the last sample are complete."""
+        key, fields, row = self._key, self._fields, len(self._starts) - 1
+        self._key, self._fields = None, []
+        if key is None:
+            return
+        if key not in self._known:
+            self._known[key] = row, sys.intern("/".join(fields))  # no field has a slash
+            return
+        other, others = self._known[key]
+        self._apart.extend((row, other))
+        if not set(others.split("/")).intersection(fields):  # the parts of one sample, and not two of the same name
+            self._apart.extend((other, row))
+
+    def index(self, end: int, fault: bool, size: int) -> Arrays:
+        starts = self._starts
+        if fault and self._key is None:  # the fault is not in a sample: it gets a row of its own
+            starts.append(end)
+        self.close()
+        starts.append(starts[-1] if fault else end)  # nothing is read of a row that cannot be
+        found = {"starts": compact(np.array(starts, np.int64), size)}
+        if self._apart:
+            found["apart"] = np.array(self._apart, np.int64).reshape(-1, 2)
+        if fault:
+            found["fault"] = np.array([end, len(starts) - 2], np.int64)
+        return found
+
+
+def follow(archive: Bytes, at: int) -> None:
+    """Raises FormatError for the fault of a tar at this byte."""
+    member = member_at(archive, at)
+    if member is None:
+        _check_rest(archive, at)
+    else:
+        check_complete(archive, member)
+
+
+def _check_rest(archive: Bytes, end: int) -> None:
+    """Raises FormatError unless only zeros follow the end of the archive."""
+    for at in range(end, archive.size, _PIECE):
+        piece = archive.read(at, min(_PIECE, archive.size - at))
+        if piece.count(0) != len(piece):
+            remedy = "If tar files were joined by cat, join them by tar --concatenate"
+            archive.refused(end, f"the archive ends here, but more follows. {remedy}")

@@ -1,0 +1,135 @@
+"""`UncountedTar`: tars whose samples are counted when they are first needed, and the order in which they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from operator import index as as_int
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._remote.parallel import in_parallel
+from penstock._remote.urls import is_url
+from penstock.formats._access import Access
+from penstock.formats._beside import Late
+from penstock.formats._index import Index, Make
+from penstock.formats._tar import Tar
+from penstock.plan._blocks import WINDOW, division
+from penstock.plan._order import Permutation
+from penstock.plan._samplers import Sampler
+from penstock.plan._seeds import mix
+
+_SHIFT = 32  # a key is the number of the tar, and below that of the sample in it
+_ROW = (1 << _SHIFT) - 1
+_AHEAD = 2  # tars that are indexed at a time; as many again wait until they are needed
+
+
+class UncountedTar(Tar):
+    """Tars whose samples are counted when they are first needed, for a first look at remote shards without an index.
+
+    It takes the arguments of `Tar`. It has no length, and needs a sampler:
+
+        data = UncountedTar("s3://bucket/train/", fields=("jpg", "cls"))
+        loader = DataLoader(data, batch_size=64, sampler=data.sampler(window=8), seed=0)
+
+    The first batch comes when the shards of the window were read, and not all. Every rank, and every machine, reads
+    all shards in the first epoch, to know where the samples of the others are; after that the indexes are kept.
+    `penstock index` and `Tar` avoid that. With `shard=`, pass `last_batch="drop"` or `"keep"`.
+
+    A key is `shard << 32 | row`: the number of the shard, in the order of their paths, and of the sample in it.
+    """
+
+    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
+        beside = self._beside(kind, access, warns=False)
+        return [Late(file, kind, make, None, beside) for file in self._files]
+
+    def _set_indexes(self, indexes: list[Index]) -> None:
+        self._indexes, self._bad = indexes, [None] * len(indexes)
+
+    def sampler(self, window: int = WINDOW, shuffle: bool = True) -> ShardSampler:
+        """The keys of all samples. `window` is the number of shards whose samples are mixed."""
+        return ShardSampler(self, window, shuffle)
+
+    def count(self, number: int) -> int:
+        """The number of samples of a shard, which is read for that, unless its index is kept."""
+        return self._count(self._indexes[number])
+
+    __len__ = None  # type: ignore[assignment]
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        raise AttributeError("its samples are not counted yet. Pass sampler=data.sampler(window=16) instead")
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        if isinstance(key, slice):
+            raise TypeError("A slice needs the number of samples, and these are not counted yet: use Tar.")
+        number, row = divmod(as_int(key), _ROW + 1)
+        if not 0 <= number < len(self._files) or row >= self.count(number):
+            raise IndexError(f"key {as_int(key)} is not in {self!r}: it has no sample {row:,} in shard {number:,}.")
+        start, length = self._extent(number, row)
+        return self._decoded(self._files[number].read(start, length), number, row)
+
+    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
+        return self._samples(keys, self._checked(keys))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[key] for key in self.sampler(shuffle=False))
+
+    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        rows = np.asarray(keys, np.int64)
+        for key in rows.tolist():
+            if not 0 <= key >> _SHIFT < len(self._files) or key & _ROW >= self.count(key >> _SHIFT):
+                self[key]  # raises IndexError
+        return rows
+
+    def _located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        return (rows >> _SHIFT).astype(np.intp), rows & _ROW
+
+    def __repr__(self) -> str:
+        return f"UncountedTar({len(self._files):,} files)"
+
+
+class ShardSampler(Sampler[int]):
+    """The keys of an `UncountedTar`: shards in random order, of which those of a window are mixed.
+
+    The order is a function of the numbers of samples and of one random number, which is drawn at the beginning of an
+    epoch. So a loader with `seed=` has the same order on all ranks and after a resume. It is the order of
+    `shuffle="blocks"` with a shard as a block, except that each part of it needs the shards up to there only.
+    """
+
+    def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise ValueError(f"window must be a number of shards of at least 1, got {window!r}.")
+        self._data, self._window, self._shuffle = data, window, shuffle
+
+    def __iter__(self) -> Iterator[int]:
+        return self._keys(random.getrandbits(63) if self._shuffle else None)
+
+    def _keys(self, key: int | None) -> Iterator[int]:
+        shards = np.arange(len(self._data.paths))
+        if key is not None:
+            shards = Permutation(len(shards), mix(key, 0)).at(shards)
+        threads = _AHEAD if any(map(is_url, self._data.paths)) else 1
+        counted = in_parallel(lambda number, _: (number, self._data.count(number)), shards.tolist(), threads)
+        if key is None:
+            for number, count in counted:
+                yield from range(number << _SHIFT, (number << _SHIFT) + count)
+            return
+        edges, parts = division(len(shards), self._window)
+        groups = len(edges) - 1
+        # Part i of group g is in stretch g + i - parts + 1: see BlockOrder.
+        stretches: dict[int, list[NDArray[np.int64]]] = {}
+        for group in range(groups):
+            some = [next(counted) for _ in range(edges[group], edges[group + 1])]
+            keys = np.concatenate([(number << _SHIFT) + np.arange(count) for number, count in some])
+            keys = np.random.default_rng(mix(key, 1, group)).permutation(keys)
+            for part, portion in enumerate(np.array_split(keys, parts)):
+                stretch = min(max(group + part - parts + 1, 0), groups - parts)
+                stretches.setdefault(stretch, []).append(portion)
+            done = group - parts + 1
+            if 0 <= done < groups - parts or group == groups - 1:
+                for stretch in sorted(stretches) if group == groups - 1 else [done]:
+                    whole = np.concatenate(stretches.pop(stretch))
+                    yield from np.random.default_rng(mix(key, 2, stretch)).permutation(whole).tolist()
