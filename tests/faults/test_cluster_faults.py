@@ -370,7 +370,7 @@ def test_figures_have_nodes(cluster: Any, tmp_path: Path) -> None:
         assert [worker.name for worker in workers] == [f"worker {i} (pid {pids[i]} on 10.0.0.{i})" for i in (0, 1)]
         assert sum(worker.steps for worker in workers) >= stats.life.batches
         assert all(0.05 < worker.busy < 60 and worker.fetch > 0.9 * worker.busy for worker in workers)
-        assert stats.life.slowest and stats.machine.delayed == 0
+        assert stats.life.slowest and all(0 <= worker.delayed < 60 for worker in workers)
         table = str(stats)
         assert "1 on 10.0.0.0" in table and f"worker 1 (pid {pids[1]})" in table
     life = loader.stats().life  # of workers that have ended

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Stats, str]] = {
         "80 % of it with collating.* ArrayDataset",
     ),
     "more workers than CPUs": (
-        stats(period(parts={"fetch": 99.0, "cpu": 45.0}), machine=Machine(cpus=2.0, delayed=200.0)),
+        stats(period(parts={"fetch": 99.0, "cpu": 45.0, "delayed": 50.0}), machine=Machine(cpus=2.0)),
         "The 4 workers share 2 CPUs, .* in use .*: num_workers=2 would be about as fast",
     ),
     "CPUs in use": (
@@ -230,8 +230,7 @@ def test_memory_in_swap_space_that_is_not_used_is_no_cause() -> None:
 
 
 def test_workers_that_have_no_processor_do_not_wait_for_files() -> None:
-    few = {"fetch": 98.0, "waited_task": 2.0, "cpu": 25.0}
-    figures = stats(period(parts=few), machine=Machine(16.0, delayed=250.0))
+    figures = stats(period(parts={"fetch": 98.0, "waited_task": 2.0, "cpu": 25.0, "delayed": 62.0}))
     assert "files" not in figures.verdict
     assert "because other threads or programs run too" in figures.verdict
 
@@ -265,6 +264,7 @@ workers = st.builds(
     waited_task=seconds,
     waited_room=seconds,
     cpu=seconds,
+    delayed=seconds,
     alive=st.booleans(),
     node=st.sampled_from(["", "b"]),
 )
@@ -300,7 +300,7 @@ settings_of_loaders = st.fixed_dictionaries(
         "one_reader": st.booleans(),
     },
 )
-machines = st.builds(Machine, st.floats(0.1, 300), seconds, st.one_of(st.none(), whole), whole, whole, seconds)
+machines = st.builds(Machine, st.floats(0.1, 300), seconds, st.one_of(st.none(), whole), whole, whole)
 first_batches = st.one_of(st.none(), st.builds(FirstBatch, seconds, seconds, seconds, seconds, seconds, seconds))
 anything = st.builds(
     Stats,

@@ -32,7 +32,7 @@ from penstock.stats._figures import (
     WorkerFigures,
 )
 from penstock.stats._hooks import Turns
-from penstock.stats._machine import machine
+from penstock.stats._machine import machine, throttled
 
 if TYPE_CHECKING:
     from penstock._epoch.tracing import Tracing
@@ -45,7 +45,7 @@ _MOST_DECISIONS = 256
 # two with many workers.
 _PUBLISHED = 4
 
-_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
+_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
 
 
@@ -116,6 +116,7 @@ class Measures:
         self._epochs = 0
         self._turns = Turns()
         self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
+        self._strain: Machine | None = None  # when the loader was last read
         self.decisions: list[Decision] = []
         self._tracing: Tracing | None = None
 
@@ -126,6 +127,9 @@ class Measures:
         if not self._began:
             self._began = self._started = clock()
         self._first_batch()  # while the workers that made it are known
+        if self._throttled is not None:  # what the program did between two epochs does not count
+            before = 0.0 if self._strain is None else self._strain.throttled
+            self._throttled = throttled() - before
         self._epoch, self._base = epoch, self._mark()
         self.meter.longest[:] = 0, 0
         self._epochs += 1
@@ -156,7 +160,7 @@ class Measures:
 
             publish(self, self.stats())
         if self._ticks == 2:
-            self._throttled = machine().throttled
+            self._throttled = throttled()
         self._turns.tick(clock() * 1e-9, self.stats)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
@@ -274,7 +278,12 @@ class Measures:
         gauges = [(crew.gauges, seat) for crew in self._crews() for seat in crew.seats]
         rows = [each.counts(seat) for each, seat in gauges if seat not in each.nodes]  # the others have no pid here
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
-        return found if self._throttled is not None else replace(found, throttled=0.0)
+        if self._throttled is None:
+            found = replace(found, throttled=0.0)
+        # After an epoch, workers may be gone and the program does something else: then what was seen last counts.
+        if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
+            self._strain = found
+        return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)
 
     def _moment(self) -> Moment:
         sums, memory = self._mark().sum().sums, self._memory()

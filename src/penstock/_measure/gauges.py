@@ -30,7 +30,8 @@ class Counts(NamedTuple):
 
     `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
     Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
-    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching.
+    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching. `delayed`: how
+    long the worker's thread was ready to compute, and had no processor.
     """
 
     pid: int = 0
@@ -47,6 +48,7 @@ class Counts(NamedTuple):
     waited_task: int = 0
     waited_room: int = 0
     cpu: int = 0
+    delayed: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
     cache_waited: int = 0
@@ -116,7 +118,7 @@ _MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "s
 _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
-_IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
+_IDLE = struct.Struct("4q")  # waited_task, waited_room, cpu, delayed
 _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
@@ -138,7 +140,19 @@ TIMED = 20_000  # ns
 # To time a step in parts, and to write those, takes 3 µs; and asking for the processor time is a system call.
 _EVERY = 10_000_000  # ns
 
+# To ask how long a thread had no processor is to read a file, which takes 12 µs.
+_DELAY_EVERY = 100_000_000  # ns
+
 _clock = time.perf_counter_ns
+
+
+def delay_ns(thread: str = "thread-self") -> int:
+    """Nanoseconds that a thread was ready to run and had no processor; 0 if the kernel does not count them."""
+    try:
+        with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 class Gauges:
@@ -274,6 +288,7 @@ class Gauge:
         self._timed = counts.timed, counts.fetching, counts.writing
         self._idle = counts.waited_task, counts.waited_room
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
+        self._delayed, self._delay, self._delay_due = counts.delayed, delay_ns(), 0
         self.cache = CacheCounts(*counts[_CACHED:])
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
@@ -338,16 +353,25 @@ class Gauge:
             self._record(began, now, task, steps)
 
     def flush(self, now: int = 0) -> None:
-        """Counts how long the worker was idle, and its processor time. Between two tasks."""
-        now = now or _clock()
+        """Counts how long the worker was idle, its processor time, and how long it had no processor.
+
+        Between two tasks, and at the end, without `now`.
+        """
+        last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
         # It was idle for want of a task while the caller waited, and else for want of room.
         waited = self._caller_waited(now)
         wanting = max(0, min(idle, waited - self._waited))
         self._idle = self._idle[0] + wanting, self._idle[1] + idle - wanting
         self._noted, self._busy_then, self._waited = now, self._busy, waited
+        if last or now > self._delay_due:
+            self._delay_due = now + _DELAY_EVERY
+            delay = delay_ns()
+            # The kernel may not count, or the file may not open: then nothing is added.
+            self._delayed += max(0, delay - self._delay)
+            self._delay = max(delay, self._delay)
         cpu = self._cpu_before + self._cpu_ns()
-        _IDLE.pack_into(self._memory, self._at + 8 * _WAITED_TASK, *self._idle, cpu)
+        _IDLE.pack_into(self._memory, self._at + 8 * _WAITED_TASK, *self._idle, cpu, self._delayed)
 
     def _record(self, began: int, now: int, task: Any, steps: int) -> None:
         fetching, writing = self._shares

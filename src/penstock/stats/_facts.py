@@ -147,10 +147,14 @@ class Facts:
         return min(1.0, self._sum("cpu") / self.busy)
 
     @property
+    def delayed(self) -> float:
+        """Seconds that workers could have computed, but had no processor."""
+        return self._sum("delayed")
+
+    @property
     def delay_share(self) -> float:
         """The share of the workers' working time in which they could have computed, but had no processor."""
-        busy = sum(worker.busy for worker in self.stats.life.workers)
-        return min(1.0 - self.cpu_share, self.stats.machine.delayed / busy) if busy else 0.0
+        return min(1.0 - self.cpu_share, self.delayed / self.busy)
 
     @property
     def blocked_share(self) -> float:
@@ -163,18 +167,22 @@ class Facts:
         return (self.cpu_share + self.delay_share) * self.busy / self.whole
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether workers are on other machines, whose processors are not known here."""
+        return any(worker.node for worker in self.period.workers)
+
+    @property
     def cpus_full(self) -> bool:
         """Whether workers had as much of the processors as they could get."""
-        if any(worker.node for worker in self.period.workers):  # on other machines
+        if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     @property
     def only_wants_cpu(self) -> bool:
         """Whether workers did little else but compute, or wait for a processor, which may make them look idle."""
-        workers, delayed = self.stats.life.workers, self.stats.machine.delayed
-        present = sum(worker.busy + worker.waited_task + worker.waited_room for worker in workers)
-        return delayed >= 0.25 * present > 0 and delayed + sum(worker.cpu for worker in workers) >= 0.75 * present
+        computed = self.delayed + self._sum("cpu")
+        return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
     # The samples.
 

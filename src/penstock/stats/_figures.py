@@ -47,7 +47,8 @@ class WorkerFigures:
 
     `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
     directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
-    idle because enough batches were ready. `cpu`: processor time. `node`: the machine, if it may be another one.
+    idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but without a
+    processor, because others computed. `node`: the machine, if it may be another one.
     """
 
     seat: int
@@ -62,6 +63,7 @@ class WorkerFigures:
     waited_room: float = 0.0
     cpu: float = 0.0
     node: str = ""
+    delayed: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -202,9 +204,8 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
-    cgroup held this process back, summed over CPUs. `memory_limit`: bytes, None without a limit. `swapped`: bytes of
-    the loader's processes in swap space. `delayed`: seconds that workers which run now were ready to compute, and had
-    no processor.
+    cgroup held this process back while the loader was read, summed over CPUs. `memory_limit`: bytes, None without a
+    limit. `swapped`: bytes of the loader's processes in swap space, when it was last read.
     """
 
     cpus: float = 1.0
@@ -212,7 +213,6 @@ class Machine:
     memory_limit: int | None = None
     memory_used: int = 0
     swapped: int = 0
-    delayed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,7 +364,7 @@ def machine(stats: Stats) -> str:
         ("memory limit", limit),
         ("memory used", size(machine.memory_used)),
         ("in swap space", size(machine.swapped)),
-        ("workers waited for a processor", seconds(machine.delayed)),
+        ("workers waited for a processor", seconds(sum(worker.delayed for worker in stats.life.workers))),
     )
     return section("Machine", "", facts(pairs))
 

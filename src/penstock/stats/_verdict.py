@@ -149,7 +149,7 @@ def _samples_wait(facts: Facts) -> bool:
 
 def _own_process_is_slow(facts: Facts) -> bool:
     # Workers explain no more waiting than the time that they worked, or would have worked if they had a processor.
-    explained = facts.busy + facts.stats.machine.delayed
+    explained = facts.busy + facts.delayed
     return facts.workers > 0 and explained < 0.5 * facts.waited
 
 
