@@ -1,4 +1,4 @@
-"""What every test is held to: nothing is left behind (law 6). And which tests a run leaves to `make wide`."""
+"""What every test is held to: nothing is left behind (law 6). And which tests a run leaves to `make wide` and `make quiet`."""
 
 from __future__ import annotations
 
@@ -94,9 +94,10 @@ def the_runners_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "PENSTOCK_WIDE" not in os.environ:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
-        items[:] = [item for item in items if not item.get_closest_marker("wide")]
+    left_out = [name for name in ("wide", "quiet") if f"PENSTOCK_{name.upper()}" not in os.environ]
+    others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
+    config.hook.pytest_deselected(items=list(others))
+    items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.get_closest_marker("imports_torch") is not None)
 
 
