@@ -1,8 +1,9 @@
-"""What every test is held to: nothing is left behind (law 6). And which tests a run leaves to `make wide` and `make quiet`."""
+"""What every test is held to: nothing is left behind (law 6). And the tests that `make wide` and `make quiet` run."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -15,6 +16,10 @@ import pytest
 
 from penstock._measure import cached
 from penstock.backends._process import methods
+
+# pytest has the tracebacks of crashes written to its own output, past every capture. Workers that a test crashes are
+# forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.
+os.register_at_fork(after_in_child=faulthandler.disable)
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

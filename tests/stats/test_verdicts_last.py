@@ -90,6 +90,8 @@ def test_workers_that_had_no_processor_are_judged_alike_once_they_are_gone(
             return key
 
     with penstock.DataLoader(Samples(), num_workers=2, backend=backend, seed=0) as loader:
+        for _ in loader:  # starting may take long
+            pass
         for step, _ in enumerate(loader):
             if step == 59:
                 before = loader.stats()

@@ -1,4 +1,4 @@
-"""Each rule of the verdict, on real loaders that are made to be so, for which the machine must be quiet: `make quiet`.
+"""Each rule of the verdict, on real loaders that are made to be so. The machine must be quiet: `make quiet`.
 
 PENSTOCK_RECORD=1 keeps their figures in tests/recorded/verdicts, and test_recorded_verdicts.py judges those on any
 machine. A run is repeated, and one that is judged as expected is enough.

@@ -157,7 +157,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     def slow(block: int, pause: Any = None) -> bytes:
         if threading.current_thread().name == "penstock-fetch":
             begun_fetches.append(block)
-            go_on.wait(10)
+            go_on.wait(60)
         return Store.fetch(store, block)
 
     store.fetch = slow  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     begun = time.monotonic()
     loader.close()
     del batches
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30
     until(lambda: "penstock-scout" not in threads())
     go_on.set()
     until(lambda: not threads())
@@ -193,7 +193,7 @@ def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="no route to host") as caught:
         next(batches)
     assert "sample 30" in "".join(caught.value.__notes__)
-    for step in range(4, 10):
+    for step in range(4, 9):  # after the last step the scout looks at the next epoch, and tries all of it
         assert next(batches).tolist() == list(range(10 * step, 10 * step + 10))
         until(lambda step=step: position_of(tmp_path) >= 10 * step)  # so the scout has looked again
     assert sorted(tried) == ["MainThread", "penstock-fetch"]
