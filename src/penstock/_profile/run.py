@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, next_choice
 from penstock._profile.target import TargetError, dataset, target
+from penstock._warning import is_ours
 from penstock.loader import DataLoader
 from penstock.source._dataset import is_stream
 from penstock.stats._figures import Stats
@@ -55,7 +57,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try, print the table and the advice, and return the exit code. Errors of the dataset come out as they are."""
+    """Try, print the table and the advice, and return the exit code. Errors of the dataset's code come out as they are."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -66,9 +68,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     done: dict[Choice, tuple[Trial, Stats | None]] = {}
     limits = _limits(subject, options.max_workers)
-    with _shown(errors, subject) as show:
-        while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
-            done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
+    try:
+        with _shown(errors, subject) as show:
+            while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
+                done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
+    except Exception as error:
+        if _is_of_user(error):
+            raise
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        errors.print(f"penstock profile: {options.dataset} cannot be loaded. {said}")
+        return 1
     trials = [trial for trial, _ in done.values()]
     recommended = advice(trials, limits)
     console = Console(highlight=False)
@@ -87,6 +96,12 @@ def run(options: argparse.Namespace) -> int:
         grid.add_row(name, Text(text))
     console.print(table(trials, subject, recommended.trial), Text(), grid)
     return 0
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether code of the user's was running: only then does the traceback show more than the message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
