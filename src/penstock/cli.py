@@ -57,7 +57,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output has gone, as `head` does. Then what is left of it is dropped, without a word."""
+    """True if the reader of our output has gone, as `head` does. Then the rest of it is dropped, without a word."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.stats import Bucket, FirstBatch, Machine, Period, SlowSample, Stats
 from penstock.stats._facts import Facts
-from penstock.stats._verdict import RULES, rule_of
+from penstock.stats._verdict import RULES, TOO_EARLY, judgement, rule_of
 from penstock.stats._words import PIECES
 
 MB = 1 << 20
@@ -150,8 +150,8 @@ def test_every_piece_of_a_text_is_known(rule: Any) -> None:
 
 
 def test_every_piece_is_used() -> None:
-    used = {name for rule in RULES for _, name, _, _ in string.Formatter().parse(rule.text) if name}
-    assert used == PIECES.keys()
+    texts = [*(rule.text for rule in RULES), TOO_EARLY]
+    assert {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name} == PIECES.keys()
 
 
 # What is long enough to judge by.
@@ -162,12 +162,45 @@ def test_every_piece_is_used() -> None:
 )
 def test_there_is_no_verdict_on_too_little(few: Period) -> None:
     figures = stats(few, settings={"num_workers": max(4, len(few.workers))})
-    assert figures.verdict == "" and rule_of(figures) is None
+    assert rule_of(figures) is None and judgement(figures) == "none"
+    assert figures.verdict.startswith("It is too early for a verdict: " if few.batches else "No batch was handed out")
+
+
+def test_what_is_missing_for_a_verdict_is_said() -> None:
+    said = stats(period(batches=19), settings={"num_workers": 1}).verdict
+    assert said == "It is too early for a verdict: 19 batches in 100 s. It needs 20 batches, and 0.2 s after the first."
 
 
 def test_a_short_epoch_is_judged_by_the_life_before_it() -> None:
-    figures = stats(period(waited=0.0, worked=1.0, batches=3), period(parts=COMPUTING))
+    figures = stats(period(waited=0.0, worked=1.0, batches=3), period(parts=COMPUTING, epochs=4))
     assert Facts(figures).period is figures.life
+    assert "of the time in all 4 epochs (" in figures.verdict
+
+
+def test_an_epoch_among_others_is_named() -> None:
+    figures = stats(period(parts=COMPUTING), period(batches=9000, epochs=4), epoch_number=3)
+    assert "of the time in epoch 3 (" in figures.verdict
+
+
+JUDGEMENTS = {
+    "throttled": "poor", "swaps": "poor", "fewer workers would do": "good", "nothing to gain": "good",
+    "little to gain": "good", "start-up": "fair", "start-up in each epoch": "fair", "inline": "poor",
+    "own process": "poor", "collate": "fair", "fetch": "poor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGEMENTS)
+def test_a_rule_has_the_judgement_of_what_it_costs(name: str) -> None:
+    assert judgement(CASES[name][0]) == JUDGEMENTS[name]
+
+
+@pytest.mark.parametrize("name", ["fetch", "CPUs in use", "more workers than CPUs"])
+def test_slow_samples_that_pil_opens_name_penstock_image(name: str) -> None:
+    figures = CASES[name][0]
+    assert "penstock.image" not in figures.verdict
+    by_pil = tuple(replace(one, pil=True) for one in figures.epoch.workers)
+    epoch = replace(figures.epoch, workers=by_pil)
+    assert "If they are JPEGs, penstock.image decodes them" in replace(figures, epoch=epoch, life=epoch).verdict
 
 
 def test_a_long_epoch_is_judged_by_itself() -> None:
@@ -318,7 +351,7 @@ anything = st.builds(
 @given(anything)
 def test_any_figures_have_a_verdict_or_none_and_a_narrow_table(figures: Stats) -> None:
     rule = rule_of(figures)
-    assert (rule is None) == (figures.verdict == "")
+    assert (rule is None) == (judgement(figures) == "none") and figures.verdict
     assert "{" not in figures.verdict or "{" in str(figures.epoch.slowest) + str(figures.life.slowest)
     assert all(len(line) <= 100 for line in str(figures).split("\n"))
 

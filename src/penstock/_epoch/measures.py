@@ -310,7 +310,7 @@ def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -
 def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> WorkerFigures:
     name = here.format(seat) or f"worker {seat} (pid {counts.pid}{f' on {node}' if node else ''})"
     times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
-    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node)
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node, pil=bool(counts.pil))
 
 
 def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
@@ -334,4 +334,4 @@ def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:
     key = int(slow.key) if slow.key.lstrip("-").isdecimal() else slow.key
     name = next((one.name for one in figures if one.seat == seat), f"worker {seat}")
-    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name)
+    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name, slow.path)

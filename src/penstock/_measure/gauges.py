@@ -11,7 +11,9 @@ A row belongs to a seat: a worker that replaces another goes on where that one h
 from __future__ import annotations
 
 import heapq
+import os
 import struct
+import sys
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -31,10 +33,12 @@ class Counts(NamedTuple):
     `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
     Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
     `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching. `delayed`: how
-    long the worker's thread was ready to compute, and had no processor.
+    long the worker's thread was ready to compute, and had no processor. `pil`: 1 if PIL has opened images in the
+    worker's process.
     """
 
     pid: int = 0
+    pil: int = 0
     born: int = 0
     ready: int = 0
     first: int = 0
@@ -74,23 +78,24 @@ class Counts(NamedTuple):
     def plus(self, other: Counts) -> Counts:
         """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
-        return self._replace(born=other.born, ready=other.ready, first=other.first, **sums)
+        return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
         """What was added since these."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
-_ADDED = Counts._fields[5:]
+_ADDED = Counts._fields[6:]
 
 
 class Slow(NamedTuple):
-    """A sample that took long."""
+    """A sample that took long. `path`: of its file, or the end of that; "" if it is not known."""
 
     ns: int
     epoch: int
     step: int
     key: str
+    path: str = ""
 
 
 class Record(NamedTuple):
@@ -111,8 +116,8 @@ class Record(NamedTuple):
 
 
 _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
-_READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
-    Counts._fields.index, ("ready", "first", "since", "timed", "waited_task", "cache_hits")
+_PIL, _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
+    Counts._fields.index, ("pil", "ready", "first", "since", "timed", "waited_task", "cache_hits")
 )
 _MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "since")]
 _TOLD = struct.Struct("2q")  # words of the row, and records
@@ -123,7 +128,8 @@ _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
-_SLOW = struct.Struct("3qq96s")  # ns, epoch, step, and the length of the key's text
+_NAME = 96  # bytes of a key and a path
+_SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, and the length of the text, which is a key and a path
 _ENTRY = 16  # words
 _RECORDED = 31
 _RECORDS = 512
@@ -200,7 +206,8 @@ class Gauges:
             start = self.entry(seat, number) + at * _ENTRY * 8
             ns, epoch, step, length, text = _SLOW.unpack_from(self.memory, start)
             if length:
-                found.append(Slow(ns, epoch, step, text[:length].decode(errors="replace")))
+                key, _, path = text[:length].partition(b"\0")
+                found.append(Slow(ns, epoch, step, key.decode(errors="replace"), path.decode(errors="ignore")))
         return found
 
     def trace(self, on: bool) -> None:
@@ -304,7 +311,7 @@ class Gauge:
         self._due = 0  # when the next step is
         self._began = self._noted = born = _clock()
         self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
-        _COUNTS.pack_into(self._memory, self._at, pid, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
+        _COUNTS.pack_into(self._memory, self._at, pid, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
         """The worker can take its first task."""
@@ -366,6 +373,7 @@ class Gauge:
         self._noted, self._busy_then, self._waited = now, self._busy, waited
         if last or now > self._delay_due:
             self._delay_due = now + _DELAY_EVERY
+            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # imported when PIL opens its first image
             delay = delay_ns()
             # The kernel may not count, or the file may not open: then nothing is added.
             self._delayed += max(0, delay - self._delay)
@@ -407,7 +415,7 @@ class Gauge:
 
     def note(self, slow: Slow) -> None:
         """One of the slowest samples."""
-        text = slow.key.encode()[:96]
+        text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
             if len(heap) < MOST_SLOW:
@@ -419,6 +427,15 @@ class Gauge:
             else:
                 continue
             _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, *slow[:3], len(text), text)
+
+
+def _named(slow: Slow) -> bytes:
+    """The key, and as much of the end of the path as there is room for."""
+    key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
+    room = _NAME - len(key) - 1
+    if not path or room < 16:
+        return key
+    return key + b"\0" + (path if len(path) <= room else "…".encode() + path[3 - room :])
 
 
 class NoGauge:

@@ -26,6 +26,7 @@ from penstock.source._dataset import is_stream
 from penstock.stats._figures import Stats
 from penstock.stats._report import write
 from penstock.stats._units import count, seconds, share
+from penstock.stats._verdict import rule_of
 
 WARM = 0.25
 """The first part of each trial, which is not counted: the first batches were made before anybody waited for them."""
@@ -57,7 +58,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try, print the table and the advice, and return the exit code. Errors of the dataset's code come out as they are."""
+    """Try, print the table and the advice, and return the exit code. Errors of the user's code come out unchanged."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         console.width = 120
     stats = done[recommended.trial.choice][1]
     lines = [("use", settings(recommended.trial.choice, subject)), ("because", recommended.reason)]
-    if stats is not None and stats.verdict:
+    if stats is not None and rule_of(stats):
         lines.insert(0, ("verdict", stats.verdict))
     if stats is not None and options.html is not None:
         write(stats, options.html)

@@ -35,8 +35,8 @@ def dataset(name: str) -> Any:
             raise
     if not any(hasattr(found, each) for each in SIZED):
         raise TargetError(
-            f"{name} is no dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor __iter__. "
-            "Name the dataset, or a class or function that makes it."
+            f"{name} is no dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor __iter__."
+            " Name the dataset, or a class or function that makes it."
         )
     return found
 
@@ -50,8 +50,8 @@ def _check_arguments(maker: Any, name: str) -> None:
         signature.bind()
     except TypeError as error:
         raise TargetError(
-            f"{name} is called without arguments, but needs some: {error}. Write a function without arguments that "
-            "returns the dataset, and name that function."
+            f"{name} is called without arguments, but needs some: {error}. Write a function without any "
+            "that returns the dataset, and name that function."
         ) from None
 
 

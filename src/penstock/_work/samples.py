@@ -12,6 +12,7 @@ from penstock._at_work import Source
 from penstock._measure.gauges import Slow
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
+from penstock._work.paths import path_of
 from penstock.plan._seeds import mix
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class Samples(Source):
         assert self._loop is not None
         runner, (item, row) = self._runner, _now(self._loop)
         key = runner.fetch.key(runner.task, item, row)
-        runner.gauge.note(Slow(ns, runner.task.epoch, runner.task.step, shown(key, repr)))
+        path = path_of(self._job.dataset, item)
+        runner.gauge.note(Slow(ns, runner.task.epoch, runner.task.step, shown(key, repr), path))
 
     def name_sample(self) -> None:
         """For an error: says which sample it came from, if samples are fetched one by one."""

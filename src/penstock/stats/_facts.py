@@ -6,6 +6,7 @@ import math
 from functools import cached_property
 
 from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
+from penstock.stats._units import count
 
 # Batches that a judgement needs. The first batches were made before anybody waited for them, so a full window of
 # workers needs more.
@@ -26,13 +27,24 @@ class Facts:
         self.cpus = stats.machine.cpus
         self.workers = int(stats.settings.get("num_workers") or 0)
         self.auto = "num_workers" in stats.settings.get("auto", ())
-        self.period = stats.epoch if self._is_enough(stats.epoch) else stats.life
+        self.period = stats.epoch if self._is_enough(stats.epoch) or stats.life.epochs <= 1 else stats.life
         self.enough = self._is_enough(self.period)
 
-    def _is_enough(self, period: Period) -> bool:
+    @property
+    def least(self) -> int:
+        """Batches that a judgement needs."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
-        counts = period.batches >= max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
-        return counts and period.seconds - self._starting(period) >= LEAST_SECONDS
+        return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
+
+    def _is_enough(self, period: Period) -> bool:
+        return period.batches >= self.least and period.seconds - self._starting(period) >= LEAST_SECONDS
+
+    @property
+    def scope(self) -> str:
+        """The name of the period that is judged."""
+        if self.period is self.stats.epoch:
+            return f"epoch {count(self.stats.epoch_number)}"
+        return f"all {count(self.stats.life.epochs)} epochs"
 
     @property
     def starts_often(self) -> bool:
@@ -185,6 +197,11 @@ class Facts:
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
     # The samples.
+
+    @property
+    def uses_pil(self) -> bool:
+        """Whether PIL has opened images, and workers spend most of their work on fetching."""
+        return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property
     def _times(self) -> list[Bucket]:

@@ -32,13 +32,21 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """One of the slowest samples. `key` is an integer, or the text of any other key."""
+    """One of the slowest samples. `key` is an integer, or the text of any other key; `path` is the end of the path of
+    its file, where the dataset has one for each sample.
+    """
 
     key: int | str
     seconds: float
     epoch: int
     step: int
     worker: str
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people find it: the key, and the path if there is one."""
+        return f"{self.key} ({self.path})" if self.path else str(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,8 @@ class WorkerFigures:
     `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
     directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
     idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but without a
-    processor, because others computed. `node`: the machine, if it may be another one.
+    processor, because others computed. `node`: the machine, if it may be another one. `pil`: PIL has opened images in
+    its process.
     """
 
     seat: int
@@ -64,6 +73,7 @@ class WorkerFigures:
     cpu: float = 0.0
     node: str = ""
     delayed: float = 0.0
+    pil: bool = False
 
     @property
     def busy(self) -> float:
@@ -232,7 +242,7 @@ class Stats:
 
     @property
     def verdict(self) -> str:
-        """Where the time goes and what to do about it, in one or two sentences; "" if it is too early to say."""
+        """Where the time goes and what to do about it, in one or two sentences, or that it is too early to say."""
         from penstock.stats._verdict import verdict
 
         return verdict(self)
@@ -241,6 +251,12 @@ class Stats:
         from penstock.stats._table import table
 
         return table(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from penstock.stats._table import html
+
+        return html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON-serialisable data, with the verdict."""

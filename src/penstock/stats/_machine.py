@@ -19,8 +19,8 @@ from penstock.stats._figures import Machine
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
     """What this process and its workers may use, and what holds them back.
 
-    `workers` are the ids of processes or threads. `throttled_before`: what `throttled` returned when counting began. The
-    files are those under `root`. Takes 0.2 ms.
+    `workers` are the ids of processes or threads. `throttled_before`: what `throttled` returned when counting began.
+    The files are those under `root`. Takes 0.2 ms.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]

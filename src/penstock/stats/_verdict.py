@@ -25,9 +25,9 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """One or two sentences with the numbers and the remedy; "" if there is too little to judge by."""
-    rule = rule_of(stats)
-    return say(rule.text, Facts(stats)) if rule else ""
+    """One or two sentences with the numbers and the remedy, or that there is too little to judge by."""
+    rule, facts = rule_of(stats), Facts(stats)
+    return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
 
 def rule_of(stats: Stats) -> Rule | None:
@@ -36,8 +36,24 @@ def rule_of(stats: Stats) -> Rule | None:
     return next(rule for rule in RULES if rule.holds(facts)) if facts.enough else None
 
 
+def judgement(stats: Stats) -> str:
+    """How good that is: "good", "fair", "poor", or "none" if there is too little to judge by."""
+    rule, facts = rule_of(stats), Facts(stats)
+    if rule is None:
+        return "none"
+    if rule.holds in (_throttled, _swaps):
+        return "poor"
+    if _starts(facts):
+        return "fair"
+    return "good" if facts.waiting < WAITS else "fair" if facts.waiting < WAITS_LONG else "poor"
+
+
+TOO_EARLY = "It is too early for a verdict: {batches}. It needs {least} batches, and 0.2 s after the first."
+NOTHING_YET = "No batch was handed out yet."
+
 NOTHING_TO_GAIN = 0.01  # the loop waits for a smaller share of its time
 WAITS = 0.05  # the loop waits for a share that is worth a change of settings
+WAITS_LONG = 0.3  # the loop waits for a share that is most of what a user complains about
 ALL_BUSY = 0.75  # workers work for at least this share of their time
 
 
@@ -268,7 +284,7 @@ RULES = (
         "fetch",
         _all_busy,
         "{loop_waited}. Workers were busy {busy} of their time ({parts}), and with your loop they used "
-        "{cpu_used} of {cpus}: {workers_on_free_cpus}, or make samples cheaper.",
+        "{cpu_used} of {cpus}: {workers_on_free_cpus}, or make samples cheaper{decode}.",
     ),
     Rule(
         "own process",
