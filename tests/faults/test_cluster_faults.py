@@ -91,14 +91,14 @@ def test_a_worker_that_dies_without_a_task_costs_no_step_a_try(cluster: Any) -> 
 
 def test_a_half_received_batch_of_a_lost_worker_is_never_seen(cluster: Any) -> None:
     cluster.mains = [standin.rogue_main]
-    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=0.2, retries=2) as loader:
+    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=1, retries=2) as loader:
         warnings.simplefilter("ignore")
         same(list(loader), plain(Slow(), 2))
     cluster.processes[0].kill()
 
 
 def test_a_stopped_worker_is_replaced_and_what_it_sends_later_is_ignored(cluster: Any) -> None:
-    with warnings.catch_warnings(record=True) as said, on(Slow(), 2, hang=0.2, retries=2) as loader:
+    with warnings.catch_warnings(record=True) as said, on(Slow(), 2, hang=1, retries=2) as loader:
         warnings.simplefilter("always")
         found, batches = [], iter(loader)
         found.append(next(batches))
@@ -109,7 +109,7 @@ def test_a_stopped_worker_is_replaced_and_what_it_sends_later_is_ignored(cluster
         assert pid not in [worker.pid for worker in loader.workers]
         found += batches
         same(found, plain(Slow(), 2))
-    assert any("for more than 0.2 seconds (hang=)" in str(one.message) for one in said)
+    assert any("for more than 1 second" in str(one.message) for one in said)
 
 
 def test_a_step_that_kills_its_worker_names_worker_node_and_samples(cluster: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_step_that_kills_its_worker_names_worker_node_and_samples(cluster: Any
 
 
 def test_a_large_update_does_not_wait_for_a_stopped_worker(cluster: Any) -> None:
-    with on(Numbers(), 2, hang=0.2, retries=5) as loader, warnings.catch_warnings():
+    with on(Numbers(), 2, hang=2, retries=5) as loader, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = iter(loader)
         next(batches)
@@ -208,12 +208,12 @@ def test_no_room_is_an_error_after_the_patience() -> None:
 
 def test_room_for_some_is_one_warning_and_these_work() -> None:
     cluster = standin.LocalCluster(room=1)
-    with standin.standing_in(cluster, patience=2), on(Slow(), 2, num_workers=3) as loader:
+    with standin.standing_in(cluster, patience=5), on(Slow(), 2, num_workers=3) as loader:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             until(lambda: same(list(loader), plain(Slow(), 2)) or said, "it is warned")
             same(list(loader), plain(Slow(), 2))
-        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 2 s" in str(said[0].message)
+        assert len(said) == 1 and "2 of 3 workers have not started on the cluster within 5 s" in str(said[0].message)
         loader.num_workers = 1  # those that wait for a place leave first
         until(lambda: same(list(loader), plain(Slow(), 2)) or len(loader.workers) == 1, "two have left")
         assert is_up(loader)

@@ -20,7 +20,7 @@ def table(stats: Stats) -> str:
     return _joined(_head(stats), _wrapped("", stats.verdict), *_figures(stats))
 
 
-_COLOURS = {"good": "#2e8b57", "fair": "#c98a00", "poor": "#d4501f", "none": "#8b929a"}
+_COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8b929a"}
 
 
 def html(stats: Stats) -> str:
