@@ -148,12 +148,12 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
             Text(stats.name),
             str(stats.epoch_number),
             f"{stats.epoch.batches:,}",
-            "-" if paused else count(now_.rate),
-            Text("-") if paused else waiting(now_.waiting),
+            "-" if paused or stats.outage else count(now_.rate),
+            Text("-") if paused or stats.outage else waiting(now_.waiting),
             f"{now_.workers}",
             size(stats.memory.lent + stats.memory.pooled + stats.memory.strays),
         )
-        verdict = f"No batch for {seconds(paused)}." if paused else stats.verdict
+        verdict = f"No batch for {seconds(paused)}." if paused and not stats.outage else stats.verdict
         if verdict:
             verdicts.add_row(str(loader.pid), Text(stats.name), Text(verdict))
     return Group(table, Text(), verdicts) if verdicts.row_count else table

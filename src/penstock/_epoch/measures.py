@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +27,7 @@ from penstock.stats._figures import (
     Machine,
     Memory,
     Moment,
+    Outage,
     Period,
     SlowSample,
     Spans,
@@ -119,6 +122,7 @@ class Measures:
         self._strain: Machine | None = None  # when the loader was last read
         self.decisions: list[Decision] = []
         self._tracing: Tracing | None = None
+        self.meter.publish = partial(_publish, weakref.ref(self))  # which must not keep this object alive
 
     # What happens.
 
@@ -153,15 +157,19 @@ class Measures:
                 self._history = self._history[::2]
                 self._every *= 2
         if self._ticks % _PUBLISHED == 2:
-            # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
-            # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
-            with interrupts_deferred():
-                from penstock.stats._published import publish
-
-            publish(self, self.stats())
+            self.publish()
         if self._ticks == 2:
             self._throttled = throttled()
         self._turns.tick(clock() * 1e-9, self.stats)
+
+    def publish(self) -> None:
+        """Shows the figures to `penstock top`."""
+        # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
+        # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
+        with interrupts_deferred():
+            from penstock.stats._published import publish
+
+        publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Begins a trace of all crews: those that live, and those that are made later."""
@@ -207,7 +215,14 @@ class Measures:
             self._machine(),
             decisions=tuple(self.decisions),
             history=tuple(self._history),
+            outage=self._outage(),
         )
+
+    def _outage(self) -> Outage | None:
+        found = [crew.gauges.outage(crew.seats) for crew in self._crews()]
+        seen = [one for one in (*found, self.meter.scouts.outage) if one is not None and one.is_long]
+        longest = max(seen, key=lambda one: one.seconds, default=None)
+        return None if longest is None else Outage(longest.store, longest.seconds)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         from penstock.stats._report import write
@@ -299,6 +314,12 @@ class Measures:
             lent=memory.lent,
             pooled=memory.pooled,
         )
+
+
+def _publish(measures: weakref.ref[Measures]) -> None:
+    found = measures()
+    if found is not None:
+        found.publish()
 
 
 def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -> Spans:

@@ -16,10 +16,10 @@ import struct
 import sys
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock._measure.cached import CacheCounts
+from penstock._measure.cached import CacheCounts, Outage
 from penstock._measure.histogram import BUCKETS, bucket
 from penstock._memory.mapping import mapped
 
@@ -34,11 +34,12 @@ class Counts(NamedTuple):
     Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
     `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching. `delayed`: how
     long the worker's thread was ready to compute, and had no processor. `pil`: 1 if PIL has opened images in the
-    worker's process.
+    worker's process. `outage`: since when it repeats requests to a store that does not answer, 0 if it does not.
     """
 
     pid: int = 0
     pil: int = 0
+    outage: int = 0
     born: int = 0
     ready: int = 0
     first: int = 0
@@ -85,7 +86,7 @@ class Counts(NamedTuple):
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
-_ADDED = Counts._fields[6:]
+_ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
@@ -116,10 +117,10 @@ class Record(NamedTuple):
 
 
 _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
-_PIL, _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
-    Counts._fields.index, ("pil", "ready", "first", "since", "timed", "waited_task", "cache_hits")
+_PIL, _OUTAGE, _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
+    Counts._fields.index, ("pil", "outage", "ready", "first", "since", "timed", "waited_task", "cache_hits")
 )
-_MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "since")]
+_MOMENTS = [Counts._fields.index(name) for name in ("outage", "born", "ready", "first", "since")]
 _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
@@ -131,6 +132,9 @@ MOST_SLOW = 10
 _NAME = 96  # bytes of a key and a path
 _SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, and the length of the text, which is a key and a path
 _ENTRY = 16  # words
+_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # where the name of a store is that does not answer, in words
+_STORE_NAME = 200  # bytes
+_STORE = struct.Struct(f"q{_STORE_NAME}s")
 _RECORDED = 31
 _RECORDS = 512
 _RECORD = struct.Struct("8q")
@@ -138,7 +142,7 @@ _RING = 1024  # where the records begin, in words
 _ROW = _RING + _RECORDS * 8
 _ROWS = 1024  # further seats share rows
 
-assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
+assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and 8 * _STORE_AT + _STORE.size <= 8 * _RING
 
 # Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
 TIMED = 20_000  # ns
@@ -209,6 +213,23 @@ class Gauges:
                 key, _, path = text[:length].partition(b"\0")
                 found.append(Slow(ns, epoch, step, key.decode(errors="replace"), path.decode(errors="ignore")))
         return found
+
+    def outage(self, seats: Iterable[int]) -> Outage | None:
+        """Of the stores that these workers wait for, the one that has not answered for longest."""
+        waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
+        if not waiting:
+            return None
+        since, seat = min(waiting)
+        length, text = _STORE.unpack_from(self.memory, self.row(seat)[1] + 8 * _STORE_AT)
+        return Outage(text[: max(0, length)].decode(errors="ignore"), since)
+
+    def show_outage(self, seat: int, outage: Outage | None) -> None:
+        """The worker in this seat waits for a store, or no longer."""
+        words, start = self.row(seat)
+        if outage is not None:
+            text = outage.store.encode()[:_STORE_NAME]
+            _STORE.pack_into(self.memory, start + 8 * _STORE_AT, len(text), text)
+        words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
         """Whether workers keep records from now on."""
@@ -284,6 +305,19 @@ class Gauges:
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
+class _Shown(CacheCounts):
+    """The counters of a worker, whose caller sees in its row that a store does not answer."""
+
+    __slots__ = ("_gauges", "_seat")
+
+    def __init__(self, gauges: Gauges, seat: int, *counts: int) -> None:
+        super().__init__(*counts)
+        self._gauges, self._seat, self.warns = gauges, seat, False
+
+    def show(self, outage: Outage | None) -> None:
+        self._gauges.show_outage(self._seat, outage)
+
+
 class Gauge:
     """What one worker counts. `detailed`: the present step is timed in parts; `times`: its samples one by one."""
 
@@ -296,7 +330,7 @@ class Gauge:
         self._idle = counts.waited_task, counts.waited_room
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
         self._delayed, self._delay, self._delay_due = counts.delayed, delay_ns(), 0
-        self.cache = CacheCounts(*counts[_CACHED:])
+        self.cache = _Shown(gauges, seat, *counts[_CACHED:])
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]
@@ -311,7 +345,7 @@ class Gauge:
         self._due = 0  # when the next step is
         self._began = self._noted = born = _clock()
         self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
-        _COUNTS.pack_into(self._memory, self._at, pid, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
+        _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
         """The worker can take its first task."""

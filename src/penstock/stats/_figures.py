@@ -212,6 +212,14 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """A store of remote files that has not answered for so many seconds; `store` also says what came instead."""
+
+    store: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
     cgroup held this process back while the loader was read, summed over CPUs. `memory_limit`: bytes, None without a
@@ -239,6 +247,7 @@ class Stats:
     machine: Machine = Machine()
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
+    outage: Outage | None = None
 
     @property
     def verdict(self) -> str:

@@ -33,7 +33,9 @@ def verdict(stats: Stats) -> str:
 def rule_of(stats: Stats) -> Rule | None:
     """The rule that speaks in the verdict; None if there is too little to judge by."""
     facts = Facts(stats)
-    return next(rule for rule in RULES if rule.holds(facts)) if facts.enough else None
+    if facts.enough or _store_is_silent(facts):
+        return next(rule for rule in RULES if rule.holds(facts))
+    return None
 
 
 def judgement(stats: Stats) -> str:
@@ -41,7 +43,7 @@ def judgement(stats: Stats) -> str:
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"
-    if rule.holds in (_throttled, _swaps):
+    if rule.holds in (_store_is_silent, _throttled, _swaps):
         return "poor"
     if _starts(facts):
         return "fair"
@@ -58,6 +60,10 @@ ALL_BUSY = 0.75  # workers work for at least this share of their time
 
 
 # What slows down everything.
+
+
+def _store_is_silent(facts: Facts) -> bool:
+    return facts.stats.outage is not None
 
 
 def _throttled(facts: Facts) -> bool:
@@ -175,6 +181,12 @@ def _wait_in_turn(facts: Facts) -> bool:
 
 
 RULES = (
+    Rule(
+        "silent store",
+        _store_is_silent,
+        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are repeated, and "
+        "batches go on when it answers. Look at the network, the service's status and your credentials.",
+    ),
     Rule(
         "throttled",
         _throttled,
