@@ -79,10 +79,12 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
     for one in page.find(os.geteuid() if uid is None else uid):
         try:
             published = from_text(one.text)
-        except ValueError:  # of another version of penstock
+            loader = Loader(one.pid, program(_arguments(one.pid)), published)
+            details(loader, 0.0)
+        except Exception:  # of another version of penstock, or no page at all: one process cannot break the list
             continue
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
-            found[one.inode] = Loader(one.pid, program(_arguments(one.pid)), published)
+            found[one.inode] = loader
     return [loader for _, loader in sorted(found.items(), key=lambda item: (item[1].pid, item[0]))]
 
 

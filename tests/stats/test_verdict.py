@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.stats import Bucket, FirstBatch, Machine, Period, SlowSample, Stats
+from penstock.stats import Bucket, FirstBatch, Machine, Outage, Period, SlowSample, Stats
 from penstock.stats._facts import Facts
 from penstock.stats._verdict import RULES, TOO_EARLY, judgement, rule_of
 from penstock.stats._words import PIECES
@@ -40,6 +40,10 @@ INLINE = {"num_workers": 0, "backend": "inline"}
 
 # Figures for each rule, and what its sentences must say.
 CASES: dict[str, tuple[Stats, str]] = {
+    "silent store": (
+        stats(period(batches=3), outage=Outage("s3://train (503 Slow Down)", 41.0)),
+        r"waits for the store s3://train \(503 Slow Down\), which has not answered for 41 s",
+    ),
     "throttled": (
         stats(machine=Machine(cpus=1.5, throttled=31.0)),
         "1.5 CPUs, held its processes back for 31 s in 100 s",
@@ -183,7 +187,7 @@ def test_an_epoch_among_others_is_named() -> None:
 
 
 JUDGEMENTS = {
-    "throttled": "poor", "swaps": "poor", "fewer workers would do": "good", "nothing to gain": "good",
+    "silent store": "poor", "throttled": "poor", "swaps": "poor", "fewer workers would do": "good", "nothing to gain": "good",
     "little to gain": "good", "start-up": "fair", "start-up in each epoch": "fair", "inline": "poor",
     "own process": "poor", "collate": "fair", "fetch": "poor",
 }  # fmt: skip
