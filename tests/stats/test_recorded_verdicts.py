@@ -16,7 +16,7 @@ from penstock.stats._published import from_text
 from penstock.stats._verdict import RULES, rule_of
 
 FILES = sorted((Path(__file__).parents[1] / "recorded" / "verdicts").glob("*.json"))
-BY_HAND = {"silent store", "throttled", "swaps", "little to gain", "unclear"}
+BY_HAND = {"silent store", "small cache", "throttled", "swaps", "little to gain", "unclear"}
 """Rules that no run was made for: see test_verdict.py."""
 
 

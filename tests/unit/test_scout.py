@@ -283,6 +283,19 @@ def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None
     assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
 
 
+@pytest.mark.parametrize("room", [2, 100])
+def test_a_cache_that_is_smaller_than_the_window_is_noticed(tmp_path: Path, room: int) -> None:
+    store = Store(tmp_path, 20, room * 104)
+    with penstock.DataLoader(store, batch_size=10, shuffle="blocks", window=4, seed=1) as loader:
+        batches = iter(loader)
+        until(lambda: loader._measures.meter.scouts.needed)
+        assert sum(len(batch) for batch in batches) == 200
+        cache = loader.stats().life.cache
+    assert cache is not None and cache.limit == room * 104
+    assert 3 * 80 <= cache.needed <= 5 * 80  # of about four blocks, each with ten numbers
+    assert (cache.needed > cache.limit) == (room == 2)
+
+
 def test_without_a_cache_there_are_no_figures_of_one() -> None:
     loader = penstock.DataLoader(np.arange(10), batch_size=5)
     list(loader)

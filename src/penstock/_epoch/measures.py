@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock._epoch.engine import Engine
 from penstock._interrupts import interrupts_deferred
 from penstock._measure import page
+from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, Totals, clock
@@ -269,7 +270,7 @@ class Measures:
             repeated=totals.repeated,
             skipped=totals.skipped,
             epochs=self._epochs if epoch is None else 1,
-            cache=_cache(totals, list(workers.values())),
+            cache=_cache(totals, list(workers.values()), self.meter.scouts),
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -334,7 +335,7 @@ def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> Wor
     return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node, pil=bool(counts.pil))
 
 
-def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
+def _cache(totals: Totals, workers: list[Counts], scouts: CacheCounts) -> CacheFigures | None:
     def of(name: str) -> int:
         return sum(getattr(counts, f"cache_{name}") for counts in workers)
 
@@ -349,7 +350,7 @@ def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
         nbytes=of("nbytes") + totals.fetched_nbytes,
         decoded=of("decoded"),
     )
-    return None if found == CacheFigures() else found
+    return None if found == CacheFigures() else replace(found, needed=scouts.needed, limit=scouts.limit)
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:

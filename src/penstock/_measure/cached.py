@@ -52,16 +52,18 @@ class CacheCounts:
     waited, for `waited` nanoseconds in all. `fetched`: those that were fetched here, ahead of time or not. `evicted`:
     those that were deleted to make room. `requests`: to stores, of which `retries` were repetitions; `nbytes`: bytes
     that came. `decoded`: blocks that were decoded. `changed`: something was counted since this was set to False.
+    `needed`: bytes of the blocks that are in use at the same time, of scouts; `limit`: bytes that the cache may hold.
     `warns`: the caller cannot see these counters while it waits, so the thread that counts tells it of an outage.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
-    __slots__ = (*NAMES, "_outages", "changed", "warns")
+    __slots__ = (*NAMES, "_outages", "changed", "limit", "needed", "warns")
 
     def __init__(self, *counts: int) -> None:
         self.hits = self.misses = self.waited = self.fetched = self.evicted = 0
         self.requests = self.retries = self.nbytes = self.decoded = 0
         self.changed, self.warns = False, True
+        self.needed = self.limit = 0
         self._outages: dict[object, Outage] = {}  # by request: threads of a worker may wait for several
         for name, number in zip(self.NAMES, counts, strict=False):
             setattr(self, name, number)

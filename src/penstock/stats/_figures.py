@@ -94,8 +94,9 @@ class CacheFigures:
     `waited`: for how many seconds, summed over workers. `fetched`: pieces that were downloaded, for workers or ahead
     of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`: to the
     stores, of which `retries` repeated one that had failed. `nbytes`: bytes that were downloaded. `decoded`: blocks
-    of tables, remote or local, that were decoded. Requests that a dataset makes when it is created, to find its files
-    and index them, are not those of a loader, and not counted.
+    of tables, remote or local, that were decoded. `needed`: bytes of the blocks that are in use at the same time,
+    such as those of the window of `shuffle="blocks"`. `limit`: bytes that the cache may hold. Requests that a dataset
+    makes when it is created, to find its files and index them, are not those of a loader, and not counted.
     """
 
     hits: int = 0
@@ -107,6 +108,8 @@ class CacheFigures:
     retries: int = 0
     nbytes: int = 0
     decoded: int = 0
+    needed: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ def _workers_wait_for_room(facts: Facts) -> bool:
 # Causes that have a name.
 
 
+def _cache_is_small(facts: Facts) -> bool:
+    cache = facts.period.cache
+    return cache is not None and 0 < cache.limit < cache.needed and cache.evicted > 0
+
+
 def _starts_often(facts: Facts) -> bool:
     return facts.starts_often and _starts(facts)
 
@@ -214,6 +219,12 @@ RULES = (
         "little to gain",
         _loop_hardly_waits,
         "{loop_waited}: your loop is the bottleneck, and faster loading would gain {waiting} at most.",
+    ),
+    Rule(
+        "small cache",
+        _cache_is_small,
+        "{loop_waited}. The cache of remote files holds {cache_limit}, and the blocks that are in use at the same "
+        "time take {cache_needed}: they are downloaded several times. Raise cache_bytes=, or use a smaller window=.",
     ),
     Rule(
         "start-up in each epoch",

@@ -159,6 +159,8 @@ def _let_others_pass(facts: Facts) -> str:
 PIECES: dict[str, Callable[[Facts], Any]] = {
     "store": lambda facts: facts.stats.outage.store if facts.stats.outage else "",
     "silent": lambda facts: seconds(round(facts.stats.outage.seconds)) if facts.stats.outage else "",
+    "cache_limit": lambda facts: size(facts.period.cache.limit) if facts.period.cache else "",
+    "cache_needed": lambda facts: size(facts.period.cache.needed) if facts.period.cache else "",
     "batches": _batches,
     "least": lambda facts: facts.least,
     "loop_waited": _loop_waited,
