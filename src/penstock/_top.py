@@ -81,7 +81,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
             published = from_text(one.text)
             loader = Loader(one.pid, program(_arguments(one.pid)), published)
             details(loader, 0.0)
-        except Exception:  # of another version of penstock, or no page at all: one process cannot break the list
+        except Exception:  # another version's, or no page at all: one process cannot break the list
             continue
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
             found[one.inode] = loader

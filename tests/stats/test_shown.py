@@ -30,7 +30,7 @@ def test_verdict_tile_and_subtitle_are_of_one_period_which_is_named() -> None:
     html = page(figures)
     assert "19 % of the time in epoch 3" in figures.verdict
     assert re.search(r"<dt>waited for batches</dt><dd>19<span>%</span>", html)
-    assert "<p>penstock, epoch 3 of 4 so far: 1,000 batches in 100 s</p>" in html
+    assert "<p>penstock, epoch 3: 1,000 batches in 100 s (4,000 in all 4 epochs)</p>" in html
     assert "was divided in epoch 3." in html and "timed samples of epoch 3" in html
 
 
@@ -158,7 +158,7 @@ def test_a_slow_sample_is_named_with_its_path(settings: dict[str, Any]) -> None:
         assert len(list(loader)) == 4
         found = loader.stats()
     slow = next(one for one in found.life.slowest if one.key == 5)
-    assert slow.path == PATHS[5] and slow.name == f"5 ({PATHS[5]})"
+    assert slow.path == PATHS[5] and slow.name == f"{PATHS[5]} (key 5)"
     assert PATHS[5] in str(found) and PATHS[5] in page(found)
 
 

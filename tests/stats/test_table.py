@@ -35,7 +35,7 @@ worker 1 (pid 4001)    250  99 %   97 %      2 %    0 %      1 %      0 %       
 all                    500  99 %   97 %      2 %    0 %      1 %      0 %  3 min 00 s
 
 first batch      50 ms = start 10 ms + workers 20 ms + first samples 15 ms + rest 5 ms
-slowest samples  17 (6 ms)
+slowest samples  17: 6 ms
 memory           20 MB lent, 80 MB pooled
 machine          16 CPUs, 2.5 GB memory used
 """

@@ -45,8 +45,8 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """How people find it: the key, and the path if there is one."""
-        return f"{self.key} ({self.path})" if self.path else str(self.key)
+        """What people find it by: the path, if there is one, and the key."""
+        return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,10 @@ def thinned(history: Sequence[Moment]) -> list[Moment]:
 def title(found: Facts) -> str:
     """The name, and the period that the verdict, the tiles, the workers and the sample times are about."""
     stats, period = found.stats, found.period
-    begun = stats.life.epochs
-    which = f"{found.scope} of {count(begun)} so far" if found.period is stats.epoch and begun > 1 else found.scope
     length = f"{count(period.batches)} batches in {seconds(period.seconds)}"
-    return f"<header><h1>{text(stats.name, 120)}</h1><p>penstock, {which}: {length}</p></header>"
+    if period is stats.epoch and stats.life.epochs > 1:
+        length += f" ({count(stats.life.batches)} in all {count(stats.life.epochs)} epochs)"
+    return f"<header><h1>{text(stats.name, 120)}</h1><p>penstock, {found.scope}: {length}</p></header>"
 
 
 def verdict(stats: Stats) -> str:

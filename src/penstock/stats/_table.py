@@ -169,7 +169,7 @@ def _rest(stats: Stats) -> Iterator[str]:
         yield from _wrapped("first batch", f"{seconds(first.total)}" + (f" = {shown}{ship}" if shown else ""))
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
-        keys = (f"{_cut(slow.name, 60)} ({seconds(slow.seconds)})" for slow in slowest[:_MOST_SLOW])
+        keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])
         yield from _wrapped("slowest samples", ", ".join(keys))
     strays = f", {size(memory.strays)} outside of the pool" if memory.strays else ""
     yield from _wrapped("memory", f"{size(memory.lent)} lent, {size(memory.pooled)} pooled{strays}")
