@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures ray remote wild soak planted interop bench bench-ray bench-formats clean
+.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -12,6 +12,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+STRANGERS := .venv-strangers
 FORMATS := .venv-formats
 OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -82,6 +83,12 @@ browser: $(VENV)/.browser
 pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.pictures
 
+# Whole programs as people write them (tests/strangers), with torch, JAX, OpenCV, pandas, scikit-learn and numba warmed up
+# before the loader, by python, torchrun, spawn, pytest and in a notebook: five minutes, and 3 GB to install in an
+# environment of its own. `make test` runs the quick ones. `ARGS="-k jax"` runs those of one kind.
+strangers: $(STRANGERS)/.installed
+	PENSTOCK_STRANGERS=1 $(STRANGERS)/bin/python -m pytest tests/strangers $(ARGS)
+
 # Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn: six minutes. `make test`
 # runs the same laws and most faults on a stand-in, which needs no Ray. 300 MB to install, in an environment of its own.
 ray: $(RAY)/.installed
@@ -144,7 +151,7 @@ bench-formats: $(FORMATS)/.installed
 	$(FORMATS)/bin/python -m bench.shards $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -194,6 +201,12 @@ $(WILD)/.installed: requirements-wild.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
+	@touch $@
+
+$(STRANGERS)/.installed: requirements-strangers.txt pyproject.toml
+	$(PYTHON) -m venv $(STRANGERS)
+	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-strangers.txt
+	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
 $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml

@@ -5,9 +5,9 @@
     python -m tests.matrix --quick                                a part of the tests: what `.ci/run` runs
     python -m tests.matrix --python 3.12 -- tests/unit -k slabs   other tests
 
-`make test` runs with the pins of requirements-dev.txt, on one Python. Users have other versions: those that pip finds for
-their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is skipped with
-a line. Environments are in build/matrix, and are made again when the list of packages changes.
+`make test` runs with the pins of requirements-dev.txt, on one Python. Users have other versions: those that pip finds
+for their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is skipped
+with a line. Environments are in build/matrix, and are made again when the list of packages changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 BESIDE = ("lmdb", "opencv-python-headless", "opentelemetry-sdk", "pillow", "simplejpeg")
 NEWEST = ("numpy", "cloudpickle", "rich", "pyarrow", "obstore", "fsspec")
 # The lowest that pyproject.toml allows, or the first that has a wheel for the Python.
-OLDEST = ("cloudpickle==3.0.0", "rich==13.0.0", "pyarrow==18.0.0", "obstore==0.6.0", "fsspec==2024.6.0")
+OLDEST = ("cloudpickle==3.0.0", "rich==13.0.0", "pyarrow==18.0.0", "obstore==0.11.0", "fsspec==2024.6.0")
 OLDEST_NUMPY = {"3.11": "numpy==1.26.0", "3.12": "numpy==1.26.0", "3.13": "numpy==2.1.0"}
 # Only this Python has a CPU build that pip finds here; elsewhere tests that need torch are skipped.
 TORCH = {"3.11": "torch==2.13.0"}
@@ -57,7 +57,8 @@ def main() -> int:
             began = time.monotonic()
             tests = given.tests or (QUICK if given.quick else ALL)
             status = _run(environment, name, tests)
-            print(f"matrix  {name}: {'FAILED' if status else 'passed'} in {time.monotonic() - began:.0f} s", flush=True)
+            took = f"in {time.monotonic() - began:.0f} s"
+            print(f"matrix  {name}: {'FAILED' if status else 'passed'} {took}", flush=True)
             if status:
                 failed.append(name)
     if failed:
