@@ -399,8 +399,8 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
     really_fork = launcher.fork
     born: list[int] = []
 
-    def fork(*, quiet: bool) -> int:
-        pid = really_fork(quiet=quiet)
+    def fork() -> int:
+        pid = really_fork()
         if pid:
             born.append(pid)
             signal.raise_signal(signal.SIGINT)
