@@ -26,12 +26,13 @@ from tests.stores import Store, threads, until
 
 
 @pytest.fixture(autouse=True)
-def no_thread_and_no_agenda_is_left(tmp_path: Path) -> Iterator[None]:
+def no_thread_and_no_agenda_is_left(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     until(lambda: not threads())
     assert not list(tmp_path.rglob("*.penstock-agenda*"))
-    assert not list(tmp_path.rglob("*.penstock-part"))
+    if "processes" not in request.node.name:  # one that was killed at the end may have been writing a piece
+        assert not list(tmp_path.rglob("*.penstock-part"))
     assert not running
 
 
