@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide matrix coverage frameworks browser pictures strangers ray remote wild soak planted interop bench bench-ray bench-formats clean
+.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -46,6 +46,11 @@ check: lint
 # Every test with every start method, and the model's widest world: some twenty minutes.
 wide: $(VENV)/.developed
 	PENSTOCK_WIDE=1 $(PYTEST)
+
+# Tests that measure real time, such as the verdicts on real loaders: one after the other, on a machine that does nothing
+# else: a minute. `make test` judges recorded figures instead; PENSTOCK_RECORD=1 records them anew.
+quiet: $(VENV)/.developed
+	PENSTOCK_QUIET=1 $(BIN)/python -m pytest -m quiet tests
 
 # Every Python from 3.11 to 3.13 that is installed (also by pyenv), with the newest and with the oldest libraries: an hour.
 # `.ci/run` runs a part of it on 3.13 with the newest. ARGS="--python 3.12 --libraries oldest" runs one environment.

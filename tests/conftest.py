@@ -1,8 +1,9 @@
-"""What every test is held to: nothing is left behind (law 6). And which tests a run leaves to `make wide`."""
+"""What every test is held to: nothing is left behind (law 6). And the tests that `make wide` and `make quiet` run."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -16,6 +17,10 @@ import pytest
 
 from penstock._measure import cached
 from penstock.backends._process import methods
+
+# pytest has the tracebacks of crashes written to its own output, past every capture. Workers that a test crashes are
+# forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.
+os.register_at_fork(after_in_child=faulthandler.disable)
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -95,9 +100,10 @@ def the_runners_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "PENSTOCK_WIDE" not in os.environ:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
-        items[:] = [item for item in items if not item.get_closest_marker("wide")]
+    left_out = [name for name in ("wide", "quiet") if f"PENSTOCK_{name.upper()}" not in os.environ]
+    others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
+    config.hook.pytest_deselected(items=list(others))
+    items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.get_closest_marker("imports_torch") is not None)
     if find_spec("torch") is None:
         for item in items:

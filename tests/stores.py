@@ -60,7 +60,7 @@ class Store(penstock.Dataset[int]):
         return [(int(block), by) for block, by in map(str.split, lines)]
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits for what another thread does."""
     deadline = time.monotonic() + seconds
     while not true():

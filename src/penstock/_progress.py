@@ -47,7 +47,8 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
     if display is None:
         return iterator
     length = _length(iterator, iterable) if total is None else total
-    return _shown(iterator, Bar(description, length, getattr(iterable, "stats", None)), display)
+    before = getattr(iterator, "steps_before", 0)  # of a resumed epoch: its length counts them too
+    return _shown(iterator, Bar(description, length, getattr(iterable, "stats", None), before), display)
 
 
 def _length(*candidates: Any) -> int | None:
@@ -96,13 +97,13 @@ class Showing:
 class Bar:
     """What is known of one loop."""
 
-    def __init__(self, description: str, total: int | None, stats: Any) -> None:
+    def __init__(self, description: str, total: int | None, stats: Any, before: int = 0) -> None:
         self.description, self.total = description, total
-        self.count = 0
+        self.count = self._before = before
         self.showing: Callable[[], Showing | None]
         self.begun = self.now = time.perf_counter()
         self._stats = stats if callable(stats) else None
-        self._noted: deque[tuple[float, int]] = deque([(self.begun, 0)])
+        self._noted: deque[tuple[float, int]] = deque([(self.begun, before)])
 
     def note(self, now: float) -> None:
         self.now = now
@@ -114,7 +115,7 @@ class Bar:
     def rate(self) -> float:
         """Items a second: of late, and in all when the loop is done."""
         done = self.total is not None and self.count >= self.total
-        then, count = (self.begun, 0) if done else self._noted[0]
+        then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
 
     @property

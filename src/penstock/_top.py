@@ -79,10 +79,12 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
     for one in page.find(os.geteuid() if uid is None else uid):
         try:
             published = from_text(one.text)
-        except ValueError:  # of another version of penstock
+            loader = Loader(one.pid, program(_arguments(one.pid)), published)
+            details(loader, 0.0)
+        except Exception:  # another version's, or no page at all: one process cannot break the list
             continue
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
-            found[one.inode] = Loader(one.pid, program(_arguments(one.pid)), published)
+            found[one.inode] = loader
     return [loader for _, loader in sorted(found.items(), key=lambda item: (item[1].pid, item[0]))]
 
 
@@ -148,12 +150,12 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
             Text(stats.name),
             str(stats.epoch_number),
             f"{stats.epoch.batches:,}",
-            "-" if paused else count(now_.rate),
-            Text("-") if paused else waiting(now_.waiting),
+            "-" if paused or stats.outage else count(now_.rate),
+            Text("-") if paused or stats.outage else waiting(now_.waiting),
             f"{now_.workers}",
             size(stats.memory.lent + stats.memory.pooled + stats.memory.strays),
         )
-        verdict = f"No batch for {seconds(paused)}." if paused else stats.verdict
+        verdict = f"No batch for {seconds(paused)}." if paused and not stats.outage else stats.verdict
         if verdict:
             verdicts.add_row(str(loader.pid), Text(stats.name), Text(verdict))
     return Group(table, Text(), verdicts) if verdicts.row_count else table

@@ -10,10 +10,15 @@ from types import FrameType
 _OURS = os.path.dirname(__file__) + os.sep
 
 
+def is_ours(filename: str) -> bool:
+    """Whether a file is part of penstock."""
+    return filename.startswith(_OURS)
+
+
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)"""
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and is_ours(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

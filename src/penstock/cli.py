@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +18,18 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    try:
+        try:
+            return _parse_and_run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _parse_and_run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="penstock", description="A data loader: a dataset at one end, a training step at the other."
     )
@@ -41,6 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "pack":
             print("penstock pack: stopped. Nothing was written.", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _nobody_reads() -> bool:
+    """True if the reader of our output has gone, as `head` does. Then the rest of it is dropped, without a word."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:  # Python flushes its buffer at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output)
+        os.close(nowhere)
+    return gone
 
 
 def _add_profile(commands: Any) -> None:

@@ -34,7 +34,7 @@ LAYERS = (
     ("stats", "_options", "_epoch"),
     ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
     ("image", "records", "formats", "_open", "__init__"),
-    ("torch", "testing", "_demo", "_top", "_profile", "cli"),
+    ("torch", "testing", "_demo", "_top", "_profile", "cli", "__main__"),
 )
 
 def imports(path: Path) -> Iterator[str]:

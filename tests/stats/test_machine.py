@@ -115,11 +115,6 @@ def test_swap_of_this_process_and_its_worker_processes_is_added_up(tmp_path: Pat
     assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, swap)).swapped == 1300 << 10
 
 
-def test_the_times_in_which_workers_had_no_processor_are_added_up(tmp_path: Path) -> None:
-    times = {"proc/7/schedstat": "9 1500000000 3\n", "proc/8/schedstat": "9 500000000 3\n", "proc/9/schedstat": "\n"}
-    assert machine([7, 8, 9, 10], root=tree(tmp_path, V2, times)).delayed == 2.0
-
-
 def test_no_process_is_looked_at_if_nothing_is_in_swap_space(tmp_path: Path) -> None:
     strange = {"proc/7/status": "VmSwap:\t  200 kB\n"}
     assert machine([7], root=tree(tmp_path, V2, strange)).swapped == 0

@@ -10,7 +10,7 @@ from penstock.stats import Decision, FirstBatch, Machine, Memory, Period, SlowSa
 
 TABLE = """\
 DataLoader(Photos)
-backend='process', num_workers=2, prefetch_factor=2, batch_size=64, seed=7
+batch_size=64, num_workers=2, backend='process', prefetch_factor=2, seed=7
 
 Your loop waited for data 50 % of the time (30 s of 60 s). Workers were busy 99 % of their time
 (fetch 98 %, collate 2 %), and with your loop they used 3 of 16 CPUs: use num_workers=7, or make
@@ -35,7 +35,7 @@ worker 1 (pid 4001)    250  99 %   97 %      2 %    0 %      1 %      0 %       
 all                    500  99 %   97 %      2 %    0 %      1 %      0 %  3 min 00 s
 
 first batch      50 ms = start 10 ms + workers 20 ms + first samples 15 ms + rest 5 ms
-slowest samples  17 (6 ms)
+slowest samples  17: 6 ms
 memory           20 MB lent, 80 MB pooled
 machine          16 CPUs, 2.5 GB memory used
 """
@@ -55,9 +55,9 @@ def test_the_verdict_comes_before_the_numbers() -> None:
 
 
 def test_where_there_is_no_verdict_the_table_says_so() -> None:
-    assert "No verdict yet" not in str(stats())
+    assert "too early" not in str(stats())
     few = period(waited=0.1, worked=0.2, batches=3)
-    assert "No verdict yet: 3 batches in 300 ms are too few." in str(stats(few))
+    assert "It is too early for a verdict: 3 batches in 300 ms." in str(stats(few))
 
 
 def test_columns_end_at_the_same_place() -> None:
@@ -115,4 +115,4 @@ def test_everything_else_has_a_line() -> None:
 
 def test_a_loader_that_was_not_read_has_a_table() -> None:
     shown = str(stats(Period(), first_batch=None))
-    assert "No verdict yet: 0 batches in 0 s are too few." in shown and "first batch" not in shown
+    assert "No batch was handed out yet." in shown and "first batch" not in shown

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.stats import Bucket, FirstBatch, Machine, Period, SlowSample, Stats
+from penstock.stats import Bucket, CacheFigures, FirstBatch, Machine, Outage, Period, SlowSample, Stats
 from penstock.stats._facts import Facts
-from penstock.stats._verdict import RULES, rule_of
+from penstock.stats._verdict import RULES, TOO_EARLY, judgement, rule_of
 from penstock.stats._words import PIECES
 
 MB = 1 << 20
@@ -40,6 +40,10 @@ INLINE = {"num_workers": 0, "backend": "inline"}
 
 # Figures for each rule, and what its sentences must say.
 CASES: dict[str, tuple[Stats, str]] = {
+    "silent store": (
+        stats(period(batches=3), outage=Outage("s3://train (503 Slow Down)", 41.0)),
+        r"waits for the store s3://train \(503 Slow Down\), which has not answered for 41 s",
+    ),
     "throttled": (
         stats(machine=Machine(cpus=1.5, throttled=31.0)),
         "1.5 CPUs, held its processes back for 31 s in 100 s",
@@ -59,6 +63,10 @@ CASES: dict[str, tuple[Stats, str]] = {
     "little to gain": (
         stats(period(waited=3.0, parts=COMPUTING)),
         "3 % of the time .* gain 3 % at most",
+    ),
+    "small cache": (
+        stats(period(parts=WAITING, cache=CacheFigures(fetched=900, evicted=800, needed=8 * 10**9, limit=2 * 10**9))),
+        r"holds 2 GB, and the blocks .* take 8 GB: .* Raise cache_bytes=",
     ),
     "start-up in each epoch": (
         starting(settings={"persistent_workers": False}),
@@ -101,7 +109,7 @@ CASES: dict[str, tuple[Stats, str]] = {
         "80 % of it with collating.* ArrayDataset",
     ),
     "more workers than CPUs": (
-        stats(period(parts={"fetch": 99.0, "cpu": 45.0}), machine=Machine(cpus=2.0, delayed=200.0)),
+        stats(period(parts={"fetch": 99.0, "cpu": 45.0, "delayed": 50.0}), machine=Machine(cpus=2.0)),
         "The 4 workers share 2 CPUs, .* in use .*: num_workers=2 would be about as fast",
     ),
     "CPUs in use": (
@@ -150,8 +158,8 @@ def test_every_piece_of_a_text_is_known(rule: Any) -> None:
 
 
 def test_every_piece_is_used() -> None:
-    used = {name for rule in RULES for _, name, _, _ in string.Formatter().parse(rule.text) if name}
-    assert used == PIECES.keys()
+    texts = [*(rule.text for rule in RULES), TOO_EARLY]
+    assert {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name} == PIECES.keys()
 
 
 # What is long enough to judge by.
@@ -162,12 +170,54 @@ def test_every_piece_is_used() -> None:
 )
 def test_there_is_no_verdict_on_too_little(few: Period) -> None:
     figures = stats(few, settings={"num_workers": max(4, len(few.workers))})
-    assert figures.verdict == "" and rule_of(figures) is None
+    assert rule_of(figures) is None and judgement(figures) == "none"
+    assert figures.verdict.startswith("It is too early for a verdict: " if few.batches else "No batch was handed out")
+
+
+def test_what_is_missing_for_a_verdict_is_said() -> None:
+    said = stats(period(batches=19), settings={"num_workers": 1}).verdict
+    assert said.startswith("It is too early for a verdict: 19 batches in 100 s. It needs 20 batches, and 0.2 s")
 
 
 def test_a_short_epoch_is_judged_by_the_life_before_it() -> None:
-    figures = stats(period(waited=0.0, worked=1.0, batches=3), period(parts=COMPUTING))
+    figures = stats(period(waited=0.0, worked=1.0, batches=3), period(parts=COMPUTING, epochs=4))
     assert Facts(figures).period is figures.life
+    assert "of the time in all 4 epochs (" in figures.verdict
+
+
+def test_an_epoch_among_others_is_named() -> None:
+    figures = stats(period(parts=COMPUTING), period(batches=9000, epochs=4), epoch_number=3)
+    assert "of the time in epoch 3 (" in figures.verdict
+
+
+JUDGEMENTS = {
+    "silent store": "poor",
+    "throttled": "poor",
+    "swaps": "poor",
+    "fewer workers would do": "good",
+    "nothing to gain": "good",
+    "little to gain": "good",
+    "start-up": "fair",
+    "start-up in each epoch": "fair",
+    "inline": "poor",
+    "own process": "poor",
+    "collate": "fair",
+    "fetch": "poor",
+}
+
+
+@pytest.mark.parametrize("name", JUDGEMENTS)
+def test_a_rule_has_the_judgement_of_what_it_costs(name: str) -> None:
+    assert judgement(CASES[name][0]) == JUDGEMENTS[name]
+
+
+@pytest.mark.parametrize("name", ["fetch", "CPUs in use", "more workers than CPUs"])
+def test_slow_samples_that_pil_opens_name_penstock_image(name: str) -> None:
+    figures = CASES[name][0]
+    assert "penstock.image" not in figures.verdict
+    by_pil = tuple(replace(one, pil=True) for one in figures.epoch.workers)
+    epoch = replace(figures.epoch, workers=by_pil)
+    assert "If they are JPEGs, penstock.image decodes them" in replace(figures, epoch=epoch, life=epoch).verdict
 
 
 def test_a_long_epoch_is_judged_by_itself() -> None:
@@ -230,8 +280,7 @@ def test_memory_in_swap_space_that_is_not_used_is_no_cause() -> None:
 
 
 def test_workers_that_have_no_processor_do_not_wait_for_files() -> None:
-    few = {"fetch": 98.0, "waited_task": 2.0, "cpu": 25.0}
-    figures = stats(period(parts=few), machine=Machine(16.0, delayed=250.0))
+    figures = stats(period(parts={"fetch": 98.0, "waited_task": 2.0, "cpu": 25.0, "delayed": 62.0}))
     assert "files" not in figures.verdict
     assert "because other threads or programs run too" in figures.verdict
 
@@ -265,6 +314,7 @@ workers = st.builds(
     waited_task=seconds,
     waited_room=seconds,
     cpu=seconds,
+    delayed=seconds,
     alive=st.booleans(),
     node=st.sampled_from(["", "b"]),
 )
@@ -300,7 +350,7 @@ settings_of_loaders = st.fixed_dictionaries(
         "one_reader": st.booleans(),
     },
 )
-machines = st.builds(Machine, st.floats(0.1, 300), seconds, st.one_of(st.none(), whole), whole, whole, seconds)
+machines = st.builds(Machine, st.floats(0.1, 300), seconds, st.one_of(st.none(), whole), whole, whole)
 first_batches = st.one_of(st.none(), st.builds(FirstBatch, seconds, seconds, seconds, seconds, seconds, seconds))
 anything = st.builds(
     Stats,
@@ -318,7 +368,7 @@ anything = st.builds(
 @given(anything)
 def test_any_figures_have_a_verdict_or_none_and_a_narrow_table(figures: Stats) -> None:
     rule = rule_of(figures)
-    assert (rule is None) == (figures.verdict == "")
+    assert (rule is None) == (judgement(figures) == "none") and figures.verdict
     assert "{" not in figures.verdict or "{" in str(figures.epoch.slowest) + str(figures.life.slowest)
     assert all(len(line) <= 100 for line in str(figures).split("\n"))
 

@@ -1,6 +1,7 @@
-"""Each rule of the verdict, on real loaders that are made to be so.
+"""Each rule of the verdict, on real loaders that are made to be so. The machine must be quiet: `make quiet`.
 
-A busy machine disturbs the times of a run. So a run is repeated, and one that is judged as expected is enough.
+PENSTOCK_RECORD=1 keeps their figures in tests/recorded/verdicts, and test_recorded_verdicts.py judges those on any
+machine. A run is repeated, and one that is judged as expected is enough.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ import pytest
 
 import penstock
 from penstock.stats import Stats
+from penstock.stats._published import to_text
 from penstock.stats._verdict import rule_of
 
+pytestmark = pytest.mark.quiet
+
 RUNS = 5
+RECORDED = Path(__file__).parents[1] / "recorded" / "verdicts"
 
 
 def nothing(key: int = 0) -> None:
@@ -86,22 +91,20 @@ def run(dataset: Any, step: Callable[[int], object], epochs: int = 1, **settings
         return loader.stats()
 
 
-def judged(wanted: str, *args: Any, unless: Callable[[Stats], bool] = lambda stats: False, **settings: Any) -> Stats:
-    """The figures of a run on which this rule speaks. Where the machine is too busy for it, `unless` may say so."""
-    seen = []
+def judged(wanted: str, *args: Any, **settings: Any) -> Stats:
+    """The figures of a run on which this rule speaks."""
     for _ in range(RUNS):
         stats = run(*args, **settings)
         rule = rule_of(stats)
         if rule is not None and rule.name == wanted:
-            return stats
-        seen.append(stats)
-    if all(map(unless, seen)):
-        pytest.skip("other programs use the processors")
-    raise AssertionError(f"{wanted!r} was expected:\n\n{seen[-1]}")
+            return recorded(wanted, stats)
+    raise AssertionError(f"{wanted!r} was expected:\n\n{stats}")
 
 
-def others_compute(stats: Stats) -> bool:
-    return os.getloadavg()[0] > stats.machine.cpus
+def recorded(wanted: str, stats: Stats) -> Stats:
+    if "PENSTOCK_RECORD" in os.environ:
+        (RECORDED / f"{wanted.replace(' ', '_')}.json").write_bytes(to_text(stats))
+    return stats
 
 
 def test_the_loop_is_the_bottleneck() -> None:
@@ -153,7 +156,7 @@ def test_a_stream_has_one_reader() -> None:
 
 def test_threads_hold_the_gil_in_turn() -> None:
     dataset, settings = Samples(300, lambda key: compute(0.001)), {"num_workers": 2, "backend": "thread"}
-    stats = judged("GIL", dataset, nothing, unless=others_compute, **settings)
+    stats = judged("GIL", dataset, nothing, **settings)
     assert 'backend="process"' in stats.verdict
 
 
@@ -197,7 +200,7 @@ def test_samples_wait() -> None:
 
 def test_workers_fetch() -> None:
     dataset = Samples(150, lambda key: compute(0.0015))
-    judged("fetch", dataset, nothing, unless=others_compute, num_workers=1)
+    judged("fetch", dataset, nothing, num_workers=1)
 
 
 def test_the_calling_process_is_slow() -> None:
@@ -214,16 +217,6 @@ def test_loop_and_workers_wait_in_turn() -> None:
     assert "prefetch_factor= (now 4)" in stats.verdict
 
 
-@pytest.mark.parametrize(
-    ("figures", "said"), [({"throttled": 99.0}, "held its processes back"), ({"swapped": 1 << 30}, "in swap space")]
-)
-def test_what_this_machine_cannot_show(figures: dict[str, Any], said: str) -> None:
-    stats = run(Samples(60, lambda key: time.sleep(0.005)), nothing, num_workers=1, backend="thread")
-    # Nor must other programs on this machine show: how long its processes waited for a processor.
-    machine = replace(stats.machine, delayed=0.0, **figures)
-    assert said in replace(stats, machine=machine).verdict
-
-
 def test_a_source_is_slow() -> None:
     def batches() -> Iterator[np.ndarray]:
         for step in range(60):
@@ -236,11 +229,8 @@ def test_a_source_is_slow() -> None:
         stats = ahead.stats()
     rule = rule_of(stats)
     assert rule is not None and rule.name == "slow source"
+    recorded("slow source", stats)
     assert "one thread reads the source" in stats.verdict
-
-
-def test_too_few_batches_have_no_verdict() -> None:
-    assert run(Samples(10, lambda key: time.sleep(0.03)), nothing, num_workers=1).verdict == ""
 
 
 @pytest.mark.imports_torch
@@ -253,5 +243,6 @@ def test_torch_s_semantics_keep_the_number_of_workers_of_the_run() -> None:
             pass
         stats = loader.stats()
         if "samples wait" in stats.verdict:
+            recorded("torch", stats)
             break
     assert "in the next run (without seed=" in stats.verdict and 'backend="thread"' not in stats.verdict

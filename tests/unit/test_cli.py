@@ -45,6 +45,26 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "command" in capsys.readouterr().err
 
 
+def test_python_m_penstock_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"penstock {penstock.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["inspect", "lines.txt"], ["inspect", "lines.txt", "--samples", "9999"], ["top", "--once"]],
+    ids=["--help", "inspect", "inspect much", "top"],
+)
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(tmp_path: Path, command: list[str]) -> None:
+    """`penstock inspect ... | head -1`."""
+    (tmp_path / "lines.txt").write_text("a line of some length\n" * 10_000)
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = subprocess.run([*COMMAND, *command], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert ran.stderr == b"" and ran.returncode in (0, 1, 128 + signal.SIGPIPE)
+
+
 def test_the_demo_without_a_terminal_succeeds_within_30_seconds_and_leaves_no_folder(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ran = _run_demo(tmp_path)

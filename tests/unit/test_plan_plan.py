@@ -100,11 +100,11 @@ class TestOrderPlan:
 
     def test_ten_billion_samples_cost_nothing(self) -> None:
         def begin() -> float:
-            started = time.perf_counter()
+            started = time.thread_time()
             plan = OrderPlan(Shuffled(10**10, 3), 64, False)
             assert plan.steps(0) == 156_250_000
             assert len(next(plan.draw(0, start=156_000_000))) == 64
-            return time.perf_counter() - started
+            return time.thread_time() - started
 
         assert min(begin() for _ in range(5)) < 0.010
         tracemalloc.start()

@@ -214,6 +214,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             def make():
                 return Numbers(16)
 
+            class Model:
+                def __call__(self, *arguments):
+                    raise TypeError("forward() needs x")
+
+            model = Model()
+
+            def failing():
+                raise LookupError("no such shelf")
+
+            arrays = {"x": np.zeros(3)}
+
             def stack(samples):
                 return np.stack(samples)
 
@@ -253,6 +264,8 @@ def test_a_dataset_is_an_object_a_class_or_a_function(folder: Path, name: str, l
         (":numbers", "names no object"),
         ("shelf:number", "shelf has no 'number'. It has: Box, CallableNumbers,"),
         ("shelf:nothing", "is no dataset: it is of type int, which has neither __getitem__ nor __iter__"),
+        ("shelf:model", "is no dataset: it is of type Model, .* Name the dataset"),
+        ("shelf:Needy", "shelf:Needy is called without arguments, but needs some: missing a required"),
         ("shelves:numbers", "There is no module shelves in"),
         ("shelf.books:numbers", "There is no module shelf.books in|not a package"),
         ("shelves.py:numbers", "There is no file shelves.py in"),
@@ -269,7 +282,7 @@ def test_a_name_of_nothing_says_what_to_do(folder: Path, name: str, message: str
         ("broken:numbers", KeyError, "while broken was imported"),
         ("broken.py:numbers", KeyError, "while broken.py was imported"),
         ("lacking:numbers", ModuleNotFoundError, "while lacking was imported"),
-        ("shelf:Needy", TypeError, "write a function without arguments"),
+        ("shelf:failing", LookupError, "write a function without arguments"),
     ],
 )
 def test_an_error_of_the_module_comes_out_as_it_is_with_a_hint(
@@ -332,6 +345,20 @@ def test_a_wrong_name_is_a_short_error(folder: Path) -> None:
     ran = command(folder, "shelf:number")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith("penstock profile: shelf has no 'number'.") and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shelf:model", "penstock profile: shelf:model is no dataset"),
+        ("shelf:Needy", "penstock profile: shelf:Needy is called without arguments"),
+        ("shelf:arrays", "penstock profile: shelf:arrays cannot be loaded. KeyError: 0"),
+    ],
+)
+def test_where_no_code_of_the_user_s_failed_there_is_no_traceback(folder: Path, name: str, said: str) -> None:
+    ran = command(folder, name, "--batch-size", "1", "--seconds", "0.05")
+    assert ran.returncode in (1, 2) and "Traceback" not in ran.stderr
+    assert ran.stderr.startswith(said)
 
 
 def test_an_empty_dataset_says_so(folder: Path) -> None:

@@ -119,6 +119,19 @@ def test_a_length_that_raises_is_no_length(terminal: Terminal) -> None:
 
 
 @in_a_terminal
+def test_after_a_resume_the_bar_begins_where_the_epoch_does(terminal: Terminal) -> None:
+    before = penstock.DataLoader(np.arange(20), 2, seed=0)
+    batches = iter(before)
+    for _ in range(4):
+        next(batches)
+    loader = penstock.DataLoader(np.arange(20), 2, seed=0)
+    loader.load_state_dict(before.state_dict())
+    assert len(list(penstock.progress(loader, "epoch 0"))) == 6
+    first, *_, last, _ = lines(terminal)
+    assert "4/10" in first and "10/10" in last
+
+
+@in_a_terminal
 def test_of_a_loader_it_shows_where_the_time_goes(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with penstock.DataLoader(np.arange(40), batch_size=4, num_workers=2) as loader:
         batches = [batch.tolist() for batch in penstock.progress(loader, "epoch 1")]

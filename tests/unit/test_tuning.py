@@ -61,6 +61,7 @@ def closed(loader: Any) -> None:
     getattr(loader, "close", bool)()
 
 
+@pytest.mark.quiet
 def test_workers_that_wait_become_many(make: Any) -> None:
     loader = make(Waits(), batch_size=2, num_workers="auto", max_workers=12, seed=0)
     assert isinstance(loader.num_workers, int) and loader.num_workers <= 2
@@ -68,14 +69,22 @@ def test_workers_that_wait_become_many(make: Any) -> None:
     closed(loader)
 
 
-def test_each_change_is_in_the_stats_with_its_reason() -> None:
+@pytest.mark.quiet
+def test_a_caller_that_waits_is_the_reason_for_more_workers() -> None:
     with DataLoader(Waits(), batch_size=2, num_workers="auto", max_workers=8, backend="thread") as loader:
         assert read_until(loader, lambda: loader.num_workers == 8)
+        assert all("The caller waits" in decision.reason for decision in loader.stats().decisions)
+
+
+def test_each_change_is_in_the_stats_with_its_reason() -> None:
+    with DataLoader(np.arange(40), 2, num_workers="auto", max_workers=8, backend="thread") as loader:
+        force(loader, [(5, 2), (8, 2)])
+        assert len(list(loader)) == 20
         found = loader.stats()
-        assert [decision.workers for decision in found.decisions][-1] == 8
+        assert [decision.workers for decision in found.decisions] == [5, 8]
         assert found.decisions[-1].prefetch_factor == 2
         assert [decision.at for decision in found.decisions] == sorted(one.at for one in found.decisions)
-        assert all("The caller waits" in decision.reason for decision in found.decisions)
+        assert {decision.reason for decision in found.decisions} == {"A test wants 1."}
         assert (found.settings["auto"], found.settings["num_workers"]) == (("num_workers",), 8)
 
 

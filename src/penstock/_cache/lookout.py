@@ -107,6 +107,17 @@ class Lookout:
         first, stop = np.repeat(found.first[:number], counts), np.repeat(found.stop[:number], counts)
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
+    def at_once(self) -> int:
+        """Bytes of the blocks that are in use at the same time, at most, as far as they are listed."""
+        number = self._published
+        if self._uses is None or not number:
+            return 0
+        sizes = [sum(piece.nbytes for piece in self._pieces_of(int(block))) for block in self._uses.blocks[:number]]
+        moments = np.concatenate([self._uses.first[:number], self._uses.stop[:number]])
+        changes = np.concatenate([sizes, np.negative(sizes)])
+        order = np.lexsort((changes, moments))  # at the same moment, one ends before another begins
+        return int(np.cumsum(changes[order]).max())
+
     def _list_more(self, found: Uses, position: int) -> None:
         asked = 0
         for block in found.blocks[len(self._listed) :].tolist():

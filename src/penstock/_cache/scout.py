@@ -114,6 +114,8 @@ class _Fetches:
         if agenda is not None:
             lookout.cache.publish(publisher, agenda)
             self._failed = set()
+            counts = self._counting.cache
+            counts.needed, counts.limit = max(counts.needed, lookout.at_once()), lookout.cache.limit
         if self._seen == (position, self._done):
             return
         self._seen = position, self._done

@@ -21,6 +21,7 @@ from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import NEXT
 from penstock._feed.base import Run
+from penstock._measure.cached import warn_of
 from penstock._measure.gauges import Gauges
 from penstock._measure.meter import Answer, Meter, Stopwatch, clock
 from penstock._memory.slabs import Leases
@@ -38,6 +39,7 @@ from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost
 from penstock.errors import InternalError, LoaderTimeout
 
 _LOOK_EVERY = 200_000  # ns: to ask whether a worker is dead is a system call
+_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome
 
 
 class Engine(Held):
@@ -64,6 +66,7 @@ class Engine(Held):
     ) -> None:
         self.job = job  # for workers that are hired later
         super().__init__(backend)
+        self._looks = getattr(backend, "shares_gauges", False)
         self._scheduler = scheduler
         self._retries, self._watch, self._hang = retries, watch, hang
         self._look_again = -math.inf  # when to look for workers that hang
@@ -273,8 +276,19 @@ class Engine(Held):
             return False
         if self._hang is not None:
             left = min(self._end_hung(self._hang), math.inf if left is None else left)
-        self._take_in(left)
+        if not self._looks:
+            self._take_in(left)
+        elif not self._take_in(_LOOK_FOR_OUTAGES if left is None else min(left, _LOOK_FOR_OUTAGES)):
+            self._look_for_outages()
         return True
+
+    def _look_for_outages(self) -> None:
+        """Tells the caller if workers wait for a store that does not answer, and shows it to `penstock top`."""
+        meter = self.stopwatch.meter
+        outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
+        if outage is not None and outage.is_long:
+            meter.publish()
+            warn_of(outage)
 
     def _end_hung(self, seconds: float) -> float:
         """Looks for workers that hang, but not at each wait: there may be a thousand. Returns when to look again."""

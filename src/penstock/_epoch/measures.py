@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from penstock._epoch.engine import Engine
 from penstock._interrupts import interrupts_deferred
 from penstock._measure import page
+from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, Totals, clock
@@ -25,6 +28,7 @@ from penstock.stats._figures import (
     Machine,
     Memory,
     Moment,
+    Outage,
     Period,
     SlowSample,
     Spans,
@@ -32,7 +36,7 @@ from penstock.stats._figures import (
     WorkerFigures,
 )
 from penstock.stats._hooks import Turns
-from penstock.stats._machine import machine
+from penstock.stats._machine import machine, throttled
 
 if TYPE_CHECKING:
     from penstock._epoch.tracing import Tracing
@@ -45,7 +49,7 @@ _MOST_DECISIONS = 256
 # two with many workers.
 _PUBLISHED = 4
 
-_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu")
+_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
 _IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
 
 
@@ -116,8 +120,10 @@ class Measures:
         self._epochs = 0
         self._turns = Turns()
         self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
+        self._strain: Machine | None = None  # when the loader was last read
         self.decisions: list[Decision] = []
         self._tracing: Tracing | None = None
+        self.meter.publish = partial(_publish, weakref.ref(self))  # which must not keep this object alive
 
     # What happens.
 
@@ -126,6 +132,9 @@ class Measures:
         if not self._began:
             self._began = self._started = clock()
         self._first_batch()  # while the workers that made it are known
+        if self._throttled is not None:  # what the program did between two epochs does not count
+            before = 0.0 if self._strain is None else self._strain.throttled
+            self._throttled = throttled() - before
         self._epoch, self._base = epoch, self._mark()
         self.meter.longest[:] = 0, 0
         self._epochs += 1
@@ -149,15 +158,19 @@ class Measures:
                 self._history = self._history[::2]
                 self._every *= 2
         if self._ticks % _PUBLISHED == 2:
-            # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
-            # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
-            with interrupts_deferred():
-                from penstock.stats._published import publish
-
-            publish(self, self.stats())
+            self.publish()
         if self._ticks == 2:
-            self._throttled = machine().throttled
+            self._throttled = throttled()
         self._turns.tick(clock() * 1e-9, self.stats)
+
+    def publish(self) -> None:
+        """Shows the figures to `penstock top`."""
+        # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
+        # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
+        with interrupts_deferred():
+            from penstock.stats._published import publish
+
+        publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Begins a trace of all crews: those that live, and those that are made later."""
@@ -203,7 +216,14 @@ class Measures:
             self._machine(),
             decisions=tuple(self.decisions),
             history=tuple(self._history),
+            outage=self._outage(),
         )
+
+    def _outage(self) -> Outage | None:
+        found = [crew.gauges.outage(crew.seats) for crew in self._crews()]
+        seen = [one for one in (*found, self.meter.scouts.outage) if one is not None and one.is_long]
+        longest = max(seen, key=lambda one: one.seconds, default=None)
+        return None if longest is None else Outage(longest.store, longest.seconds)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         from penstock.stats._report import write
@@ -250,7 +270,7 @@ class Measures:
             repeated=totals.repeated,
             skipped=totals.skipped,
             epochs=self._epochs if epoch is None else 1,
-            cache=_cache(totals, list(workers.values())),
+            cache=_cache(totals, list(workers.values()), self.meter.scouts),
         )
 
     def _first_batch(self) -> FirstBatch | None:
@@ -274,7 +294,12 @@ class Measures:
         gauges = [(crew.gauges, seat) for crew in self._crews() for seat in crew.seats]
         rows = [each.counts(seat) for each, seat in gauges if seat not in each.nodes]  # the others have no pid here
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
-        return found if self._throttled is not None else replace(found, throttled=0.0)
+        if self._throttled is None:
+            found = replace(found, throttled=0.0)
+        # After an epoch, workers may be gone and the program does something else: then what was seen last counts.
+        if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
+            self._strain = found
+        return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)
 
     def _moment(self) -> Moment:
         sums, memory = self._mark().sum().sums, self._memory()
@@ -292,6 +317,12 @@ class Measures:
         )
 
 
+def _publish(measures: weakref.ref[Measures]) -> None:
+    found = measures()
+    if found is not None:
+        found.publish()
+
+
 def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -> Spans:
     counts = histogram.tolist()
     middle, most = (min(quantile(counts, share), longest * 1e-9) for share in (0.5, 0.95))
@@ -301,10 +332,10 @@ def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -
 def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> WorkerFigures:
     name = here.format(seat) or f"worker {seat} (pid {counts.pid}{f' on {node}' if node else ''})"
     times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
-    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node)
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node, pil=bool(counts.pil))
 
 
-def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
+def _cache(totals: Totals, workers: list[Counts], scouts: CacheCounts) -> CacheFigures | None:
     def of(name: str) -> int:
         return sum(getattr(counts, f"cache_{name}") for counts in workers)
 
@@ -319,10 +350,10 @@ def _cache(totals: Totals, workers: list[Counts]) -> CacheFigures | None:
         nbytes=of("nbytes") + totals.fetched_nbytes,
         decoded=of("decoded"),
     )
-    return None if found == CacheFigures() else found
+    return None if found == CacheFigures() else replace(found, needed=scouts.needed, limit=scouts.limit)
 
 
 def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:
     key = int(slow.key) if slow.key.lstrip("-").isdecimal() else slow.key
     name = next((one.name for one in figures if one.seat == seat), f"worker {seat}")
-    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name)
+    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name, slow.path)

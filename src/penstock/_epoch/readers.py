@@ -13,6 +13,7 @@ from penstock._epoch.measures import Measures
 from penstock._feed import Feed
 from penstock._feed.base import Run
 from penstock._interrupts import finalizer, interrupts_deferred
+from penstock._resume.state import State
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended
 from penstock.batch import Batch
@@ -106,6 +107,12 @@ class Reader:
         why = f"It is raised because max_errors={most}, and as many samples of this epoch have failed before it."
         error: BaseException = errors[room][1]
         return annotate(error, why)
+
+    @property
+    def steps_before(self) -> int:
+        """The steps of this epoch that were handed out before the state it was resumed from."""
+        begin: State | None = getattr(self.told, "begin", None)
+        return 0 if begin is None else begin.steps + len(begin.beyond)
 
     def __iter__(self) -> Any:
         return self

@@ -13,6 +13,7 @@ from penstock._epoch import engines
 from penstock._epoch.engine import Engine
 from penstock._epoch.measures import Measures
 from penstock._feed import Feed
+from penstock._measure.gauges import delay_ns
 from penstock._measure.meter import TICK
 from penstock._options import Options, is_int
 from penstock.backends import _base as backends
@@ -158,20 +159,11 @@ class Tuning:
         sums, rows = self._measures.sums()
         busy = sum(row.fetch + row.collate + row.write for row in rows)
         done, cpu = sum(row.steps for row in rows), sum(row.cpu for row in rows)
-        caller = get_ident(), sums.wait, sums.work, thread_time_ns() + _delay("thread-self")
+        caller = get_ident(), sums.wait, sums.work, thread_time_ns() + delay_ns()
         gauges, here = engine.backend.gauges, os.getpid()
         pids = [gauges.counts(seat).pid for seat in sorted(engine.seats)[:_SOME] if seat not in gauges.nodes]
-        delays = {pid: _delay(str(pid)) for pid in pids if pid not in (0, here)}
+        delays = {pid: delay_ns(str(pid)) for pid in pids if pid not in (0, here)}
         return _Counted(engine.reference, *caller, sums.steps, done, busy, cpu, delays)
-
-
-def _delay(process: str) -> int:
-    """Nanoseconds that a process was ready to run and had no processor; 0 if the kernel does not count them."""
-    try:
-        with open(f"/proc/{process}/schedstat", "rb", buffering=0) as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:

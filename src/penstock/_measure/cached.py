@@ -1,8 +1,48 @@
-"""What is counted of remote files, their cache, and the blocks of tables."""
+"""What is counted of remote files, their cache, and the blocks of tables; and the stores that do not answer."""
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
 from penstock._at_work import Source, at_work
+from penstock._warning import warn_caller
+
+NOTICE = 10.0
+"""Seconds without an answer after which the caller is told."""
+
+_SILENT = 600.0  # seconds in which the same store is not named again: after five minutes there is an error
+
+
+class Outage(NamedTuple):
+    """A store that does not answer, with what came instead. `since` is a moment of `time.perf_counter_ns`."""
+
+    store: str
+    since: int
+
+    @property
+    def is_long(self) -> bool:
+        return self.seconds >= NOTICE
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (time.perf_counter_ns() - self.since) * 1e-9)
+
+
+_warned: dict[str, float] = {}  # by store: when
+
+
+def warn_of(outage: Outage) -> None:
+    """Tells the caller once that a store does not answer, and what happens next."""
+    name, now = outage.store.partition(" (")[0], time.monotonic()
+    if now - _warned.get(name, -_SILENT) >= _SILENT:
+        _warned[name] = now
+        warn_caller(
+            f"The store {outage.store} has not answered for {outage.seconds:.0f} s, and batches wait for it. "
+            "Requests are repeated, for some minutes in all: batches go on when the store answers, and an error is "
+            "raised if it does not.",
+            RuntimeWarning,
+        )
 
 
 class CacheCounts:
@@ -12,20 +52,63 @@ class CacheCounts:
     waited, for `waited` nanoseconds in all. `fetched`: those that were fetched here, ahead of time or not. `evicted`:
     those that were deleted to make room. `requests`: to stores, of which `retries` were repetitions; `nbytes`: bytes
     that came. `decoded`: blocks that were decoded. `changed`: something was counted since this was set to False.
+    `needed`: bytes of the blocks that are in use at the same time, of scouts; `limit`: bytes that the cache may hold.
+    `warns`: the caller cannot see these counters while it waits, so the thread that counts tells it of an outage.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
-    __slots__ = (*NAMES, "changed")
+    __slots__ = (*NAMES, "_outages", "changed", "limit", "needed", "warns")
 
     def __init__(self, *counts: int) -> None:
         self.hits = self.misses = self.waited = self.fetched = self.evicted = 0
         self.requests = self.retries = self.nbytes = self.decoded = 0
-        self.changed = False
+        self.changed, self.warns = False, True
+        self.needed = self.limit = 0
+        self._outages: dict[object, Outage] = {}  # by request: threads of a worker may wait for several
         for name, number in zip(self.NAMES, counts, strict=False):
             setattr(self, name, number)
 
+    def unanswered(self, request: object, outage: Outage) -> None:
+        """A request has failed, and is repeated."""
+        self._outages[request] = outage
+        self.show(self.outage)
+
+    def answered(self, request: object) -> None:
+        """The request that was repeated was answered, or has failed for good."""
+        if self._outages.pop(request, None) is not None:
+            self.show(self.outage)
+
+    @property
+    def outage(self) -> Outage | None:
+        """The store that has not answered for longest."""
+        found = tuple(self._outages.copy().values())  # other threads may change it meanwhile
+        return min(found, key=lambda outage: outage.since) if found else None
+
+    def show(self, outage: Outage | None) -> None:
+        """Where others see it, if they cannot see this object."""
+
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
+
+
+class Request:
+    """A request that is repeated until the store answers. Others see it while it is."""
+
+    def __init__(self, counts: CacheCounts) -> None:
+        self._counts = counts
+
+    def failed(self, came: str, elapsed: float, until: float) -> None:
+        """It has failed after so many seconds in all, and is tried again after `until`. `came` names the store."""
+        outage = Outage(came, time.perf_counter_ns() - int(elapsed * 1e9))
+        self._counts.unanswered(self, outage)
+        if self._counts.warns and until >= NOTICE:
+            warn_of(outage)
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._counts.answered(self)
 
 
 outside = CacheCounts()

@@ -11,13 +11,15 @@ A row belongs to a seat: a worker that replaces another goes on where that one h
 from __future__ import annotations
 
 import heapq
+import os
 import struct
+import sys
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock._measure.cached import CacheCounts
+from penstock._measure.cached import CacheCounts, Outage
 from penstock._measure.histogram import BUCKETS, bucket
 from penstock._memory.mapping import mapped
 
@@ -30,10 +32,14 @@ class Counts(NamedTuple):
 
     `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
     Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
-    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching.
+    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching. `delayed`: how
+    long the worker's thread was ready to compute, and had no processor. `pil`: 1 if PIL has opened images in the
+    worker's process. `outage`: since when it repeats requests to a store that does not answer, 0 if it does not.
     """
 
     pid: int = 0
+    pil: int = 0
+    outage: int = 0
     born: int = 0
     ready: int = 0
     first: int = 0
@@ -47,6 +53,7 @@ class Counts(NamedTuple):
     waited_task: int = 0
     waited_room: int = 0
     cpu: int = 0
+    delayed: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
     cache_waited: int = 0
@@ -72,23 +79,24 @@ class Counts(NamedTuple):
     def plus(self, other: Counts) -> Counts:
         """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
-        return self._replace(born=other.born, ready=other.ready, first=other.first, **sums)
+        return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
         """What was added since these."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
-_ADDED = Counts._fields[5:]
+_ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A sample that took long."""
+    """A sample that took long. `path`: of its file, or the end of that; "" if it is not known."""
 
     ns: int
     epoch: int
     step: int
     key: str
+    path: str = ""
 
 
 class Record(NamedTuple):
@@ -109,20 +117,24 @@ class Record(NamedTuple):
 
 
 _COUNTS = struct.Struct(f"{len(Counts._fields)}q")
-_READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
-    Counts._fields.index, ("ready", "first", "since", "timed", "waited_task", "cache_hits")
+_PIL, _OUTAGE, _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
+    Counts._fields.index, ("pil", "outage", "ready", "first", "since", "timed", "waited_task", "cache_hits")
 )
-_MOMENTS = [Counts._fields.index(name) for name in ("born", "ready", "first", "since")]
+_MOMENTS = [Counts._fields.index(name) for name in ("outage", "born", "ready", "first", "since")]
 _TOLD = struct.Struct("2q")  # words of the row, and records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
-_IDLE = struct.Struct("3q")  # waited_task, waited_room, cpu
+_IDLE = struct.Struct("4q")  # waited_task, waited_room, cpu, delayed
 _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # where the histogram begins, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
-_SLOW = struct.Struct("3qq96s")  # ns, epoch, step, and the length of the key's text
+_NAME = 96  # bytes of a key and a path
+_SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, and the length of the text, which is a key and a path
 _ENTRY = 16  # words
+_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # where the name of a store is that does not answer, in words
+_STORE_NAME = 200  # bytes
+_STORE = struct.Struct(f"q{_STORE_NAME}s")
 _RECORDED = 31
 _RECORDS = 512
 _RECORD = struct.Struct("8q")
@@ -130,7 +142,7 @@ _RING = 1024  # where the records begin, in words
 _ROW = _RING + _RECORDS * 8
 _ROWS = 1024  # further seats share rows
 
-assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and _SLOWEST + 3 * MOST_SLOW * _ENTRY <= _RING
+assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and 8 * _STORE_AT + _STORE.size <= 8 * _RING
 
 # Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
 TIMED = 20_000  # ns
@@ -138,7 +150,19 @@ TIMED = 20_000  # ns
 # To time a step in parts, and to write those, takes 3 µs; and asking for the processor time is a system call.
 _EVERY = 10_000_000  # ns
 
+# To ask how long a thread had no processor is to read a file, which takes 12 µs.
+_DELAY_EVERY = 100_000_000  # ns
+
 _clock = time.perf_counter_ns
+
+
+def delay_ns(thread: str = "thread-self") -> int:
+    """Nanoseconds that a thread was ready to run and had no processor; 0 if the kernel does not count them."""
+    try:
+        with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 class Gauges:
@@ -186,8 +210,26 @@ class Gauges:
             start = self.entry(seat, number) + at * _ENTRY * 8
             ns, epoch, step, length, text = _SLOW.unpack_from(self.memory, start)
             if length:
-                found.append(Slow(ns, epoch, step, text[:length].decode(errors="replace")))
+                key, _, path = text[:length].partition(b"\0")
+                found.append(Slow(ns, epoch, step, key.decode(errors="replace"), path.decode(errors="ignore")))
         return found
+
+    def outage(self, seats: Iterable[int]) -> Outage | None:
+        """Of the stores that these workers wait for, the one that has not answered for longest."""
+        waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
+        if not waiting:
+            return None
+        since, seat = min(waiting)
+        length, text = _STORE.unpack_from(self.memory, self.row(seat)[1] + 8 * _STORE_AT)
+        return Outage(text[: max(0, length)].decode(errors="ignore"), since)
+
+    def show_outage(self, seat: int, outage: Outage | None) -> None:
+        """The worker in this seat waits for a store, or no longer."""
+        words, start = self.row(seat)
+        if outage is not None:
+            text = outage.store.encode()[:_STORE_NAME]
+            _STORE.pack_into(self.memory, start + 8 * _STORE_AT, len(text), text)
+        words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
         """Whether workers keep records from now on."""
@@ -263,6 +305,19 @@ class Gauges:
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
+class _Shown(CacheCounts):
+    """The counters of a worker, whose caller sees in its row that a store does not answer."""
+
+    __slots__ = ("_gauges", "_seat")
+
+    def __init__(self, gauges: Gauges, seat: int, *counts: int) -> None:
+        super().__init__(*counts)
+        self._gauges, self._seat, self.warns = gauges, seat, False
+
+    def show(self, outage: Outage | None) -> None:
+        self._gauges.show_outage(self._seat, outage)
+
+
 class Gauge:
     """What one worker counts. `detailed`: the present step is timed in parts; `times`: its samples one by one."""
 
@@ -274,7 +329,8 @@ class Gauge:
         self._timed = counts.timed, counts.fetching, counts.writing
         self._idle = counts.waited_task, counts.waited_room
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
-        self.cache = CacheCounts(*counts[_CACHED:])
+        self._delayed, self._delay, self._delay_due = counts.delayed, delay_ns(), 0
+        self.cache = _Shown(gauges, seat, *counts[_CACHED:])
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]
@@ -289,7 +345,7 @@ class Gauge:
         self._due = 0  # when the next step is
         self._began = self._noted = born = _clock()
         self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
-        _COUNTS.pack_into(self._memory, self._at, pid, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
+        _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
         """The worker can take its first task."""
@@ -338,16 +394,26 @@ class Gauge:
             self._record(began, now, task, steps)
 
     def flush(self, now: int = 0) -> None:
-        """Counts how long the worker was idle, and its processor time. Between two tasks."""
-        now = now or _clock()
+        """Counts how long the worker was idle, its processor time, and how long it had no processor.
+
+        Between two tasks, and at the end, without `now`.
+        """
+        last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
         # It was idle for want of a task while the caller waited, and else for want of room.
         waited = self._caller_waited(now)
         wanting = max(0, min(idle, waited - self._waited))
         self._idle = self._idle[0] + wanting, self._idle[1] + idle - wanting
         self._noted, self._busy_then, self._waited = now, self._busy, waited
+        if last or now > self._delay_due:
+            self._delay_due = now + _DELAY_EVERY
+            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # imported when PIL opens its first image
+            delay = delay_ns()
+            # The kernel may not count, or the file may not open: then nothing is added.
+            self._delayed += max(0, delay - self._delay)
+            self._delay = max(delay, self._delay)
         cpu = self._cpu_before + self._cpu_ns()
-        _IDLE.pack_into(self._memory, self._at + 8 * _WAITED_TASK, *self._idle, cpu)
+        _IDLE.pack_into(self._memory, self._at + 8 * _WAITED_TASK, *self._idle, cpu, self._delayed)
 
     def _record(self, began: int, now: int, task: Any, steps: int) -> None:
         fetching, writing = self._shares
@@ -383,7 +449,7 @@ class Gauge:
 
     def note(self, slow: Slow) -> None:
         """One of the slowest samples."""
-        text = slow.key.encode()[:96]
+        text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
             if len(heap) < MOST_SLOW:
@@ -395,6 +461,15 @@ class Gauge:
             else:
                 continue
             _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, *slow[:3], len(text), text)
+
+
+def _named(slow: Slow) -> bytes:
+    """The key, and as much of the end of the path as there is room for."""
+    key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
+    room = _NAME - len(key) - 1
+    if not path or room < 16:
+        return key
+    return key + b"\0" + (path if len(path) <= room else "…".encode() + path[3 - room :])
 
 
 class NoGauge:

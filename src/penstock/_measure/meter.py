@@ -97,6 +97,10 @@ class Mark(NamedTuple):
 _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64))
 
 
+def _nothing() -> None:
+    pass
+
+
 class Meter:
     """The counters of one loader, over its life. One thread at a time reads the loader; any thread may ask.
 
@@ -108,6 +112,7 @@ class Meter:
         self.every = TICK
         self.next_tick = 0
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
+        self.publish: Callable[[], None] = _nothing  # shows the figures to `penstock top` now
         self.replaced = self.repeated = self.skipped = 0
         self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work

@@ -118,7 +118,7 @@ def find(uid: int) -> Iterator[Found]:
 def _of_process(pid: int) -> Iterator[Found]:
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
-        with suppress(OSError):
+        with suppress(OSError, struct.error):  # shorter than a page: another program's, of the same name
             if os.readlink(f"{folder}/{name}") == _LINK:
                 inode, text = _read(f"{folder}/{name}")
                 if text is not None:

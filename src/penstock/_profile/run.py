@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,11 +21,13 @@ from rich.text import Text
 from penstock._memory.guests import guest_of
 from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, best_processes, next_choice
 from penstock._profile.target import TargetError, dataset, target
+from penstock._warning import is_ours
 from penstock.loader import DataLoader
 from penstock.source._dataset import is_stream
 from penstock.stats._figures import Stats
 from penstock.stats._report import write
 from penstock.stats._units import count, seconds, share
+from penstock.stats._verdict import rule_of
 
 WARM = 0.25
 """The first part of each trial, which is not counted: the first batches were made before anybody waited for them."""
@@ -56,7 +59,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try, print the table and the advice, and return the exit code. Errors of the dataset come out as they are."""
+    """Try, print the table and the advice, and return the exit code. Errors of the user's code come out unchanged."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -67,9 +70,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     done: dict[Choice, tuple[Trial, Stats | None]] = {}
     limits = _limits(subject, options.max_workers)
-    with _shown(errors, subject) as show:
-        while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
-            done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
+    try:
+        with _shown(errors, subject) as show:
+            while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
+                done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
+    except Exception as error:
+        if _is_of_user(error):
+            raise
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        errors.print(f"penstock profile: {options.dataset} cannot be loaded. {said}")
+        return 1
     trials = [trial for trial, _ in done.values()]
     recommended = advice(trials, limits)
     console = Console(highlight=False)
@@ -79,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     lines = [("use", settings(recommended.trial.choice, subject)), ("because", recommended.reason)]
     if recommended.trial.choice.backend == "thread":
         lines += [("or", text) for text in _of_its_guest(subject, trials)]
-    if stats is not None and stats.verdict:
+    if stats is not None and rule_of(stats):
         lines.insert(0, ("verdict", stats.verdict))
     if stats is not None and options.html is not None:
         write(stats, options.html)
@@ -98,6 +108,12 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
         yield f"{call}, whose workers are processes: {count(best.rate)} batches a second."
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether code of the user's was running: only then does the traceback show more than the message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +23,8 @@ class TargetError(Exception):
 def dataset(name: str) -> Any:
     """The dataset of this name. A class or a function is called without arguments."""
     found = target(name)
-    if isinstance(found, type) or (callable(found) and not any(hasattr(found, each) for each in SIZED)):
+    if isinstance(found, (type, partial)) or inspect.isroutine(found):
+        _check_arguments(found, name)
         try:
             found = found()
         except Exception as error:
@@ -33,8 +36,23 @@ def dataset(name: str) -> Any:
     if not any(hasattr(found, each) for each in SIZED):
         raise TargetError(
             f"{name} is no dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor __iter__."
+            " Name the dataset, or a class or function that makes it."
         )
     return found
+
+
+def _check_arguments(maker: Any, name: str) -> None:
+    try:
+        signature = inspect.signature(maker)
+    except ValueError:  # of a class or function in C: not known
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise TargetError(
+            f"{name} is called without arguments, but needs some: {error}. Write a function without any "
+            "that returns the dataset, and name that function."
+        ) from None
 
 
 def target(name: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from urllib.parse import quote_plus, unquote
 
-from penstock._measure.cached import counting
+from penstock._measure.cached import Request, counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
@@ -144,6 +144,12 @@ class Remote:
         pause: Pause = time.sleep,
     ) -> T:
         """The answer of the store, after as many tries as it takes. `what` says what fails."""
+        with Request(counting()) as waits:
+            return self._repeated(call, what, patience, pause, waits)
+
+    def _repeated(
+        self, call: Callable[[Store], T], what: str, patience: Patience, pause: Pause, waits: Request
+    ) -> T:
         begun, failures, odd = time.monotonic(), 0, 0
         while True:
             failed: Failed | None = None
@@ -160,6 +166,8 @@ class Remote:
                 # Outside of `except`: the library's own error, which may hold credentials, is not chained.
                 self._give_up(failed, what, failures, elapsed)
             counting().retries += 1
+            came = f"{redacted(self._root)} ({scrubbed(failed.came, self._secrets()).rstrip('.')})"
+            waits.failed(came, elapsed, elapsed + seconds)
             pause(seconds)
 
     def _answer(self, call: Callable[[Store], T]) -> T:

@@ -14,6 +14,7 @@ from penstock._panics import raise_ordinary
 from penstock._shortage import is_shortage
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
+from penstock._work.paths import path_of
 from penstock.plan._seeds import mix
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class Samples(Source):
         assert self._loop is not None
         runner, (item, row) = self._runner, _now(self._loop)
         key = runner.fetch.key(runner.task, item, row)
-        runner.gauge.note(Slow(ns, runner.task.epoch, runner.task.step, shown(key, repr)))
+        path = path_of(self._job.dataset, item)
+        runner.gauge.note(Slow(ns, runner.task.epoch, runner.task.step, shown(key, repr), path))
 
     def name_sample(self) -> None:
         """For an error: says which sample it came from, if samples are fetched one by one."""

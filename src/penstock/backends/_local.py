@@ -99,6 +99,7 @@ class InlineBackend(_LocalBackend):
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
         self._gauge = self._runner.gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
+        self._gauge.cache.warns = True  # nobody waits for this worker but itself
         self._gauge.ready()
 
     def hire(self, worker: int, seat: int) -> None:
@@ -146,6 +147,7 @@ class ThreadBackend(_LocalBackend):
     """Tasks wait in a deque; a queue of permits wakes one thread for each."""
 
     leaves_nothing = False
+    shares_gauges = True
 
     def __init__(self, job: Job) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import math
 from functools import cached_property
 
 from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
+from penstock.stats._units import count
 
 # Batches that a judgement needs. The first batches were made before anybody waited for them, so a full window of
 # workers needs more.
@@ -26,13 +27,24 @@ class Facts:
         self.cpus = stats.machine.cpus
         self.workers = int(stats.settings.get("num_workers") or 0)
         self.auto = "num_workers" in stats.settings.get("auto", ())
-        self.period = stats.epoch if self._is_enough(stats.epoch) else stats.life
+        self.period = stats.epoch if self._is_enough(stats.epoch) or stats.life.epochs <= 1 else stats.life
         self.enough = self._is_enough(self.period)
 
-    def _is_enough(self, period: Period) -> bool:
+    @property
+    def least(self) -> int:
+        """Batches that a judgement needs."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
-        counts = period.batches >= max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
-        return counts and period.seconds - self._starting(period) >= LEAST_SECONDS
+        return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
+
+    def _is_enough(self, period: Period) -> bool:
+        return period.batches >= self.least and period.seconds - self._starting(period) >= LEAST_SECONDS
+
+    @property
+    def scope(self) -> str:
+        """The name of the period that is judged."""
+        if self.period is self.stats.epoch:
+            return f"epoch {count(self.stats.epoch_number)}"
+        return f"all {count(self.stats.life.epochs)} epochs"
 
     @property
     def starts_often(self) -> bool:
@@ -147,10 +159,14 @@ class Facts:
         return min(1.0, self._sum("cpu") / self.busy)
 
     @property
+    def delayed(self) -> float:
+        """Seconds that workers could have computed, but had no processor."""
+        return self._sum("delayed")
+
+    @property
     def delay_share(self) -> float:
         """The share of the workers' working time in which they could have computed, but had no processor."""
-        busy = sum(worker.busy for worker in self.stats.life.workers)
-        return min(1.0 - self.cpu_share, self.stats.machine.delayed / busy) if busy else 0.0
+        return min(1.0 - self.cpu_share, self.delayed / self.busy)
 
     @property
     def blocked_share(self) -> float:
@@ -163,20 +179,29 @@ class Facts:
         return (self.cpu_share + self.delay_share) * self.busy / self.whole
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether workers are on other machines, whose processors are not known here."""
+        return any(worker.node for worker in self.period.workers)
+
+    @property
     def cpus_full(self) -> bool:
         """Whether workers had as much of the processors as they could get."""
-        if any(worker.node for worker in self.period.workers):  # on other machines
+        if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     @property
     def only_wants_cpu(self) -> bool:
         """Whether workers did little else but compute, or wait for a processor, which may make them look idle."""
-        workers, delayed = self.stats.life.workers, self.stats.machine.delayed
-        present = sum(worker.busy + worker.waited_task + worker.waited_room for worker in workers)
-        return delayed >= 0.25 * present > 0 and delayed + sum(worker.cpu for worker in workers) >= 0.75 * present
+        computed = self.delayed + self._sum("cpu")
+        return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
     # The samples.
+
+    @property
+    def uses_pil(self) -> bool:
+        """Whether PIL has opened images, and workers spend most of their work on fetching."""
+        return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property
     def _times(self) -> list[Bucket]:

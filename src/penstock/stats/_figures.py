@@ -32,13 +32,21 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """One of the slowest samples. `key` is an integer, or the text of any other key."""
+    """One of the slowest samples. `key` is an integer, or the text of any other key; `path` is the end of the path of
+    its file, where the dataset has one for each sample.
+    """
 
     key: int | str
     seconds: float
     epoch: int
     step: int
     worker: str
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people find it by: the path, if there is one, and the key."""
+        return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,9 @@ class WorkerFigures:
 
     `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
     directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
-    idle because enough batches were ready. `cpu`: processor time. `node`: the machine, if it may be another one.
+    idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but without a
+    processor, because others computed. `node`: the machine, if it may be another one. `pil`: PIL has opened images in
+    its process.
     """
 
     seat: int
@@ -62,6 +72,8 @@ class WorkerFigures:
     waited_room: float = 0.0
     cpu: float = 0.0
     node: str = ""
+    delayed: float = 0.0
+    pil: bool = False
 
     @property
     def busy(self) -> float:
@@ -82,8 +94,9 @@ class CacheFigures:
     `waited`: for how many seconds, summed over workers. `fetched`: pieces that were downloaded, for workers or ahead
     of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`: to the
     stores, of which `retries` repeated one that had failed. `nbytes`: bytes that were downloaded. `decoded`: blocks
-    of tables, remote or local, that were decoded. Requests that a dataset makes when it is created, to find its files
-    and index them, are not those of a loader, and not counted.
+    of tables, remote or local, that were decoded. `needed`: bytes of the blocks that are in use at the same time,
+    such as those of the window of `shuffle="blocks"`. `limit`: bytes that the cache may hold. Requests that a dataset
+    makes when it is created, to find its files and index them, are not those of a loader, and not counted.
     """
 
     hits: int = 0
@@ -95,6 +108,8 @@ class CacheFigures:
     retries: int = 0
     nbytes: int = 0
     decoded: int = 0
+    needed: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +215,18 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """A store of remote files that has not answered for so many seconds; `store` also says what came instead."""
+
+    store: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
-    cgroup held this process back, summed over CPUs. `memory_limit`: bytes, None without a limit. `swapped`: bytes of
-    the loader's processes in swap space. `delayed`: seconds that workers which run now were ready to compute, and had
-    no processor.
+    cgroup held this process back while the loader was read, summed over CPUs. `memory_limit`: bytes, None without a
+    limit. `swapped`: bytes of the loader's processes in swap space, when it was last read.
     """
 
     cpus: float = 1.0
@@ -212,7 +234,6 @@ class Machine:
     memory_limit: int | None = None
     memory_used: int = 0
     swapped: int = 0
-    delayed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +250,11 @@ class Stats:
     machine: Machine = Machine()
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
+    outage: Outage | None = None
 
     @property
     def verdict(self) -> str:
-        """Where the time goes and what to do about it, in one or two sentences; "" if it is too early to say."""
+        """Where the time goes and what to do about it, in one or two sentences, or that it is too early to say."""
         from penstock.stats._verdict import verdict
 
         return verdict(self)
@@ -241,6 +263,12 @@ class Stats:
         from penstock.stats._table import table
 
         return table(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from penstock.stats._table import html
+
+        return html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON-serialisable data, with the verdict."""

@@ -150,11 +150,12 @@ def _logger_is_on() -> bool:
 
 def _log(stats: Stats) -> None:
     from penstock.stats._units import count, seconds, share
+    from penstock.stats._verdict import rule_of
 
-    epoch = stats.epoch
+    epoch, verdict = stats.epoch, stats.verdict if rule_of(stats) else ""
     text = (
         f"{stats.name}: epoch {stats.epoch_number}: {count(epoch.batches)} batches in {seconds(epoch.seconds)} "
-        f"({count(epoch.rate)} a second), waited for data {share(epoch.waiting)} of the time. {stats.verdict}"
+        f"({count(epoch.rate)} a second), waited for data {share(epoch.waiting)} of the time. {verdict}"
     )
     _logger().info("%s", text.rstrip())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
+from penstock.stats._facts import Facts
 from penstock.stats._figures import Bucket, CacheFigures, Moment, Period, Stats, WorkerFigures
 from penstock.stats._markup import (
     bars,
@@ -25,7 +27,9 @@ from penstock.stats._markup import (
     upright,
     whole_scale,
 )
+from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
+from penstock.stats._verdict import judgement
 
 # So that the page stays below 200 KB: of a longer history every second, third, ... moment is shown.
 MOST_MOMENTS = 300
@@ -49,36 +53,40 @@ def thinned(history: Sequence[Moment]) -> list[Moment]:
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
 
-def title(stats: Stats) -> str:
-    life = stats.life
-    length = f"epoch {stats.epoch_number}, {count(life.batches)} batches in {seconds(life.seconds)}"
-    return f"<header><h1>{text(stats.name, 120)}</h1><p>penstock, {length}</p></header>"
+def title(found: Facts) -> str:
+    """The name, and the period that the verdict, the tiles, the workers and the sample times are about."""
+    stats, period = found.stats, found.period
+    length = f"{count(period.batches)} batches in {seconds(period.seconds)}"
+    if period is stats.epoch and stats.life.epochs > 1:
+        length += f" ({count(stats.life.batches)} in all {count(stats.life.epochs)} epochs)"
+    return f"<header><h1>{text(stats.name, 120)}</h1><p>penstock, {found.scope}: {length}</p></header>"
 
 
 def verdict(stats: Stats) -> str:
-    said = stats.verdict
-    if not said:
-        return '<section class="verdict none"><p>Too little was measured for a verdict.</p></section>'
-    return f'<section class="verdict"><p>{text(said, 2000)}</p></section>'
+    return f'<section class="verdict {judgement(stats)}"><p>{text(stats.verdict, 2000)}</p></section>'
 
 
-def tiles(stats: Stats) -> str:
-    life = stats.life
+def tiles(found: Facts) -> str:
+    stats, period = found.stats, found.period
     first = seconds(stats.first_batch.total) if stats.first_batch else "none yet"
-    length = life.seconds or math.inf
+    length = period.seconds or math.inf
+    # As in the verdict: without the time in which workers started, unless that is all there is.
+    after = " after the first" if found.enough and found.starting >= 0.01 * found.whole else ""
     tiles = (
-        ("waited for batches", _large(share(life.waiting))),
-        ("batches", _large(f"{count(life.rate)} /s")),
-        ("samples", _large(f"{count(life.samples / length)} /s")),
-        ("data", _large(f"{size(life.nbytes / length)} /s")),
+        (f"waited for batches{after}", _large(share(found.waiting if found.enough else period.waiting))),
+        ("batches", _large(f"{count(period.rate)} /s")),
+        ("samples", _large(f"{count(period.samples / length)} /s")),
+        ("data", _large(f"{size(period.nbytes / length)}/s")),
         ("first batch after", _large(first)),
     )
     return f'<dl class="tiles">{"".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles)}</dl>'
 
 
 def _large(value: str) -> str:
-    number, _, unit = value.partition(" ")
-    return f"{number} <span>{unit}</span>" if number[:1].isdigit() or number[:1] == "<" else f"<span>{value}</span>"
+    """Each number is large, with its unit right behind it: 25.9 MB/s, 2 min 05 s."""
+    pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
+    shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
+    return shown or f"<span>{value}</span>"
 
 
 def _waiting(before: Moment, after: Moment) -> float | None:
@@ -156,8 +164,9 @@ def memory(stats: Stats, moments: Sequence[Moment]) -> str:
     return section(title, note, drawn, meanings)
 
 
-def workers(workers: Sequence[WorkerFigures]) -> str:
-    title, note = "Workers", "How the time of each worker was divided. A worker that came later has a shorter bar."
+def workers(workers: Sequence[WorkerFigures], scope: str) -> str:
+    title = "Workers"
+    note = f"How the time of each worker was divided in {scope}. A worker that came later has a shorter bar."
     if not workers:
         return section(title, "The loader has no workers: the caller fetches its samples itself, inside next().")
     few = workers[:MOST_WORKERS]
@@ -196,17 +205,17 @@ def _parts(worker: WorkerFigures) -> Iterator[tuple[str, float, str]]:
         yield kind, value, f"{name}\n{seconds(value)}, {share(value / whole if whole else 0.0)}"
 
 
-def samples(life: Period) -> str:
+def samples(period: Period, scope: str) -> str:
     title = "Sample times"
-    buckets = _filled(life.sample_times)
+    buckets = _filled(period.sample_times)
     if not buckets:
         fast = "Samples that take less than 20 µs on average are not timed one by one."
-        why = fast if life.samples else "None yet."
-        return section(title, why, *_slowest(life))
+        why = fast if period.samples else "None yet."
+        return section(title, why, *_slowest(period))
     total = sum(bucket.count for bucket in buckets)
     note = (
-        f"Of {count(total)} timed samples half took at most {seconds(_quantile(buckets, 0.5))}, and 99 % at most "
-        f"{seconds(_quantile(buckets, 0.99))}. Both scales are logarithmic."
+        f"Of {count(total)} timed samples of {scope} half took at most {seconds(_quantile(buckets, 0.5))}, and 99 % "
+        f"at most {seconds(_quantile(buckets, 0.99))}. Both scales are logarithmic."
     )
     most = max(bucket.count for bucket in buckets)
     decades = math.ceil(math.log10(most)) or 1
@@ -218,7 +227,7 @@ def samples(life: Period) -> str:
     drawn = plot(marks, ys, log_scale(limits, seconds), "Number of samples by the time they took", "low")
     rows = ([f"{seconds(each.low)} to {seconds(each.high)}", count(each.count)] for each in buckets if each.count)
     numbers = folded("Numbers of samples", table(["time", "samples"], rows, name="times"))
-    return section(title, note, drawn, numbers, *_slowest(life))
+    return section(title, note, drawn, numbers, *_slowest(period))
 
 
 def _height(number: int, decades: int) -> float:
@@ -253,13 +262,13 @@ def _quantile(buckets: Sequence[Bucket], part: float) -> float:
     return buckets[-1].high
 
 
-def _slowest(life: Period) -> Iterator[str]:
-    if life.slowest:
+def _slowest(period: Period) -> Iterator[str]:
+    if period.slowest:
         rows = (
-            [text(each.key, 120), seconds(each.seconds), count(each.epoch), count(each.step), text(each.worker, 60)]
-            for each in life.slowest
+            [text(each.name, 120), seconds(each.seconds), count(each.epoch), count(each.step), text(each.worker, 60)]
+            for each in period.slowest
         )
-        drawn = table(["key", "time", "epoch", "step", "worker"], rows, texts=[0, 4], name="slowest")
+        drawn = table(["sample", "time", "epoch", "step", "worker"], rows, texts=[0, 4], name="slowest")
         yield f'<h2 class="second">Slowest samples</h2>{drawn}'
 
 
@@ -352,19 +361,22 @@ def _cache(period: Period) -> Iterator[tuple[str, str]]:
 
 
 def settings(stats: Stats) -> str:
-    return section("Settings", "", facts((text(name), text(value)) for name, value in stats.settings.items()))
+    shown = settings_of(stats.settings)
+    note = "Those that are not shown have their defaults."
+    return section("Settings", note, facts((text(name), text(value)) for name, value in shown.items()))
 
 
 def machine(stats: Stats) -> str:
     machine = stats.machine
     limit = "none" if machine.memory_limit is None else size(machine.memory_limit)
+    delayed = sum(worker.delayed for worker in stats.life.workers)
     pairs = (
         ("processors to use", count(machine.cpus)),
-        ("held back by the CPU limit", seconds(machine.throttled)),
         ("memory limit", limit),
         ("memory used", size(machine.memory_used)),
-        ("in swap space", size(machine.swapped)),
-        ("workers waited for a processor", seconds(machine.delayed)),
+        *([("held back by the CPU limit", seconds(machine.throttled))] if machine.throttled else []),
+        *([("in swap space", size(machine.swapped))] if machine.swapped else []),
+        *([("workers waited for a processor", seconds(delayed))] if delayed else []),
     )
     return section("Machine", "", facts(pairs))
 

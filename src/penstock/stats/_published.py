@@ -23,6 +23,7 @@ from penstock.stats._figures import (
     Machine,
     Memory,
     Moment,
+    Outage,
     Period,
     SlowSample,
     Spans,
@@ -37,7 +38,8 @@ _MOST_WORKERS = 64
 """Workers whose figures are published."""
 
 _NESTED: dict[type, dict[str, type]] = {
-    Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine},
+    Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
+    | {"outage": Outage},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {
@@ -70,6 +72,7 @@ def to_text(stats: Stats) -> bytes:
         "life": _period(stats.life),
         "first_batch": None if stats.first_batch is None else _plain(stats.first_batch),
         "memory": _plain(stats.memory),
+        "outage": None if stats.outage is None else _plain(stats.outage),
         "machine": _plain(stats.machine),
         "settings": dict(stats.settings),
     }

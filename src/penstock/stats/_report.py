@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from penstock.stats import _panels as panels
+from penstock.stats._facts import Facts
 from penstock.stats._figures import Stats
 from penstock.stats._markup import text
 
@@ -55,13 +56,13 @@ def page(stats: Stats) -> str:
 
 
 def _sections(stats: Stats) -> Iterator[str]:
-    moments = panels.thinned(stats.history)
-    yield panels.title(stats)
+    moments, found = panels.thinned(stats.history), Facts(stats)
+    yield panels.title(found)
     yield panels.verdict(stats)
-    yield panels.tiles(stats)
+    yield panels.tiles(found)
     yield panels.timeline(moments)
-    yield panels.workers(stats.life.workers)
-    yield panels.samples(stats.life)
+    yield panels.workers(found.period.workers, found.scope)
+    yield panels.samples(found.period, found.scope)
     yield f'<div class="pair">{panels.ready(moments)}{panels.memory(stats, moments)}</div>'
     yield panels.tuning(stats, moments)
     beside = panels.first(stats) + panels.settings(stats) + panels.machine(stats)

@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
 
 from penstock.stats._figures import CacheFigures, Period, Spans, Stats, WorkerFigures
+from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
 
 WIDTH = 100
 _MOST_WORKERS = 16  # rows; further workers are summed up
 _MOST_SLOW = 5
-# The settings in the second line, unless they are left out or have these usual values.
-_SETTINGS = {
-    "backend": None,
-    "num_workers": None,
-    "prefetch_factor": None,
-    "batch_size": None,
-    "seed": None,
-    "in_order": True,
-    "persistent_workers": True,
-}
 
 
 def table(stats: Stats) -> str:
     """The text of `print(stats)`."""
-    parts = [_head(stats), _verdict(stats), _periods(stats), _workers(stats.epoch), _rest(stats)]
+    return _joined(_head(stats), _wrapped("", stats.verdict), *_figures(stats))
+
+
+_COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8b929a"}
+
+
+def html(stats: Stats) -> str:
+    """The same for a notebook, with the colour of the judgement beside the verdict."""
+    from penstock.stats._verdict import judgement
+
+    colour = _COLOURS[judgement(stats)]
+    said = f'<p style="margin:8px 0;padding:4px 12px;border-left:4px solid {colour}">{escape(stats.verdict)}</p>'
+    name, *settings = map(escape, _head(stats))
+    small = f'<div style="opacity:0.7">{" ".join(settings)}</div>'
+    figures = f'<pre style="line-height:1.3">{escape(_joined(*_figures(stats)))}</pre>'
+    return f"<div><strong>{name}</strong>{small}{said}{figures}</div>"
+
+
+def _figures(stats: Stats) -> Iterator[Iterable[str]]:
+    yield _periods(stats)
+    yield _workers(stats.epoch)
+    yield _rest(stats)
+
+
+def _joined(*parts: Iterable[str]) -> str:
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
 
 def _head(stats: Stats) -> Iterator[str]:
     yield _cut(stats.name)
-    given = {name: stats.settings.get(name) for name in _SETTINGS}
-    shown = [f"{name}={value!r}" for name, value in given.items() if value not in (None, _SETTINGS[name])]
-    yield from _wrapped("", ", ".join(shown))
-
-
-def _verdict(stats: Stats) -> Iterator[str]:
-    yield from _wrapped("", stats.verdict or f"No verdict yet: {_batches(stats.life)} are too few.")
-
-
-def _batches(period: Period) -> str:
-    return f"{count(period.batches)} batch{'' if period.batches == 1 else 'es'} in {seconds(period.seconds)}"
+    settings = settings_of(stats.settings)
+    yield from _wrapped("", ", ".join(f"{name}={_cut(repr(value), 60)}" for name, value in settings.items()))
 
 
 # The epoch beside the life, which the first epoch has no need of.
@@ -162,7 +169,7 @@ def _rest(stats: Stats) -> Iterator[str]:
         yield from _wrapped("first batch", f"{seconds(first.total)}" + (f" = {shown}{ship}" if shown else ""))
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
-        keys = (f"{_cut(str(slow.key), 40)} ({seconds(slow.seconds)})" for slow in slowest[:_MOST_SLOW])
+        keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])
         yield from _wrapped("slowest samples", ", ".join(keys))
     strays = f", {size(memory.strays)} outside of the pool" if memory.strays else ""
     yield from _wrapped("memory", f"{size(memory.lent)} lent, {size(memory.pooled)} pooled{strays}")

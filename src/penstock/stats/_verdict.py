@@ -25,23 +25,45 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """One or two sentences with the numbers and the remedy; "" if there is too little to judge by."""
-    rule = rule_of(stats)
-    return say(rule.text, Facts(stats)) if rule else ""
+    """One or two sentences with the numbers and the remedy, or that there is too little to judge by."""
+    rule, facts = rule_of(stats), Facts(stats)
+    return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
 
 def rule_of(stats: Stats) -> Rule | None:
     """The rule that speaks in the verdict; None if there is too little to judge by."""
     facts = Facts(stats)
-    return next(rule for rule in RULES if rule.holds(facts)) if facts.enough else None
+    if facts.enough or _store_is_silent(facts):
+        return next(rule for rule in RULES if rule.holds(facts))
+    return None
 
+
+def judgement(stats: Stats) -> str:
+    """How good that is: "good", "fair", "poor", or "none" if there is too little to judge by."""
+    rule, facts = rule_of(stats), Facts(stats)
+    if rule is None:
+        return "none"
+    if rule.holds in (_store_is_silent, _throttled, _swaps):
+        return "poor"
+    if _starts(facts):
+        return "fair"
+    return "good" if facts.waiting < WAITS else "fair" if facts.waiting < WAITS_LONG else "poor"
+
+
+TOO_EARLY = "It is too early for a verdict: {batches}. It needs {least} batches, and 0.2 s after the first."
+NOTHING_YET = "No batch was handed out yet."
 
 NOTHING_TO_GAIN = 0.01  # the loop waits for a smaller share of its time
 WAITS = 0.05  # the loop waits for a share that is worth a change of settings
+WAITS_LONG = 0.3  # the loop waits for a share that is most of what a user complains about
 ALL_BUSY = 0.75  # workers work for at least this share of their time
 
 
 # What slows down everything.
+
+
+def _store_is_silent(facts: Facts) -> bool:
+    return facts.stats.outage is not None
 
 
 def _throttled(facts: Facts) -> bool:
@@ -71,6 +93,11 @@ def _workers_wait_for_room(facts: Facts) -> bool:
 
 
 # Causes that have a name.
+
+
+def _cache_is_small(facts: Facts) -> bool:
+    cache = facts.period.cache
+    return cache is not None and 0 < cache.limit < cache.needed and cache.evicted > 0
 
 
 def _starts_often(facts: Facts) -> bool:
@@ -149,7 +176,7 @@ def _samples_wait(facts: Facts) -> bool:
 
 def _own_process_is_slow(facts: Facts) -> bool:
     # Workers explain no more waiting than the time that they worked, or would have worked if they had a processor.
-    explained = facts.busy + facts.stats.machine.delayed
+    explained = facts.busy + facts.delayed
     return facts.workers > 0 and explained < 0.5 * facts.waited
 
 
@@ -159,6 +186,12 @@ def _wait_in_turn(facts: Facts) -> bool:
 
 
 RULES = (
+    Rule(
+        "silent store",
+        _store_is_silent,
+        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are repeated, and "
+        "batches go on when it answers. Look at the network, the service's status and your credentials.",
+    ),
     Rule(
         "throttled",
         _throttled,
@@ -186,6 +219,12 @@ RULES = (
         "little to gain",
         _loop_hardly_waits,
         "{loop_waited}: your loop is the bottleneck, and faster loading would gain {waiting} at most.",
+    ),
+    Rule(
+        "small cache",
+        _cache_is_small,
+        "{loop_waited}. The cache of remote files holds {cache_limit}, and the blocks that are in use at the same "
+        "time take {cache_needed}: they are downloaded several times. Raise cache_bytes=, or use a smaller window=.",
     ),
     Rule(
         "start-up in each epoch",
@@ -268,7 +307,7 @@ RULES = (
         "fetch",
         _all_busy,
         "{loop_waited}. Workers were busy {busy} of their time ({parts}), and with your loop they used "
-        "{cpu_used} of {cpus}: {workers_on_free_cpus}, or make samples cheaper.",
+        "{cpu_used} of {cpus}: {workers_on_free_cpus}, or make samples cheaper{decode}.",
     ),
     Rule(
         "own process",

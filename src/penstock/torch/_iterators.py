@@ -6,7 +6,6 @@ name in a profile, and the attributes that frameworks look for.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -40,6 +39,11 @@ from penstock.torch._worker import Replica, sealed
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop."""
 
+    @property
+    def steps_before(self) -> int:
+        """See `Reader.steps_before`."""
+        return _steps_before(self._cursor)
+
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
@@ -51,7 +55,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._into = None if cast is None else Into(cast.root(), np.empty)
         self._deliver = partial(private.pin, device=self._pin_memory_device) if self._pin_memory else None
         self._measures = measured(loader).measures
-        self._measures.begin_epoch(0)
+        self._measures.begin_epoch(next(measured(loader).runs))
         self._stopwatch = Stopwatch(self._measures.meter)
         _begun(loader, cursor)
 
@@ -102,6 +106,11 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
+    @property
+    def steps_before(self) -> int:
+        """See `Reader.steps_before`."""
+        return _steps_before(self._cursor)
+
     @never_ends
     def __init__(self, loader: Any) -> None:
         self._engine: Engine | None = None
@@ -112,7 +121,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         self._profile_name = private.profiled_as(private.WorkersIterator)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
-        self._runs = itertools.count()
+        self._runs = measured(loader).runs
         self._reset(loader, first_iter=True)
 
     __len__ = never_ends(private.BaseIterator.__len__)
@@ -191,6 +200,11 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
                 engine.close()
 
     __del__ = finalizer(_shutdown_workers)
+
+
+def _steps_before(cursor: Cursor) -> int:
+    begin = cursor.progress.begin
+    return begin.steps + len(begin.beyond)
 
 
 class _Closed:

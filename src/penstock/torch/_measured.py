@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from functools import partial
@@ -20,6 +21,7 @@ class Measured:
 
     def __init__(self, loader: Any) -> None:
         self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.runs = itertools.count()  # of all its iterators: torch's loader does not count epochs
         self._settings: dict[str, Any] = {}
         name = f"{type(loader).__name__}({type(loader.dataset).__name__})"
         self.measures = Measures(name, self._settings.copy, partial(_living, self.engines))

@@ -22,6 +22,7 @@ from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
+from penstock._work.paths import path_of
 from penstock._work.runner import Job
 from penstock._work.samples import StreamEnded
 from penstock.errors import RemoteTraceback
@@ -153,7 +154,8 @@ class Replica:
         sample = self._get(key)
         took = perf_counter_ns() - before
         if self.gauge.sample(took):
-            self.gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr)))
+            path = path_of(self._job.dataset, key)
+            self.gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr), path))
         return sample
 
     def _pull(self, task: Task) -> Any:

@@ -57,6 +57,7 @@ class ProcessBackend:
 
     copies_dataset = True
     leaves_nothing = False
+    shares_gauges = True  # workers write to them at any moment, also while they are busy
     clock = staticmethod(time.monotonic)
 
     def __init__(

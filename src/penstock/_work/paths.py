@@ -1,0 +1,25 @@
+"""The file of a sample, where a dataset has a list of them: people know their samples by path, not by number."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
+"""Attributes in which datasets keep a path for each sample, or a tuple that begins with it."""
+
+
+def path_of(dataset: Any, key: Any, depth: int = 4) -> str:
+    """The path of a sample's file; "" if the dataset does not say it. Calls nothing of the dataset's own code."""
+    try:
+        held = vars(dataset)
+        for name in _LISTS:
+            found = held[name][key] if name in held and type(key) is int else None
+            first = found[0] if isinstance(found, (tuple, list)) and found else found
+            if isinstance(first, (str, os.PathLike)):
+                return os.fspath(first)
+        if depth and "dataset" in held and "indices" in held:  # a Subset
+            return path_of(held["dataset"], int(held["indices"][key]), depth - 1)
+    except Exception:
+        pass
+    return ""
