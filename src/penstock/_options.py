@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from penstock.plan._seeds import check_generator
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext  # takes 8 ms, and only processes need it
+
+OnError = Literal["raise", "skip", "replace"]
+LastBatch = Literal["keep", "drop", "pad", "rollover"]
+Casting = Literal["checked", "unsafe"]
 
 # Steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2
@@ -75,8 +79,9 @@ class Options:
         given["auto"] = _automatic(is_stream, given)
         _check_values(given)
         _check_workers(given)
-        given["shard"] = _shard(given["shard"])
+        given["shard"] = shard_of(given["shard"])
         _check_order(is_stream, given)
+        _check_split(given)
         given["last_batch"] = _last_batch(is_stream, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
@@ -254,7 +259,34 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 
 
-def _shard(given: Any) -> Shard:
+# How samplers name the rank that they read for, and the number of ranks: torch's and ours, and accelerate's.
+_SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
+
+
+def splits(sampler: object) -> bool:
+    """True if a sampler, or one inside of it, gives this rank its own part of the keys."""
+    while sampler is not None:
+        for names in _SPLITS:
+            rank, world = (getattr(sampler, name, None) for name in names)
+            if is_int(rank, 0) and is_int(world, 2):
+                return True
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+    return False
+
+
+def _check_split(given: dict[str, Any]) -> None:
+    shard, sampler = given["shard"], given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+    if shard.world > 1 and splits(sampler):
+        raise ValueError(
+            f"shard={tuple(shard)} and {type(sampler).__name__} both split the data: each rank would get only a part "
+            "of its part. Leave out one of them. (A library that adds the sampler has a setting for it; in "
+            "Lightning: use_distributed_sampler=False.)"
+        )
+
+
+def shard_of(given: Any) -> Shard:
+    """The shard that the argument `shard=` says; raises if it says none."""
     if given is None:
         return Shard(0, 1)
     if isinstance(given, str) and given == "auto":
