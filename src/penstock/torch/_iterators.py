@@ -43,7 +43,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
         self._sampler_iter = cursor.keys(self)
-        self._num_yielded = cursor.progress.steps
+        self._num_yielded += cursor.progress.steps  # SpeechBrain's patched constructor may have skipped some
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
@@ -133,7 +133,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             figures.engines.add(engine)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
-        self._num_yielded = steps + len(beyond)
+        self._num_yielded += steps + len(beyond)
         keys = cursor.keys(self)
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
