@@ -43,6 +43,14 @@ from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
 
+# Modules that users import by name.
+_MODULES = ("errors", "formats", "image", "records", "stats", "testing", "torch")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__", *(name for name in _MODULES if name in globals())])
+
+
 __all__ = [
     "ArrayDataset",
     "Batch",

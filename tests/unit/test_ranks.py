@@ -17,7 +17,7 @@ from penstock import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from penstock._options import from_environment
+from penstock._options import this_rank
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3"}
 SLURM = {"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}
@@ -42,13 +42,13 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ids=str,
 )
 def test_each_launcher_is_understood(environment: dict[str, str], shard: tuple[int, int]) -> None:
-    assert from_environment(environment) == shard
+    assert this_rank(environment) == shard
 
 
 def test_the_launcher_nearest_to_the_program_is_asked() -> None:
     """A SLURM job may start one torchrun or mpirun for each node, and these start the ranks."""
-    assert from_environment({**SLURM, **OPEN_MPI}) == (0, 2)
-    assert from_environment({**SLURM, **OPEN_MPI, **TORCHRUN}) == (2, 3)
+    assert this_rank({**SLURM, **OPEN_MPI}) == (0, 2)
+    assert this_rank({**SLURM, **OPEN_MPI, **TORCHRUN}) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_launcher_nearest_to_the_program_is_asked() -> None:
 )
 def test_what_does_not_fit_together_is_an_error_that_says_it(environment: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        from_environment(environment)
+        this_rank(environment)
 
 
 def test_auto_is_resolved_when_the_loader_is_made(no_launcher: pytest.MonkeyPatch) -> None:

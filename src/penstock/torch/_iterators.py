@@ -28,6 +28,7 @@ from penstock._work.runner import Job
 from penstock.backends._process.backend import start
 from penstock.backends._process.methods import choose_method, configured_method, is_chosen
 from penstock.torch import _private as private
+from penstock.torch._collate import explained
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
 from penstock.torch._measured import measured
@@ -57,8 +58,10 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        if fetcher.collate_fn is default_collate:
+            fetcher.collate_fn = explained
         if self._cursor.is_stream:
-            fetcher = self._dataset_fetcher
             fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 

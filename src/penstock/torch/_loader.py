@@ -8,7 +8,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypedDict, TypeVar
 
 import torch.utils.data
 
@@ -24,7 +24,7 @@ from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
-from penstock.torch._measured import measures_of, stats
+from penstock.torch._measured import close, measures_of, stats
 from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
@@ -315,6 +315,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "its batches. Use num_workers=1 or more, or seed=."
             )
         return measures_of(self).trace(path)
+
+    def close(self) -> None:
+        """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
+        core = vars(self).get("_penstock")
+        close(self) if core is None else core.close()
+        self._iterator = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")}
+        shown |= self._given.arguments
+        given = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
     @_Shown
     def _is_accelerate_prepared(self) -> bool:
