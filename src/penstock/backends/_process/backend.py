@@ -94,7 +94,7 @@ class ProcessBackend:
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         began = time.perf_counter()
-        Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
+        Launcher(method, main, payload, theirs, among=self._launchers)
         self.shipped = 0.0 if method == "fork" else time.perf_counter() - began
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
