@@ -280,13 +280,14 @@ _SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 def splits(sampler: object) -> bool:
     """True if a sampler, or one inside of it, gives this rank its own part of the keys."""
-    while sampler is not None:
-        for names in _SPLITS:
-            rank, world = (getattr(sampler, name, None) for name in names)
-            if is_int(rank, 0) and is_int(world, 2):
-                return True
-        inner = getattr(sampler, "batch_sampler", None)
-        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+    with suppress(Exception):  # attributes of the user's
+        for _ in range(8):  # an object that has every attribute, such as a mock, has no innermost sampler
+            for names in _SPLITS:
+                rank, world = (getattr(sampler, name, None) for name in names)
+                if is_int(rank, 0) and is_int(world, 2):
+                    return True
+            inner = getattr(sampler, "batch_sampler", None)
+            sampler = getattr(sampler, "sampler", None) if inner is None else inner
     return False
 
 
@@ -350,11 +351,11 @@ _has_warned = False
 def warn_of_ranks(dataset: object) -> None:
     """Warns, once in a process, if this is one of several ranks. Nothing splits the data of the loader."""
     global _has_warned
-    if _has_warned or splits(dataset):
+    if _has_warned:
         return
     with suppress(ValueError):
         rank, world = this_rank(os.environ)
-        if world > 1:
+        if world > 1 and not splits(dataset):
             _has_warned = True
             warn_caller(
                 f"This is rank {rank} of {world}, and the loader has seed= without shard=, so every rank gets the "

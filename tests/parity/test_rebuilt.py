@@ -247,6 +247,8 @@ def test_what_is_tuned_is_tuned_again() -> None:
     again = as_lightning(DataLoader(Noisy(), num_workers="auto", max_workers=2, seed=4))
     assert again._auto == {"num_workers": "auto"}
     assert again._ours["max_workers"] == 2
+    again.num_workers = 1
+    assert as_lightning(again)._auto == {}
 
 
 def test_a_timeout_is_an_ordinary_number() -> None:

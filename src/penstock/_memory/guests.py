@@ -23,7 +23,6 @@ GUESTS = {"torch": "penstock.torch._tensors"}
 """Top-level package of a guest -> the module of penstock that knows its classes, as `GUEST`."""
 
 
-
 def _ranks_in_ray(train: Any) -> tuple[int, int] | None:
     context = train.get_context()
     return context.get_world_rank(), context.get_world_size()

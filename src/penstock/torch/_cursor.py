@@ -282,15 +282,18 @@ def state_of(loader: Any) -> dict[str, Any]:
             "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
             "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
-            "ahead": take_states(sorted(_drawn_later(loader, cursor))),
+            "ahead": _ahead(loader, cursor),
         },
     }
 
 
-def _drawn_later(loader: Any, cursor: Cursor) -> set[str]:
-    """The global generators from which the rest of the epoch is still to be drawn."""
-    seeds = loader.num_workers and loader.generator is None and cursor.base_seed is None
-    return ({"torch"} if seeds else set()) | (set() if cursor.sampling is None else cursor.sampling.draws_from)
+def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
+    """The states of the global generators from which the epoch is still to be drawn."""
+    names = set() if cursor.sampling is None else cursor.sampling.draws_from
+    if loader.num_workers and loader.generator is None and cursor.base_seed is None:
+        names |= {"torch"}
+    # None: of a bit generator that the user has put into numpy.
+    return {name: state for name, state in take_states(sorted(names)).items() if state is not None}
 
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
@@ -346,6 +349,6 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     copies = [Copy.parse(plain, cursor.dataset) for plain in part["workers"]]
     if len(copies) != len(cursor._copies):
         raise ValueError(f"it has positions of {len(copies)} dataset copies, not of {len(cursor._copies)}")
-    ahead = dict(part.get("ahead") or {})  # a state of an older penstock has none
-    parse_states(ahead)
+    ahead = part.get("ahead") or {}  # a state of an older penstock has none
+    ahead = {name: ahead[name] for name in parse_states(ahead)}
     return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"], ahead)

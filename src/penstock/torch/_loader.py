@@ -8,6 +8,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypedDict, TypeVar
 
 import torch.utils.data
@@ -114,7 +115,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     dtype: Any
     casting: Casting
 
-    # Every argument of torch's and ours. `_shown_signature` shows those of the installed torch.
+    # Every argument of torch's and ours. `__signature__`, below, has those of the installed torch.
     def __init__(
         self,
         dataset: Keyed[Any] | Iterable[Any],
@@ -221,6 +222,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if name == "num_workers" and "_ours" in vars(self) and (value != self.num_workers or name in self._auto):
             self._resize(value)
             self._auto = {one: "auto" for one in self._auto if one != name}
+            self._given = replace(self._given, auto=tuple(self._auto))
+            self.timeout = self.timeout  # which has what is given
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
@@ -330,7 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")}
-        shown |= self._given.arguments
+        shown |= {} if "_given" not in vars(self) else self._given.arguments
         given = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
