@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from urllib.parse import quote_plus, unquote
 
 from penstock._measure.cached import counting
+from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
 from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
@@ -19,17 +20,13 @@ from penstock.errors import RemoteError, RemoteFileNotFound
 T = TypeVar("T")
 
 Storage = Mapping[str, Any]
-"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
+"""Options of a store, such as `{"region": "eu-central-1"}`: see `options`."""
 
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
-_OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
-SERVERS = ("endpoint", "base_url")
-"""Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
-
-_PLACES = (*SERVERS, "account_name")  # tell one bucket from another of the same name
+_PLACES = ("endpoint", "base_url", "account_name")  # tell one bucket from another of the same name
 _OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
 
 
@@ -67,7 +64,8 @@ class Remote:
     """
 
     def __init__(self, root: str, user: str, storage: Storage) -> None:
-        self._root, self._user, self._storage = root, user, dict(storage)
+        self._is_own = scheme_of(root) in SCHEMES
+        self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._store: Store | None = None
         self._process = 0
         self._lock = threading.Lock()
@@ -171,6 +169,8 @@ class Remote:
 
     def _secrets(self) -> tuple[str, ...]:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
+        if self._is_own:  # a variable may name a proxy with its password
+            found += _texts(client_options(self._root, self._storage))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
         found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
@@ -206,7 +206,7 @@ def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
 
 def _connect(root: str, user: str, storage: Storage) -> Store:
     scheme = scheme_of(root)
-    if scheme in _OWN:
+    if scheme in SCHEMES:
         from penstock._remote.objects import Objects
 
         return Objects(root, user, storage)

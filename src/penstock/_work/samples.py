@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock._at_work import Source
 from penstock._measure.gauges import Slow
+from penstock._panics import raise_ordinary
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
@@ -126,8 +127,9 @@ class Samples(Source):
         self._loop = keys, left, range(first, first + len(keys))
         try:
             return self._timed(get, left) if self._runner.gauge.times else [get(key) for key in left]
-        except BaseException:
+        except BaseException as error:
             self.name_sample()
+            raise_ordinary(error)
             raise
 
     def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:

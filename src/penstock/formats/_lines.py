@@ -104,6 +104,8 @@ class JsonLines(TextLines):
             byte = len(text[: getattr(error, "pos", 0)].encode())
             why = getattr(error, "msg", error)  # without json's own numbers of line and byte
             what = f"the line is not JSON: {why}. Each line must be one value; this one begins with {text[:40]!r}"
+            if text.strip() in ("[", "{"):
+                what += ". If the file is one value over many lines, read it by json.load, or write it by jq -c '.[]'"
             self._refuse(number, row, byte, what)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import penstock.formats as formats
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats import _others
 from penstock.formats._access import Access
 from penstock.formats._archive import HEADER, is_archive
 from penstock.formats._extents import refuse_compressed
@@ -43,11 +44,13 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
         return _made(name, given[0], settings)
     files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
+    if name == "TextLines" and len(given) == 1 and os.path.isdir(given[0]):
+        _others.refuse_beside_text(os.path.abspath(given[0]), _PICTURES)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
-            "of a sample: penstock.open(path, dtype='uint16', length=1024), or in a terminal penstock inspect PATH "
-            "--dtype uint16 --length 1024."
+            "of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal penstock "
+            "inspect PATH --dtype uint16 --length 1025."
         )
     if name in ("RecordFile", "CaffeLMDB"):
         if len(files) > 1:
@@ -78,6 +81,9 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
         with suppress(FileNotFoundError):
             if prefixes != meant:
                 return find_files(prefixes, ends, "penstock.open", access)
+        folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
+        for said in filter(None, (_others.of_folder(folder, _PICTURES) for folder in folders)):
+            raise FormatError(said) from None
         raise
 
 
@@ -143,13 +149,12 @@ def _name_of(file: AnyFile) -> str:
         return "CaffeLMDB"
     if is_archive(begin):
         return "Tar"
-    refuse_compressed(file)
     end = os.path.splitext(file.path)[1].lower()
+    if end not in _ENDS and (said := _others.advice(file)):
+        raise FormatError(said)
+    refuse_compressed(file)
     if end not in _ENDS:
-        raise FormatError(
-            f"{file.path}: the format is not known. Its name ends in {end!r}, and it begins with {begin[:16]!r}. Use "
-            "the class that reads it: penstock.formats has one for each format."
-        )
+        raise FormatError(_others.unknown(file, _PICTURES))
     return _ENDS[end]
 
 

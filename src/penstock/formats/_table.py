@@ -69,11 +69,12 @@ class Table(Format):
     def _set_kept(self) -> None:
         self._kept: Kept[int, Block] = Kept(self.keep)
         self._shared: Shared | None = None
+        self._mapped: set[int] = set()  # blocks of `_kept` that are shared memory
         self._decoded = self._used = 0  # rows
         self._is_judged = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared", "_mapped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -157,8 +158,11 @@ class Table(Format):
         found = self._shared.get(number, lambda: [self._serialized(number)])
         if found is None:
             return self._decode(number), False
-        self._kept.drop({*self._kept} - self._shared.blocks())
-        return deserialized(found)[0], True
+        # A block that could not be shared counts as one of this process, and stays while `keep` bytes have room.
+        shared = self._shared.blocks()
+        self._kept.drop(self._mapped - shared)
+        self._mapped = (self._mapped | {number}) & shared
+        return deserialized(found)[0], number in shared
 
     def _serialized(self, number: int) -> NDArray[np.uint8]:
         batch = self._decode(number)
@@ -169,7 +173,7 @@ class Table(Format):
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
-        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept))
+        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept, self.keep))
 
     def _decode(self, number: int) -> Any:
         counting().decoded += 1
