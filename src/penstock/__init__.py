@@ -1,5 +1,6 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
+from penstock._memory.guests import GUESTS as _GUESTS
 from penstock._open import open
 from penstock._progress import progress
 from penstock.batch import Batch
@@ -42,6 +43,14 @@ from penstock.stats._hooks import on_stats
 from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
+
+# Modules that users import by name.
+_MODULES = ("errors", "formats", "image", "records", "stats", "testing", *_GUESTS)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__", *(name for name in _MODULES if name in globals())])
+
 
 __all__ = [
     "ArrayDataset",

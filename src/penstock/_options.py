@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock._fill.cast import Cast
+from penstock._memory.guests import ranks_of_libraries
+from penstock._warning import warn_caller
 from penstock.backends import _base as backends
 from penstock.plan._blocks import WINDOW
 from penstock.plan._samplers import order_of
@@ -21,6 +23,10 @@ from penstock.plan._seeds import check_generator
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext  # takes 8 ms, and only processes need it
+
+OnError = Literal["raise", "skip", "replace"]
+LastBatch = Literal["keep", "drop", "pad", "rollover"]
+Casting = Literal["checked", "unsafe"]
 
 # Steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2
@@ -31,6 +37,9 @@ class Shard(NamedTuple):
 
     rank: int
     world: int
+
+
+ONE = Shard(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,7 @@ class Options:
     casting: str
     max_workers: int | None
     auto: tuple[str, ...]  # the settings that are tuned: they are the present numbers here
+    is_unsplit: bool  # with a seed, all ranks would read the same: neither shard= nor a sampler splits the data
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
@@ -75,8 +85,11 @@ class Options:
         given["auto"] = _automatic(is_stream, given)
         _check_values(given)
         _check_workers(given)
-        given["shard"] = _shard(given["shard"])
+        sampler = given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+        given["is_unsplit"] = given["seed"] is not None and given["shard"] is None and not splits(sampler)
+        given["shard"] = shard_of(given["shard"])
         _check_order(is_stream, given)
+        _check_split(given)
         given["last_batch"] = _last_batch(is_stream, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
@@ -182,6 +195,11 @@ def _check_values(given: dict[str, Any]) -> None:
         if given[name] is not None and not callable(given[name]):
             raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
     check_generator(given["generator"])
+    if seed is not None and given["generator"] is not None:
+        raise ValueError(
+            f"seed={seed} and generator= were both given, but the generator is only for drawing a seed. Leave one of "
+            "them out."
+        )
 
 
 # Settings that have no meaning without workers, and the values that count as not given.
@@ -198,6 +216,8 @@ _NEED_WORKERS: dict[str, tuple[Any, ...]] = {
 def _check_workers(given: dict[str, Any]) -> None:
     backend, context = given["backend"], given["multiprocessing_context"]
     if given["num_workers"] == 0:
+        if backend is not None and backends.is_ray(backend):
+            raise ValueError(f'backend="{backend}" needs workers: give num_workers=1 or more, or leave backend= out.')
         for name, unset in _NEED_WORKERS.items():
             if given[name] not in unset:
                 raise ValueError(
@@ -254,11 +274,39 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 
 
-def _shard(given: Any) -> Shard:
+# How samplers name the rank that they read for, and the number of ranks: torch's and ours, and accelerate's.
+_SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
+
+
+def splits(sampler: object) -> bool:
+    """True if a sampler, or one inside of it, gives this rank its own part of the keys."""
+    with suppress(Exception):  # attributes of the user's
+        for _ in range(8):  # an object that has every attribute, such as a mock, has no innermost sampler
+            for names in _SPLITS:
+                rank, world = (getattr(sampler, name, None) for name in names)
+                if is_int(rank, 0) and is_int(world, 2):
+                    return True
+            inner = getattr(sampler, "batch_sampler", None)
+            sampler = getattr(sampler, "sampler", None) if inner is None else inner
+    return False
+
+
+def _check_split(given: dict[str, Any]) -> None:
+    shard, sampler = given["shard"], given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+    if shard.world > 1 and splits(sampler):
+        raise ValueError(
+            f"shard={tuple(shard)} and {type(sampler).__name__} both split the data: each rank would get only a part "
+            "of its part. Leave out one of them. (A library that adds the sampler has a setting for it; in "
+            "Lightning: use_distributed_sampler=False.)"
+        )
+
+
+def shard_of(given: Any) -> Shard:
+    """The shard that the argument `shard=` says; raises if it says none."""
     if given is None:
-        return Shard(0, 1)
+        return ONE
     if isinstance(given, str) and given == "auto":
-        return from_environment(os.environ)
+        return this_rank(os.environ)
     try:
         rank, world = given
     except (TypeError, ValueError):
@@ -277,16 +325,48 @@ def _shard(given: Any) -> Shard:
 
 
 # In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers that it started.
-_LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE"),
+_TORCHRUN = ("torchrun", "RANK", "WORLD_SIZE")
+_SCHEDULERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
 )
 
 
-def from_environment(environment: Mapping[str, str]) -> Shard:
-    """The shard of this process from the first launcher whose variables are set; (0, 1) if there is none."""
-    for launcher, *names in _LAUNCHERS:
+def this_rank(environment: Mapping[str, str]) -> Shard:
+    """The shard of this process: from torchrun's variables, a library that has ranks, or a scheduler's variables.
+
+    (0, 1) if there are none.
+    """
+    return _of_variables(environment, _TORCHRUN) or _of_libraries() or _of_variables(environment, *_SCHEDULERS) or ONE
+
+
+def _of_libraries() -> Shard | None:
+    found = ranks_of_libraries()
+    return None if found is None else Shard(*found)
+
+
+_has_warned = False
+
+
+def warn_of_ranks(dataset: object) -> None:
+    """Warns, once in a process, if this is one of several ranks. Nothing splits the data of the loader."""
+    global _has_warned
+    if _has_warned:
+        return
+    with suppress(ValueError):
+        rank, world = this_rank(os.environ)
+        if world > 1 and not splits(dataset):
+            _has_warned = True
+            warn_caller(
+                f"This is rank {rank} of {world}, and the loader has seed= without shard=, so every rank gets the "
+                'same batches. Use shard="auto": each rank gets its part of each step. If each rank has its own '
+                "dataset, or only one rank reads, say so with shard=(0, 1).",
+                UserWarning,
+            )
+
+
+def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, str]) -> Shard | None:
+    for launcher, *names in launchers:
         values = [environment.get(name) for name in names]
         if values == [None, None]:
             continue
@@ -303,7 +383,7 @@ def from_environment(environment: Mapping[str, str]) -> Shard:
             "rank, counted from 0, and the number of ranks. Start the program with it, unset both, or pass "
             "shard=(rank, world)."
         )
-    return Shard(0, 1)
+    return None
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:

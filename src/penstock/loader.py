@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
 from penstock._interrupts import Loan
-from penstock._options import Options, is_int
+from penstock._options import Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._wire.updates import Setting
@@ -34,15 +34,21 @@ from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan._seeds import draw_key
-from penstock.source._dataset import is_stream
+from penstock.source._dataset import Keyed, is_stream, to_load_in_parallel
 from penstock.source._nested import fingerprint_of
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
+    from typing_extensions import TypeVar as WithDefault
+
+    # The batches: what collate_fn returns. Without one they depend on the samples, and are Any.
+    _T_co = WithDefault("_T_co", covariant=True, default=Any)
+else:
+    _T_co = TypeVar("_T_co", covariant=True)
+
 __all__ = ["DataLoader"]
 
-_T_co = TypeVar("_T_co", covariant=True)
 _I = TypeVar("_I", bound=Reader)
 _SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
@@ -72,13 +78,14 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
       `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
-    - `generator`: a seed that you do not give is drawn from this numpy Generator, or else from numpy's global one.
+    - `generator`: without `seed`, a seed is drawn from this numpy Generator, or else from numpy's global one.
     - `shuffle`: a new order in each epoch. The default is the order of the keys. "blocks" is for a dataset with
       `blocks`, as those of `penstock.formats` have: a random order that needs at most `window` blocks (16) at a time.
     - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
       replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
-    - `shard`: `(rank, world)`, or "auto" under torchrun, SLURM or Open MPI: this loader gets one rank's share of each
-      step: `world * batch_size` samples of the order that all ranks compute from their common seed.
+    - `shard`: `(rank, world)`, or "auto" under torchrun, Ray Train, `jax.distributed`, Open MPI or SLURM: this loader
+      gets one rank's share of each step: `world * batch_size` samples of the order that all ranks compute from their
+      common seed.
     - `last_batch`: the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
       `Batch.pad`; the default with ranks), or "rollover" (its samples begin the next epoch). `drop_last=True`
       means "drop".
@@ -112,12 +119,12 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Keyed[Any] | Iterable[Any],
         batch_size: int | None = 1,
-        shuffle: bool | str | None = False,
+        shuffle: bool | Literal["blocks"] | None = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int | str = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[Any], _T_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -126,27 +133,27 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         multiprocessing_context: str | BaseContext | None = None,
         generator: np.random.Generator | None = None,
         *,
-        prefetch_factor: int | str | None = None,
+        prefetch_factor: int | Literal["auto"] | None = None,
         persistent_workers: bool | None = None,
         pin_memory_device: str = "",
         in_order: bool = True,
-        backend: str | None = None,
+        backend: Literal["process", "thread", "ray"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         seed: int | None = None,
         retries: int = 2,
         hang: float | None = None,
-        shard: tuple[int, int] | str | None = None,
-        last_batch: str | None = None,
-        on_error: str = "raise",
+        shard: tuple[int, int] | Literal["auto"] | None = None,
+        last_batch: LastBatch | None = None,
+        on_error: OnError = "raise",
         max_errors: int | None = None,
         dtype: Any = None,
-        casting: str = "checked",
+        casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
-        self._dataset = dataset
+        self._dataset: Any = dataset
         self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
         self._seed = self._options.seed
         self._length: int | None = None
@@ -286,8 +293,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(
-                "A stream without load() is read by a worker, which cannot read prefetched batches again. Define "
-                "load(item) in the stream, or use num_workers=0."
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. "
+                f"{to_load_in_parallel(self._dataset)}; or use num_workers=0."
             )
         self._engines.update(Setting(attributes) if change is None else change, self._dataset)
         self._length = self._feed.length()
@@ -390,6 +397,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
+        if options.is_unsplit:
+            warn_of_ranks(self._dataset)
         timeout = options.timeout if 0 < options.timeout < math.inf else None
         measures = self._measures
         own = self._release, self.__len__, self._deliver, measures, self._tick

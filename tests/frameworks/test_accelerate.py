@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from torch import Tensor
 
 import penstock.torch
@@ -77,3 +78,38 @@ def test_batches_skipped_on_resuming_are_those_that_torch_skips() -> None:
         run = seeded(resumed)
     assert run.served == 1
     assert run == expected
+
+
+def test_prepare_keeps_our_arguments_with_and_without_enable() -> None:
+    def keys(loader: Any) -> list[Any]:
+        return [(batch["labels"].tolist(), batch["labels"].dtype) for _ in range(EPOCHS) for batch in loader]
+
+    def loader() -> Any:
+        dtype = {"labels": "float16"}
+        return penstock.torch.DataLoader(NoisyPoints(), BATCH, shuffle=True, seed=5, dtype=dtype, casting="unsafe")
+
+    expected = keys(loader())
+    torch.manual_seed(1)
+    assert keys(Accelerator(cpu=True).prepare(loader())) == expected
+    with enabled():
+        torch.manual_seed(2)
+        assert keys(Accelerator(cpu=True).prepare(loader())) == expected
+
+
+def test_a_shard_beside_accelerates_own_is_an_error() -> None:
+    loader = penstock.torch.DataLoader(NoisyPoints(), BATCH, seed=5, shard=(0, 2))
+    with pytest.raises(ValueError, match="Leave shard= out"):
+        next(iter(Accelerator(cpu=True).prepare(loader)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_of_accelerate_has_its_part_of_the_seeded_order(rank: int) -> None:
+    def batches(rank: int) -> list[Any]:
+        loader = penstock.torch.DataLoader(NoisyPoints(), BATCH, shuffle=True, seed=5)
+        part = prepare_data_loader(loader, num_processes=2, process_index=rank)
+        return [batch["labels"].tolist() for batch in part.base_dataloader]
+
+    torch.manual_seed(rank)
+    found = batches(rank)
+    assert found == batches(rank)
+    assert found != batches(1 - rank)

@@ -178,3 +178,19 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_rest_of_it(tmp
 
 def test_a_run_resumed_at_the_end_of_an_epoch_has_all_of_the_next(tmp_path: Path) -> None:
     assert labels_after(tmp_path, 7, save_on_train_epoch_end=True) == IN_SEQUENCE
+
+
+def test_loaders_that_lightning_makes_keep_all_of_our_arguments() -> None:
+    """In a hook Lightning notes the arguments of the constructor; a loader that it is given has attributes only."""
+    options: dict[str, Any] = {"seed": 3, "dtype": "float64", "on_error": "skip", "num_workers": "auto"}
+    given, made = trainer(), trainer()
+    given.predict(Module(), make_loader(penstock.torch.DataLoader, **options))
+
+    class Predicting(Module):
+        def predict_dataloader(self) -> Any:
+            return make_loader(penstock.torch.DataLoader, **options)
+
+    made.predict(Predicting())
+    for loader in (given.predict_dataloaders, made.predict_dataloaders):
+        assert (loader.seed, loader.dtype, loader.on_error) == (3, "float64", "skip")
+        assert loader._auto == {"num_workers": "auto"}

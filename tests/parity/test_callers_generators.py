@@ -198,8 +198,8 @@ def test_with_a_seed_they_are_untouched_with_workers(case: Any, operations: list
     untouched(operations, made(seeded, case, num_workers=1))
 
 
-def seeded(data: Any, **more: Any) -> Any:
-    return penstock.torch.DataLoader(data, seed=3, **more)
+def seeded(data: Any, generator: Any = None, **more: Any) -> Any:
+    return penstock.torch.DataLoader(data, seed=3, **more)  # which takes no generator beside it
 
 
 class Draws:

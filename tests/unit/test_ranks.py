@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +12,17 @@ import numpy as np
 import pytest
 
 from penstock import (
+    BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    _options,
 )
-from penstock._options import from_environment
+from penstock._options import this_rank
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3"}
 SLURM = {"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}
@@ -42,13 +47,13 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ids=str,
 )
 def test_each_launcher_is_understood(environment: dict[str, str], shard: tuple[int, int]) -> None:
-    assert from_environment(environment) == shard
+    assert this_rank(environment) == shard
 
 
 def test_the_launcher_nearest_to_the_program_is_asked() -> None:
     """A SLURM job may start one torchrun or mpirun for each node, and these start the ranks."""
-    assert from_environment({**SLURM, **OPEN_MPI}) == (0, 2)
-    assert from_environment({**SLURM, **OPEN_MPI, **TORCHRUN}) == (2, 3)
+    assert this_rank({**SLURM, **OPEN_MPI}) == (0, 2)
+    assert this_rank({**SLURM, **OPEN_MPI, **TORCHRUN}) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_the_launcher_nearest_to_the_program_is_asked() -> None:
 )
 def test_what_does_not_fit_together_is_an_error_that_says_it(environment: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        from_environment(environment)
+        this_rank(environment)
 
 
 def test_auto_is_resolved_when_the_loader_is_made(no_launcher: pytest.MonkeyPatch) -> None:
@@ -189,3 +194,83 @@ def test_the_samplers_of_a_rank_show_its_share() -> None:
     assert list(short.sampler) == [0, 1, 4, 5, 8] and len(short.sampler) == 5
     none = DataLoader(range(1), shard=(1, 2), seed=0, last_batch="keep")
     assert list(none.sampler) == [] and len(none.sampler) == 0
+
+
+class Context:
+    def get_world_rank(self) -> int:
+        return 1
+
+    def get_world_size(self) -> int:
+        return 4
+
+
+def no_context() -> Any:
+    raise RuntimeError("not in a training function")
+
+
+def jax_with(**state: Any) -> Any:
+    return types.SimpleNamespace(global_state=types.SimpleNamespace(**state))
+
+
+def test_ranks_of_libraries_that_were_imported_and_started_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins: neither library is imported, and what they do not say is no error."""
+    for name in ("ray.train", "jax._src.distributed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert this_rank({}) == (0, 1)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", jax_with(client=None, process_id=0, num_processes=None))
+    assert this_rank({}) == (0, 1)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", jax_with(client="it", process_id=2, num_processes=3))
+    assert this_rank(SLURM) == (2, 3)
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=no_context))
+    assert this_rank({}) == (2, 3)
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=Context))
+    assert this_rank(SLURM) == (1, 4)
+    assert this_rank(TORCHRUN) == (2, 3)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", types.ModuleType("another version"))
+    assert this_rank(SLURM) == (1, 4)
+
+
+@pytest.fixture
+def as_rank(no_launcher: pytest.MonkeyPatch) -> None:
+    """One of three ranks, in a process that has not warned yet."""
+    no_launcher.setattr(_options, "_has_warned", False)
+    for name, value in TORCHRUN.items():
+        no_launcher.setenv(name, value)
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_ranks_that_would_all_read_the_same_are_warned_once() -> None:
+    loader = DataLoader(range(4), seed=1)
+    with pytest.warns(UserWarning, match=r'rank 2 of 3, .*every rank gets the same batches\. Use shard="auto"'):
+        list(loader)
+    list(loader)
+    list(DataLoader(Stream(), seed=1))
+
+
+class Split:
+    """As the streams and samplers of libraries are."""
+
+    def __init__(self) -> None:
+        self.process_index, self.num_processes, self.batch_sampler = 1, 2, [[1], [2]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batch_sampler)
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_ranks_that_are_split_are_not_warned() -> None:
+    for settings in (
+        {"shard": "auto"},
+        {"shard": (0, 1)},
+        {"sampler": DistributedSampler(range(6))},
+        {"batch_sampler": BatchSampler(DistributedSampler(range(6)), 2, drop_last=False)},
+        {"batch_sampler": Split()},
+    ):
+        next(iter(DataLoader(range(6), seed=1, **settings)))
+    list(DataLoader(range(6)))  # without a seed, each rank draws its own
+
+
+def test_a_sampler_that_splits_beside_shard_is_an_error() -> None:
+    sampler = DistributedSampler(range(6), num_replicas=2, rank=1)
+    with pytest.raises(ValueError, match=r"shard=\(1, 2\) and DistributedSampler both split the data"):
+        DataLoader(range(6), sampler=sampler, shard=(1, 2), seed=1, last_batch="keep")

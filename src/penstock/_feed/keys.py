@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, has_state
-from penstock._wire.task import Mended, Task
+from penstock._wire.task import Mended, Task, shorten
 from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
@@ -88,6 +89,11 @@ class ByKey(Feed):
     fetch = KeyFetch
 
     def check(self) -> None:
+        if isinstance(self.dataset, (str, os.PathLike)):
+            path = os.fspath(self.dataset)
+            raise TypeError(
+                f"The dataset is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
+            )
         if not hasattr(self.dataset, "__getitem__"):
             raise TypeError(
                 f"{type(self.dataset).__name__} has no __getitem__, so it is not a dataset. Give it __getitem__ and "
@@ -98,6 +104,12 @@ class ByKey(Feed):
             raise TypeError(
                 f"{type(self.dataset).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
+            )
+        if not given and isinstance(self.dataset, Mapping) and isinstance(next(iter(self.dataset), 0), str):
+            raise TypeError(
+                f"The dataset is a {type(self.dataset).__name__} with the keys {shorten(list(self.dataset))}, but "
+                "the keys of samples are 0, 1, 2 and so on. If it holds columns of equal length, use "
+                "penstock.ArrayDataset(**columns); if it holds samples, pass sampler=, or a list of its values."
             )
         if self.options.shuffle == "blocks":
             self._order(0)  # raises now, and not in the first epoch, if the dataset has no blocks

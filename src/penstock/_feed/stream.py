@@ -16,6 +16,7 @@ from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
 from penstock.plan import END, Calls, OrderPlan, Rest, Sequential
 from penstock.plan._plan import check_reached
+from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
@@ -202,14 +203,13 @@ class ByStream(Stream):
         if options.on_error == "skip":
             raise ValueError(
                 f'on_error="skip" needs samples that are fetched one by one, and {type(self.dataset).__name__} makes '
-                "them in its __iter__, which an exception ends. Let it yield light items and define load(item), or "
-                "catch the exception there."
+                f"them in its __iter__, which an exception ends. {to_load_in_parallel(self.dataset)}; or catch the "
+                "exception there."
             )
         if options.num_workers > 1:
             warnings.warn(
                 f"A stream is read by one reader, so {options.num_workers - 1} of num_workers={options.num_workers} "
-                "have nothing to do and are not started. If the stream hands out light items and defines load(item), "
-                "all workers load in parallel.",
+                f"have nothing to do and are not started. {to_load_in_parallel(self.dataset)}.",
                 stacklevel=5,
             )
 

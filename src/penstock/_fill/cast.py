@@ -136,6 +136,8 @@ class Field:
     def _walk(self, spec: Spec | None) -> list[Field]:
         if spec is None or spec.kind is None:
             return [self]
+        if spec.kind is list and spec.children is None and not self._children:
+            return [self] * spec.count  # a column of text, in torch's batches, is a list
         names: Any = spec.names
         if spec.kind is Batch:
             fields = [self if name == "data" else _UNCHANGED for name in names]

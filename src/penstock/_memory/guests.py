@@ -22,6 +22,35 @@ if TYPE_CHECKING:
 GUESTS = {"torch": "penstock.torch._tensors"}
 """Top-level package of a guest -> the module of penstock that knows its classes, as `GUEST`."""
 
+
+def _ranks_in_ray(train: Any) -> tuple[int, int] | None:
+    context = train.get_context()
+    return context.get_world_rank(), context.get_world_size()
+
+
+def _ranks_in_jax(distributed: Any) -> tuple[int, int] | None:
+    state = distributed.global_state  # jax.process_index() would start the backend
+    return None if state.client is None else (state.process_id, state.num_processes)
+
+
+RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
+    "ray.train": _ranks_in_ray,
+    "jax._src.distributed": _ranks_in_jax,
+}
+"""Modules of libraries that give processes ranks -> the rank and the number of ranks, or None or an exception."""
+
+
+def ranks_of_libraries() -> tuple[int, int] | None:
+    """The rank of this process and the number of ranks, from a library that was imported and has started them."""
+    for name, ranks in RANKS.items():
+        module = sys.modules.get(name)
+        with suppress(Exception):  # not in a run of the library, or it has changed
+            found = None if module is None else ranks(module)
+            if found is not None and 0 <= found[0] < found[1]:
+                return int(found[0]), int(found[1])
+    return None
+
+
 Make = Callable[[tuple[int, ...], Any, Any, int], Any]
 """Makes a leaf that is a view: arguments are shape, dtype, an array of bytes, and the first byte in it.
 

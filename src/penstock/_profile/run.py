@@ -47,13 +47,14 @@ class Subject:
     step: float
 
     def loader(self, choice: Choice) -> DataLoader[Any]:
+        backend: Any = choice.backend if choice.workers else None
         return DataLoader(
             self.dataset,
             batch_size=self.batch_size,
             shuffle=not is_stream(self.dataset),
             collate_fn=self.collate_fn,
             num_workers=choice.workers,
-            backend=choice.backend if choice.workers else None,
+            backend=backend,
             seed=0,
         )
 

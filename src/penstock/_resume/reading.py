@@ -94,6 +94,11 @@ class Reading:
         """True if the iterable or its iterator has a state."""
         return bool(self._stateful)
 
+    @property
+    def has_begun_state(self) -> bool:
+        """True if there is a state of this pass before its first item. That of a generator function is older."""
+        return "iterator" in self._stateful and not self.ended
+
     def open(self, mark: Mark | None = None) -> bool:
         """Starts, or continues from the mark.
 
@@ -112,15 +117,20 @@ class Reading:
         if mark.states is None:
             self._kept = mark.kept
         elif mark.kept:
-            _renew(self.source, mark.kept)
+            _renew(self.source, mark.kept, self.restore)
             self._items, self._renewed = None, True
         elif "iterable" in mark.states:
-            _restore(self.source, mark.states["iterable"])
+            self.restore(self.source, mark.states["iterable"])
+
+    def restore(self, part: Any, state: Any) -> None:
+        """Gives the iterable or its iterator its state back."""
+        _check_stateful(part)
+        part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
         """Starts with this iterator of the iterable, after its state was restored."""
         if mark is not None and mark.states and "iterator" in mark.states:
-            _restore(items, mark.states["iterator"])
+            self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
         # An iterable that is its own iterator may start over in `iter()`, so it is restored after that.
         parts = {"iterator": items} if items is self.source else {"iterable": self.source, "iterator": items}
@@ -242,7 +252,7 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
     return None
 
 
-def _renew(source: Any, kept: Mapping[str, Any]) -> None:
+def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
     """Restores an iterable to the state between two epochs, so that the next `iter()` starts the second.
 
     Many iterables continue from a loaded state at the next `iter()`, and start over at the one after it.
@@ -250,10 +260,10 @@ def _renew(source: Any, kept: Mapping[str, Any]) -> None:
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
     if "iterable" in kept:
-        _restore(source, kept["iterable"])
+        restore(source, kept["iterable"])
     items: Iterator[Any] = iter(source)
     if "iterator" in kept:
-        _restore(items, kept["iterator"])
+        restore(items, kept["iterator"])
         return  # even if it has items: the dataset may have grown since, but that epoch is over
     first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
@@ -261,18 +271,13 @@ def _renew(source: Any, kept: Mapping[str, Any]) -> None:
     if first == [] or _is_at(source, kept["iterable"]):
         return  # this was the end of the epoch, or nothing has moved: the next `iter()` starts another
     del items
-    _restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
+    restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
 
 
 def _is_at(part: Any, state: Any) -> bool:
     with suppress(Exception):  # the user's code, and states that cannot be compared
         return has_state(part) and bool(part.state_dict() == state)
     return False
-
-
-def _restore(part: Any, state: Any) -> None:
-    _check_stateful(part)
-    part.load_state_dict(state)
 
 
 def _check_stateful(part: object) -> None:

@@ -265,7 +265,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
 
 _ON_THIS_MACHINE = (
     "Workers started by spawn or forkserver",
-    ';\n  or pass multiprocessing_context="fork", which sends nothing; or backend="thread".',
+    ';\n  or pass multiprocessing_context="fork", which sends nothing; or backend="thread" with penstock.DataLoader.',
 )
 _ELSEWHERE = "Workers on other machines", "."
 

@@ -41,6 +41,19 @@ def is_stream(dataset: object) -> bool:
     return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
 
 
+def to_load_in_parallel(stream: object) -> str:
+    """What to do so that all workers load the samples of this stream, which is read by one reader."""
+    kind = type(stream)
+    if isinstance(stream, IterableDataset):
+        return "Let the stream yield light items and define load(item): all workers call it in parallel"
+    if kind.__name__ == "IterableDataset":  # of a library, as Hugging Face's
+        return (
+            f"{kind.__module__.partition('.')[0]} makes its samples while it is read. Load the data by key, without "
+            "streaming (penstock.formats.HuggingFace reads such a dataset), or open its files with penstock.open"
+        )
+    return "Derive the stream from penstock.IterableDataset, let it yield light items and define load(item)"
+
+
 # The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
 _METHODS = ("__gather__", "__getitems__", "__getitem__")
 

@@ -6,12 +6,17 @@ loaders. Every other public name of `torch.utils.data` can be imported from here
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     import torch.utils.data as _theirs
 except ModuleNotFoundError as error:
     raise ImportError('penstock.torch needs torch: pip install ".[torch]" in a clone of penstock') from error
 
-from torch.utils.data import *  # noqa: F403
+if TYPE_CHECKING:  # for mypy the first import of a name counts
+    from penstock.torch._loader import DataLoader
+
+from torch.utils.data import *  # type: ignore[assignment]  # noqa: F403
 
 from penstock.torch._loader import DataLoader, disable, enable, status
 from penstock.torch._measured import stats

@@ -23,7 +23,9 @@ from torch.utils.data import default_collate
 # `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails if torch moves one.
 from torch.utils.data._utils import collate as theirs
 
+import penstock.collate
 from penstock._fill.cast import DTYPES, Empty, Into
+from penstock.errors import CollateError
 from penstock.torch._tensors import NATIVE, blank
 
 Rules = dict[Any, Callable[..., Any]]
@@ -42,6 +44,25 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
     return _collate(samples, empty, theirs.default_collate_fn_map, alone)
+
+
+def explained(samples: Any) -> Any:
+    """torch's default_collate. Its errors name no field: a note does."""
+    try:
+        return default_collate(samples)
+    except Exception as error:
+        explain(error, samples)
+        raise
+
+
+def explain(error: Exception, samples: Any) -> None:
+    """Adds a note with the field and the rows that do not fit together, in the words of penstock's own collate."""
+    try:
+        penstock.collate.default_collate(samples)
+    except CollateError as found:
+        error.add_note(str(found))
+    except Exception:
+        pass  # the samples are not even a batch
 
 
 def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:

@@ -23,14 +23,14 @@ from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
 from penstock.torch import _private as private
-from penstock.torch._collate import collate
+from penstock.torch._collate import collate, explain, explained
 
 
 class Stacked:
     """torch's default_collate, which can also write into memory that the runner gives (`into`)."""
 
     def __call__(self, samples: Any) -> Any:
-        return default_collate(samples)
+        return explained(samples)
 
     def into(self, samples: Any, empty: Any) -> Any:
         try:
@@ -38,6 +38,7 @@ class Stacked:
         except Exception as error:
             rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
             dict_of(error)["rows"] = tuple(rows)  # a __setattr__ may refuse
+            explain(error, samples)
             raise
 
 

@@ -14,13 +14,24 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock._interrupts import with_loan
-from penstock._resume.reading import Mark, Reading, asked, has_state, initial, known, opened, taken
+from penstock._resume.reading import Mark, asked, has_state, initial, known, opened, taken
 from penstock._resume.state import Progress, State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.source._nested import fingerprint_of
 from penstock.torch import _private as private
-from penstock.torch._sampling import Lent, Sampling, given_to, parse_states, sampler_of, set_all, texts_of
+from penstock.torch._sampling import (
+    Ahead,
+    Lent,
+    Restored,
+    Sampling,
+    given_to,
+    parse_states,
+    sampler_of,
+    set_all,
+    take_states,
+    texts_of,
+)
 
 # The field that only states without a seed have.
 PART = "torch"
@@ -59,7 +70,10 @@ class Copy:
 
 
 class Saved(NamedTuple):
-    """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`."""
+    """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`.
+
+    `ahead`: see `Ahead`. It is empty if all that is random in the epoch was drawn before the state was taken.
+    """
 
     plain: Mapping[str, Any]
     state: State
@@ -69,6 +83,7 @@ class Saved(NamedTuple):
     given: list[str]
     copies: list[Copy]
     seat: int
+    ahead: dict[str, Any]
 
 
 class Cursor:
@@ -103,6 +118,7 @@ class Cursor:
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [Copy() for _ in range(copies)]
         self._seat = 0
+        self._ahead = None if saved is None else Ahead.of(saved.ahead)
         # An epoch that was resumed at its end restored nothing, since nothing was left to read: the next epoch does.
         self._restores = saved is not None or (before is not None and before._began_at_end)
         self._began_at_end: bool = False
@@ -121,7 +137,7 @@ class Cursor:
         if saved is None and self.is_stream and not self._workers and self._copies[0].mark is None:
             self._copies = [Copy(self._beginning(self.dataset, before))]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
-        self._reading = Reading(self.dataset)
+        self._reading = Restored(self.dataset)
         self._fetcher: Any = None
 
     def _beginning(self, source: Any, before: Cursor | None) -> bytes | None:
@@ -147,7 +163,9 @@ class Cursor:
     def _copy_here(self) -> Copy:
         if not self.is_stream:
             return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
-        if self._fetcher is None or self.progress.steps == self._first:
+        if self._fetcher is None:
+            return self._copies[0]
+        if self.progress.steps == self._first and not self._reading.has_begun_state:
             return self._copies[0]  # a generator that has not run yet has not used a state
         self._reading.ended = self._reading.ended or self._fetcher.ended
         mark = self._reading.mark()
@@ -179,7 +197,7 @@ class Cursor:
         if saved is not None and (saved.origin if iterator is None else saved.base_seed) is None:
             saved = None
         if saved is None:
-            work()
+            work() if self._ahead is None else self._ahead.lent(work)
         else:
             with_loan(Lent(saved.states), work)
         if saved is not None and (not sampler or saved.origin is None):
@@ -196,7 +214,8 @@ class Cursor:
             return begun
         if saved is not None and saved.origin is not None:
             return self.sampling.resumed(begun, saved)
-        return self.sampling.fresh(begun)
+        steps = self.sampling.fresh(begun)
+        return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
         """The caller's own copy of a stream continues from its position. `fetcher` is the object that reads it."""
@@ -264,8 +283,18 @@ def state_of(loader: Any) -> dict[str, Any]:
             "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
             "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
+            "ahead": _ahead(loader, cursor),
         },
     }
+
+
+def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
+    """The states of the global generators from which the epoch is still to be drawn."""
+    names = set() if cursor.sampling is None else cursor.sampling.draws_from
+    if loader.num_workers and loader.generator is None and cursor.base_seed is None:
+        names |= {"torch"}
+    # None: of a bit generator that the user has put into numpy.
+    return {name: state for name, state in take_states(sorted(names)).items() if state is not None}
 
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
@@ -322,4 +351,6 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     copies = [Copy.parse(plain, cursor.dataset) for plain in part["workers"]]
     if len(copies) != len(cursor._copies):
         raise ValueError(f"it has positions of {len(copies)} dataset copies, not of {len(cursor._copies)}")
-    return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"])
+    ahead = part.get("ahead") or {}  # a state of an older penstock has none
+    ahead = {name: ahead[name] for name in parse_states(ahead)}
+    return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"], ahead)

@@ -29,6 +29,7 @@ from penstock.backends._process.backend import ProcessBackend, start
 from penstock.backends._process.forking import breaks_in_child
 from penstock.backends._process.methods import choose_method, configured_method, is_chosen
 from penstock.torch import _private as private
+from penstock.torch._collate import explained
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
 from penstock.torch._measured import measured
@@ -49,7 +50,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
         self._sampler_iter = cursor.keys(self)
-        self._num_yielded = cursor.progress.steps
+        self._num_yielded += cursor.progress.steps  # SpeechBrain's patched constructor may have skipped some
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else Into(cast.root(), np.empty)
@@ -63,8 +64,10 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        if fetcher.collate_fn is default_collate:
+            fetcher.collate_fn = explained
         if self._cursor.is_stream:
-            fetcher = self._dataset_fetcher
             fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
@@ -144,7 +147,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             figures.engines.add(engine)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond
-        self._num_yielded = steps + len(beyond)
+        self._num_yielded += steps + len(beyond)
         keys = cursor.keys(self)
         if private.is_batched(loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)

@@ -7,8 +7,9 @@ import inspect
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypedDict, TypeVar
 
 import torch.utils.data
 
@@ -16,18 +17,29 @@ from penstock._ending import never_ends
 from penstock._epoch.engine import Engine
 from penstock._epoch.tracing import Tracing
 from penstock._fill.cast import DTYPES, Cast
-from penstock._options import DEFAULT_PREFETCH_FACTOR
+from penstock._options import DEFAULT_PREFETCH_FACTOR, Casting, LastBatch, OnError
 from penstock.batch import Batch
+from penstock.source._dataset import Keyed
 from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
-from penstock.torch._measured import measures_of, stats
+from penstock.torch._measured import close, measures_of, stats
+from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    from typing_extensions import TypeVar as WithDefault
+    from typing_extensions import Unpack
+
+    T_co = WithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
+
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 # What needs `seed=`, and the reason.
 _BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
@@ -52,6 +64,14 @@ _NEED_SEED = {
     "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
     "workers of the next epoch start with the dataset as it is then.",
 }
+
+
+# The settings that may be "auto", and the numbers that torch's constructor gets in their place.
+_TUNED = {"num_workers": 1, "prefetch_factor": DEFAULT_PREFETCH_FACTOR}
+
+
+class _Newer(TypedDict, total=False):
+    """Arguments of a newer torch, which its constructor gets. A type checker knows none of them."""
 
 
 class _Shown(Generic[T]):
@@ -84,79 +104,126 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """
 
     seed: int | None
-    on_error: str
+    on_error: OnError
     max_errors: int | None
-    shard: tuple[int, int] | str | None
-    last_batch: str | None
+    shard: tuple[int, int] | Literal["auto"] | None
+    last_batch: LastBatch | None
     max_workers: int | None
     hang: float | None
-    backend: str | None
+    backend: Literal["process", "ray"] | None
     ray_options: Mapping[str, Any] | None
     dtype: Any
-    casting: str
+    casting: Casting
 
+    # Every argument of torch's and ours. `__signature__`, below, has those of the installed torch.
     def __init__(
         self,
-        *args: Any,
+        dataset: Keyed[Any] | Iterable[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["blocks"] | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], T_co] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | Literal["auto"] | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
-        shard: tuple[int, int] | str | None = None,
-        last_batch: str | None = None,
+        shard: tuple[int, int] | Literal["auto"] | None = None,
+        last_batch: LastBatch | None = None,
         max_workers: int | None = None,
         hang: float | None = None,
-        backend: str | None = None,
+        backend: Literal["process", "ray"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         window: int | None = None,
         dtype: Any = None,
-        casting: str = "checked",
-        **kwargs: Any,
+        casting: Casting = "checked",
+        **newer: Unpack[_Newer],
     ) -> None:
-        cast = Cast.of(dtype, casting, (*DTYPES, "bfloat16"))
-        number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
-        if seed is not None and not (number and 0 <= seed < 1 << 64):
-            raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-        ours: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors, "shard": shard, "hang": hang}
-        ours |= {"last_batch": last_batch, "max_workers": max_workers}
-        ours |= {"backend": backend, "ray_options": ray_options}
-        if backend == "thread":
-            raise ValueError(
-                'backend="thread" is not possible here: workers seed torch\'s global generator, which all threads of '
-                "a process share. Use processes, or penstock.DataLoader."
-            )
-        auto, args, kwargs = _automatic(args, kwargs)
-        by_blocks, args, kwargs = _by_blocks(args, kwargs)
-        by_blocks["window"] = window
-        for name, value in {**ours, **auto, **by_blocks}.items() if seed is None else ():
-            if value != ("raise" if name == "on_error" else None):
-                raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
-        every = snapshot_every_n_steps
+        every, values = snapshot_every_n_steps, locals()
+        ours = {name: values[name] for name in DEFAULTS}
+        theirs = {name: values[name] for name, default in _THEIRS.items() if values[name] is not default}
+        before = given_in(timeout)
+        auto = tuple(name for name in _TUNED if isinstance(values[name], str) and values[name] == "auto")
+        by_blocks = isinstance(shuffle, str)
+        if before is not None:  # made again by a library, which may not know all of our arguments
+            ours |= {name: one for name, one in before.arguments.items() if is_default(name, ours[name])}
+            auto = (*auto, *(name for name in before.auto if num_workers and name not in auto))
+            if before.by_blocks and _is_sequential(sampler, batch_sampler):
+                ours["window"] = None
+            else:
+                by_blocks = by_blocks or before.by_blocks
+            if by_blocks and (sampler is not None or batch_sampler is not None):
+                raise ValueError(
+                    'A library has made this loader from one with shuffle="blocks", with a sampler instead. Leave '
+                    'shuffle="blocks" out; or let penstock split the order with shard="auto", and tell the library '
+                    "not to split it (in Lightning: use_distributed_sampler=False)."
+                )
+        if isinstance(shuffle, str) and shuffle != "blocks":
+            raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
+        # torch's constructor checks that these are numbers.
+        theirs |= {"shuffle": True} if by_blocks else {}
+        theirs |= {name: value for name, value in _TUNED.items() if name in auto}
+        cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
+        given = Given(
+            {name: one for name, one in ours.items() if not is_default(name, one)},
+            cast,
+            auto,
+            by_blocks,
+            own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
+        )
+        _check(ours, auto, by_blocks, generator)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
-        super().__init__(*args, **kwargs)
-        # The arguments that torch's constructor does not have. A subclass may use their names for itself.
-        self._ours: dict[str, Any] = {"seed": None if seed is None else operator.index(seed), **ours}
-        self._auto = auto  # the settings that penstock tunes
+        super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
+        self._given = given
+        self.timeout = timeout
         # Not among the arguments that frameworks read: these make a loader again with a sampler.
-        self._by_blocks = by_blocks
+        self._by_blocks = {"window": ours.pop("window")} | ({"shuffle": "blocks"} if by_blocks else {})
+        shown = dict(ours)
+        for name in ("dtype", "casting"):
+            del ours[name]
+        # The arguments that torch's constructor does not have. A subclass may use their names for itself.
+        seed = ours["seed"]
+        self._ours: dict[str, Any] = {**ours, "seed": None if seed is None else operator.index(seed)}
+        self._auto = dict.fromkeys(auto, "auto")  # the settings that penstock tunes
         self._cast = cast
         self.snapshot_every_n_steps = every
         # Frameworks read the arguments from `vars`.
-        for name, value in {**self._ours, "dtype": dtype, "casting": casting}.items():
+        for name, value in {**shown, **self._ours}.items():
             if not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: Saved | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
-        checked = (shard, last_batch, hang, backend, ray_options, auto or None, window, by_blocks.get("shuffle"))
-        if on_error != "raise" or any(value is not None for value in checked):
-            core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
+        if given:
+            _watch_iterators()
+            if auto or by_blocks or given.arguments.keys() - {"seed", "dtype", "casting"}:
+                core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
+
+    if TYPE_CHECKING:  # torch's returns an iterator of unknown items
+
+        def __iter__(self) -> Iterator[T_co]: ...  # type: ignore[override]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "timeout" and "_given" in vars(self):
+            value = with_given(value, self._given)
         if name == "num_workers" and "_ours" in vars(self) and (value != self.num_workers or name in self._auto):
             self._resize(value)
             self._auto = {one: "auto" for one in self._auto if one != name}
+            self._given = replace(self._given, auto=tuple(self._auto))
+            self.timeout = self.timeout  # which has what is given
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
@@ -252,10 +319,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         return measures_of(self).trace(path)
 
+    def close(self) -> None:
+        """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
+        core = vars(self).get("_penstock")
+        close(self) if core is None else core.close()
+        self._iterator = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")}
+        shown |= {} if "_given" not in vars(self) else self._given.arguments
+        given = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
+
     @_Shown
     def _is_accelerate_prepared(self) -> bool:
         """accelerate reads this before it makes a loader of torch's class from this one."""
-        if not enable._on:
+        if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
 
@@ -266,28 +351,33 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return len(core_of(self))
 
 
-def _automatic(args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, str], Any, dict[str, Any]]:
-    """The settings that are "auto", and the arguments for torch's constructor, which checks that they are numbers."""
-    values = {"num_workers": 1, "prefetch_factor": DEFAULT_PREFETCH_FACTOR}
-    auto = {name: "auto" for name in values if isinstance(kwargs.get(name), str) and kwargs[name] == "auto"}
-    if len(args) > _WORKERS_AT and isinstance(args[_WORKERS_AT], str) and args[_WORKERS_AT] == "auto":
-        auto["num_workers"] = "auto"
-        args = (*args[:_WORKERS_AT], values["num_workers"], *args[_WORKERS_AT + 1 :])
-    return auto, args, {name: values[name] if name in auto else value for name, value in kwargs.items()}
+def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator: object) -> None:
+    """Checks our arguments, as far as torch's semantics are concerned."""
+    seed = ours["seed"]
+    number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
+    if seed is not None and not (number and 0 <= seed < 1 << 64):
+        raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
+    if ours["backend"] == "thread":
+        raise ValueError(
+            'backend="thread" is not possible here: workers seed torch\'s global generator, which all threads of '
+            "a process share. Use processes, or penstock.DataLoader."
+        )
+    if seed is not None and generator is not None:
+        raise ValueError(
+            f"seed={seed} and generator= were both given, but with seed= order and randomness depend on the seed "
+            "alone: nothing would be drawn from the generator. Leave one of them out."
+        )
+    given = {**ours, **dict.fromkeys(auto, "auto"), **({"shuffle": "blocks"} if by_blocks else {})}
+    for name, value in given.items() if seed is None else ():
+        if name in _NEED_SEED and not is_default(name, value):
+            raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
 
 
-def _by_blocks(args: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """`shuffle="blocks"` if it was given, and the arguments for torch's constructor, which takes it for True."""
-    given = args[_SHUFFLE_AT] if len(args) > _SHUFFLE_AT else kwargs.get("shuffle")
-    if not isinstance(given, str):
-        return {}, args, kwargs
-    if given != "blocks":
-        raise ValueError(f'shuffle must be True, False, None or "blocks", got {given!r}.')
-    if "shuffle" in kwargs:
-        kwargs = {**kwargs, "shuffle": True}
-    else:
-        args = (*args[:_SHUFFLE_AT], True, *args[_SHUFFLE_AT + 1 :])
-    return {"shuffle": given}, args, kwargs
+def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
+    """True if keys come in sequence, as libraries want them for predictions."""
+    within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it to predict
+    sampler = getattr(within, "sampler", None) if sampler is None else sampler
+    return isinstance(sampler, torch.utils.data.SequentialSampler)
 
 
 def _seeded(loader: DataLoader[Any], what: str) -> Core:
@@ -308,15 +398,30 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
         reason = "DataPipes are seeded and sharded by torch's own engine"
     else:
         return Workers
+    if not isinstance(loader, DataLoader) and given_in(getattr(loader, "timeout", None)) is not None:
+        raise TypeError(refusal(loader, reason))
     begun_on_torch(loader, reason)
     return kind
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """The `__new__` of torch's iterators, from the first `enable()` on."""
-    return object.__new__(
-        _kind_of_iterator(kind, args[0] if args else kwargs.get("loader")) if enable._on else kind
-    )
+    """The `__new__` of torch's iterators, from the first `enable()` or loader with arguments of ours on."""
+    loader: Any = args[0] if args else kwargs.get("loader")
+    is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
+    if not is_adopted:
+        return object.__new__(_kind_of_iterator(kind, loader) if enable._on else kind)
+    ours = _kind_of_iterator(kind, loader)
+    if loader._ours["seed"] is None:
+        return object.__new__(ours)
+    seeded = object.__new__(Seeded)
+    if not isinstance(seeded, kind):  # then Python does not call its constructor
+        seeded.__init__(*args, **kwargs)  # type: ignore[misc]
+    return seeded
+
+
+def _watch_iterators() -> None:
+    # For good: a class that has lost its `__new__` takes no arguments any more.
+    private.BaseIterator.__new__ = _new
 
 
 def _iterate(loader: DataLoader[Any]) -> Any:
@@ -332,11 +437,19 @@ def _iterate(loader: DataLoader[Any]) -> Any:
 
 
 # The arguments of the installed torch, and ours.
-_all = [inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader)]
-_SHUFFLE_AT, _WORKERS_AT = ([*_all[0].parameters].index(name) - 1 for name in ("shuffle", "num_workers"))
-_named = [each for each in _all[1].parameters.values() if each.kind is each.KEYWORD_ONLY]
-_signature = _all[0].replace(parameters=[*_all[0].parameters.values(), *_named])
-DataLoader.__init__.__signature__ = _signature  # type: ignore[attr-defined]
+_torchs, _all = (inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader))
+_known = {"self": None, "dataset": None, **_torchs.parameters}
+_named = [each for each in _all.parameters.values() if each.name not in _known and each.kind is each.KEYWORD_ONLY]
+# One that this torch does not have yet is refused by its constructor.
+_named = [each for each in _named if each.name in DEFAULTS or each.name == "snapshot_every_n_steps"]
+DataLoader.__init__.__signature__ = _torchs.replace(  # type: ignore[attr-defined]
+    parameters=[*_torchs.parameters.values(), *_named]
+)
+_THEIRS = {
+    name: each.default
+    for name, each in _all.parameters.items()
+    if name not in ("self", "dataset", "snapshot_every_n_steps", "newer", *DEFAULTS)
+}
 
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
@@ -357,8 +470,7 @@ class enable:
     def __init__(self) -> None:
         self._was = enable._on
         enable._on = True
-        # It stays for good: a class that has lost its `__new__` takes no arguments any more.
-        private.BaseIterator.__new__ = _new
+        _watch_iterators()
 
     def __enter__(self) -> None:
         pass

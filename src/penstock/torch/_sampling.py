@@ -9,8 +9,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from itertools import chain, count, islice, repeat
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Sampling:
         if self._is_torchs:
             with suppress(Exception):  # the user's code: torch finds out by itself
                 self._samples = len(self.sampler)  # now: the dataset may grow during the epoch
-        self._reading = Reading(self.sampler)
+        self._reading = Restored(self.sampler)
         self._marks: dict[int, bytes | None] = {}  # of each step that was drawn and not handed out
         self._is_over = False
         self._last = -1  # the number of steps, when the sampler has ended
@@ -90,6 +90,15 @@ class Sampling:
         return self._origin
 
     @property
+    def draws_from(self) -> set[str]:
+        """The global generators from which the sampler may draw its keys, if it was not asked yet."""
+        if self.origin is not None or type(self.sampler) in (list, tuple, range):
+            return set()
+        if not self._is_torchs:
+            return set(_GLOBALS)
+        return {"torch"} if type(self.sampler) in _RANDOM and self.sampler.generator is None else set()
+
+    @property
     def given(self) -> list[str]:
         """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
         given = self._given
@@ -117,6 +126,8 @@ class Sampling:
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The keys of a whole epoch. `begun` is torch's iterator of the index sampler."""
+        if inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) != inspect.GEN_CREATED:
+            return begun  # a patched constructor of torch's iterators has skipped steps: SpeechBrain's does
         if not self._has_drawn(begun):
             return self._from_first(begun)
         self._note(self._before)
@@ -312,9 +323,9 @@ _GLOBALS = {
 }
 
 
-def take_states() -> dict[str, Any]:
-    """The states of the global generators, as plain data."""
-    return {name: kind.plain(kind.take()) for name, kind in _GLOBALS.items()}
+def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
+    """The states of these global generators, as plain data."""
+    return {name: _GLOBALS[name].plain(_GLOBALS[name].take()) for name in names}
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,7 +336,12 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Lent:
-    """Global generators in these states; afterwards all of them, and those in `given`, are as they were."""
+    """Global generators in these states; afterwards all of them, and those in `given`, are as they were.
+
+    But what a `load_state_dict` of the user's sets meanwhile stays set: see `Restored`.
+    """
+
+    _begun: ClassVar[list[Lent]] = []
 
     def __init__(self, states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> None:
         self._states = states
@@ -336,14 +352,73 @@ class Lent:
     def begin(self) -> None:
         self._before = {name: kind.take() for name, kind in _GLOBALS.items()}
         self._theirs = [(each, each.get_state()) for each in self._given]
+        self._begun.append(self)
         for name, state in self._states.items():
             _GLOBALS[name].put(state)
 
     def end(self) -> None:
+        if self in self._begun:
+            self._begun.remove(self)
         for name, state in self._before.items():
             _GLOBALS[name].put(state)
         for each, state in self._theirs:
             each.set_state(state)
+
+    @classmethod
+    def keep(cls, states: Mapping[str, Any]) -> None:
+        """These states are what the generators have at the end of each present loan."""
+        for loan in cls._begun:
+            loan._before |= states
+
+
+class Ahead:
+    """Global generators as they were when a state was taken, for what is drawn after that: a base seed, an order.
+
+    The caller's generators stay as they are. If they are the same, as a caller has them who restores them too, the
+    loader draws from them, and moves them as torch does.
+    """
+
+    def __init__(self, states: dict[str, Any]) -> None:
+        self.states = states
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
+        """For the states in the result of `take_states`; None if the caller's generators are in these states."""
+        return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
+
+    def lent(self, work: Callable[..., Any], *args: Any) -> Any:
+        """`work(*args)`, which draws from them."""
+        return with_loan(_Continued(self), work, *args)
+
+    def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """The steps. A sampler draws when it is asked for the first."""
+        return map(partial(self._next, steps), count())
+
+    def _next(self, steps: Iterator[Any], number: int) -> Any:
+        return next(steps) if number else self.lent(next, steps)
+
+
+class _Continued(Lent):
+    """A loan that goes on where the one before it ended."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        super().__init__(ahead.states)
+        self._ahead = ahead
+
+    def end(self) -> None:
+        if self in self._begun:
+            self._ahead.states = {name: _GLOBALS[name].take() for name in self._states}
+        super().end()
+
+
+class Restored(Reading):
+    """A Reading in which a global generator that a `load_state_dict` sets stays set, also during a loan."""
+
+    def restore(self, part: Any, state: Any) -> None:
+        before = take_states()
+        super().restore(part, state)
+        after = take_states()
+        Lent.keep({name: _GLOBALS[name].take() for name in after if after[name] != before[name]})
 
 
 def given_to(*holders: object) -> list[torch.Generator]:

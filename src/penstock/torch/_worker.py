@@ -27,7 +27,7 @@ from penstock._work.runner import Job
 from penstock._work.samples import StreamEnded
 from penstock.errors import RemoteTraceback
 from penstock.torch import _private as private
-from penstock.torch._collate import collate
+from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
@@ -95,7 +95,11 @@ class Replica:
             self.gauge.fetched = perf_counter_ns()
         into = None if self._field is None else Into(self._field, writer.empty)
         if job.collate_fn is None:
-            batch = collate(samples, into or writer.empty, alone=False)
+            try:
+                batch = collate(samples, into or writer.empty, alone=False)
+            except Exception as error:
+                explain(error, samples)
+                raise
         else:
             batch = job.collate_fn(samples)
         return batch if into is None else into.finish(batch, len(samples) if job.batched else 0)

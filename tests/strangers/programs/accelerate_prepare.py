@@ -4,12 +4,12 @@
 
 import torch
 from accelerate import Accelerator
+from torch.utils.data import TensorDataset
 
 import penstock.torch
+from penstock.torch import DataLoader
 
 penstock.torch.enable()
-
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 
 def order():

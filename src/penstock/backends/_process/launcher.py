@@ -236,7 +236,7 @@ def _require_linux() -> None:
             raise
         raise RuntimeError(
             "worker processes need Linux 5.4 or later, with pidfd_open and memfd_create "
-            f'({type(exc).__name__}: {exc}); pass backend="thread" instead'
+            f'({type(exc).__name__}: {exc}); use penstock.DataLoader with backend="thread"'
         ) from exc
 
 
@@ -289,7 +289,7 @@ class Template(Handle):
             f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
             "  The template only imports and unpickles what the dataset needs: most often a library crashes at\n"
             "  import, or the machine is out of memory. Its own messages are on standard error.\n"
-            '  multiprocessing_context="fork" and backend="thread" need no template.'
+            '  multiprocessing_context="fork" needs no template, nor does penstock.DataLoader with backend="thread".'
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
@@ -351,7 +351,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     if not sys.executable:
         raise RuntimeError(
             "this Python does not know its own executable (sys.executable is empty), and can start no other;"
-            ' pass multiprocessing_context="fork" or backend="thread"'
+            ' pass multiprocessing_context="fork", or with penstock.DataLoader backend="thread"'
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]

@@ -1,0 +1,142 @@
+"""Loaders that another library makes again from the attributes of one of ours.
+
+accelerate, Ray Train and Opacus make a loader of torch's class from the attributes that torch's constructor has set,
+and would so drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
+of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. The iterators
+of a loader that was made with such a number are penstock's, with these arguments, or cannot be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import RandomSampler
+
+from penstock._fill.cast import Cast
+from penstock._options import shard_of
+
+# What each argument is when it is not given.
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("seed", "max_errors", "shard", "last_batch", "max_workers", "hang", "backend", "ray_options")),
+    **dict.fromkeys(("window", "dtype")),
+    "on_error": "raise",
+    "casting": "checked",
+}
+
+
+def is_default(name: str, value: object) -> bool:
+    """True if this argument was not given, or its default was. (A numpy dtype may be equal to None.)"""
+    default = DEFAULTS.get(name)
+    return value is default if default is None else value == default
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of a loader that torch's constructor does not have, as far as they are not the defaults.
+
+    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was.
+    """
+
+    arguments: Mapping[str, Any]
+    cast: Cast | None
+    auto: tuple[str, ...]
+    by_blocks: bool
+    own_order: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments or self.auto or self.by_blocks)
+
+    def __str__(self) -> str:
+        named = {**self.arguments, **dict.fromkeys(self.auto, "auto")}
+        named |= {"shuffle": "blocks"} if self.by_blocks else {}
+        return ", ".join(f"{name}={value!r}" for name, value in named.items())
+
+
+class _Number:
+    """A number that holds the arguments of a loader."""
+
+    given: Given
+
+
+class _Whole(_Number, int):
+    pass
+
+
+class _Seconds(_Number, float):
+    pass
+
+
+def with_given(timeout: Any, given: Given) -> Any:
+    """The same number, which holds these arguments; without them, the plain number."""
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        return timeout
+    whole = isinstance(timeout, int)
+    if not given:
+        return (int(timeout) if whole else float(timeout)) if isinstance(timeout, _Number) else timeout
+    number: _Number = _Whole(timeout) if whole else _Seconds(timeout)
+    number.given = given
+    return number
+
+
+def given_in(timeout: object) -> Given | None:
+    """The arguments of the loader that this `timeout` was read from; None if it is a plain number."""
+    return timeout.given if isinstance(timeout, _Number) else None
+
+
+def adopt(loader: Any) -> bool:
+    """True if this loader of another class was made from one of ours. It has our arguments from now on."""
+    given = given_in(getattr(loader, "timeout", None))
+    if given is None:
+        return False
+    shard = shard_of(given.arguments.get("shard"))
+    if shard.world > 1:
+        raise ValueError(
+            f"This {type(loader).__name__} was made from a loader with shard={given.arguments['shard']!r}. The "
+            "library that made it gives each rank its own batches, and so would shard=: each rank would get only a "
+            "part of its part. Leave shard= out, or do not give the loader to that library."
+        )
+    if given.arguments.get("last_batch") in ("drop", "rollover"):
+        raise ValueError(
+            f"This {type(loader).__name__} was made from a loader with last_batch="
+            f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
+            "last_batch= out."
+        )
+    ours = {name: given.arguments.get(name, default) for name, default in DEFAULTS.items()}
+    window = ours.pop("window")
+    for name in ("dtype", "casting"):
+        del ours[name]
+    # The library decides what each rank reads: nothing is to be warned of.
+    ours["shard"] = (0, 1) if ours["seed"] is not None else None
+    auto = dict.fromkeys(given.auto if loader.num_workers else (), "auto")
+    by_blocks = {"window": window} | ({"shuffle": "blocks"} if given.by_blocks else {})
+    vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)
+    if given.own_order and ours["seed"] is not None:
+        for sampler in _samplers(loader):
+            if type(sampler) is RandomSampler:
+                # accelerate gives it a generator. Without one it draws from torch's global generator, which the
+                # seed sets while samplers are read.
+                sampler.generator = None
+    return True
+
+
+def refusal(loader: Any, reason: str) -> str:
+    """For the error of a loader that was made from one of ours and cannot keep its arguments."""
+    return (
+        f"This {type(loader).__name__} was made from a penstock.torch.DataLoader with "
+        f"{given_in(loader.timeout)}, and cannot keep these arguments: {reason}. Leave the arguments out, or iterate "
+        "over the penstock.torch.DataLoader itself."
+    )
+
+
+def _samplers(loader: Any) -> Iterator[Any]:
+    """The samplers of a loader, from the outermost."""
+    left = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
+    seen: set[int] = set()
+    while left:
+        sampler = left.pop()
+        if sampler is not None and id(sampler) not in seen:
+            seen.add(id(sampler))
+            yield sampler
+            left += [vars(sampler).get(name) for name in ("batch_sampler", "sampler") if hasattr(sampler, "__dict__")]
