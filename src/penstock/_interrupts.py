@@ -171,13 +171,20 @@ class Living(Generic[T]):
         return iter([one for one in found if one is not None])
 
 
+over: list[bool] = []
+"""Not empty once the program is ending, and everything of ours with it (see `_exit.py`)."""
+
+
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
     """A `__del__` that calls `release`, which can be repeated. An interrupt in it comes out of the code around it.
 
-    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`.
+    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`. At the end of the
+    interpreter it does nothing: modules are being cleared, and `release` might miss a global.
     """
 
-    def __del__(self: Any) -> None:
+    def __del__(self: Any, over: list[bool] = over) -> None:
+        if over:
+            return
         ends: list[object] = []  # with this function
         try:
             _release(release, self, ends)

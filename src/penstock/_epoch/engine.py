@@ -20,6 +20,7 @@ from penstock._epoch.held import Held
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import NEXT
+from penstock._exit import rest_if_over
 from penstock._feed.base import Run
 from penstock._measure.gauges import Gauges
 from penstock._measure.meter import Answer, Meter, Stopwatch, clock
@@ -152,6 +153,7 @@ class Engine(Held):
                 turn.holder = None
             if turn.waiting or turn.ended_by:
                 self._let_go()
+                rest_if_over()
 
     def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:

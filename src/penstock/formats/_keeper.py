@@ -46,7 +46,8 @@ class Keeper:
         if self._planned:
             # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
             work = partial(_look_on, weakref.ref(self), self._bell)
-            started("penstock-keeper", work, partial(self._bell.put, None))
+            with suppress(RuntimeError):  # no thread is to be had: blocks stay until the epoch is over
+                started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
         """Drops what is not needed now."""
