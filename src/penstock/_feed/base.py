@@ -76,6 +76,7 @@ class Run:
         self.repeated = at.beyond if repeats else frozenset()
         self.error: BaseException | None = None
         self.is_over = False
+        self.is_left = False  # all of it was handed out, and then its engine was taken for another epoch
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
         self._numbers = numbers
@@ -147,6 +148,8 @@ class Feed:
     fetch: ClassVar[Any]  # makes the worker's half, a `Fetch`, for a runner
     one_reader = False
     """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
+    knows_end = False
+    """Whether the end is known as soon as the last step was handed out, and not only when the next is asked for."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset

@@ -85,6 +85,7 @@ class ByKey(Feed):
 
     names = "keys", "key"
     fetch = KeyFetch
+    knows_end = True
 
     def check(self) -> None:
         if not hasattr(self.dataset, "__getitem__"):
