@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._epoch.engine import Engine
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import import_whole, interrupts_deferred
 from penstock._measure import page
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
@@ -206,6 +206,7 @@ class Measures:
         )
 
     def report(self, path: str | os.PathLike[str]) -> None:
+        import_whole("penstock.stats._report")
         from penstock.stats._report import write
 
         write(self.stats(), path)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import Source, at_work
-from penstock._interrupts import Loan, with_loan
+from penstock._interrupts import Loan, import_whole, with_loan
 from penstock._resume.reading import Mark, Reading, initial, opened, taken
 from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
@@ -194,6 +194,7 @@ class Feed:
 
         So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
         """
+        import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
@@ -276,6 +277,7 @@ class StepSource(Source):
 
     def rng(self) -> Generator:
         if self._rng is None:
+            import_whole("penstock._work.seeding")
             from penstock._work.seeding import generator  # late: see InlineBackend
 
             self._rng = generator(*self._of)

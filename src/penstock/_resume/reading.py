@@ -20,8 +20,8 @@ class Mark(NamedTuple):
     """A position: after `read` batches, with the states of the iterable and of its iterator.
 
     `states` is None at the end of an epoch. `kept` are the states there: the next epoch starts with them, so the mark
-    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable, and
-    it is "fresh": whether the iterable has any items is not known.
+    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable,
+    and "fresh": whether the iterable has any items is not known.
     """
 
     read: int

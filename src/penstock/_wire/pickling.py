@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import import_whole
 from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
@@ -91,6 +92,7 @@ def dump(
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
     if by_value:
+        import_whole("cloudpickle")
         import cloudpickle
 
         make, common = cloudpickle.Pickler, cloudpickle.Pickler.dispatch_table

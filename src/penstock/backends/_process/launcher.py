@@ -36,7 +36,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
-from penstock._interrupts import acquire, interrupts_deferred
+from penstock._interrupts import acquire, import_whole, interrupts_deferred
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
@@ -326,6 +326,7 @@ def tracker_fd() -> int | None:
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
     """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
+    import_whole("subprocess")
     import subprocess  # late: fork needs none of it
 
     if not sys.executable:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy  # noqa: F401  (its BLAS starts threads, which must exist when the threads are counted)
 
+from penstock._interrupts import import_whole
 from penstock._warning import warn_caller
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def is_chosen(asked: str | BaseContext | None) -> bool:
 
 def configured_method() -> str:
     """The start method that is set in multiprocessing, or else multiprocessing's default."""
+    import_whole("multiprocessing")
     import multiprocessing
 
     method = multiprocessing.get_start_method()
