@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock._interrupts import interrupts_deferred
+from penstock._limits import room_for_tasks
 
 GRACE = 1.0
 """Seconds that `close()` of a prefetcher waits for its thread.
@@ -58,6 +59,9 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
         running[thread] = stop
         try:
             thread.start()
+        except RuntimeError as error:
+            del running[thread]
+            raise RuntimeError(f"A thread could not be started ({error}): {room_for_tasks()}") from None
         except BaseException:
             del running[thread]
             raise

@@ -23,7 +23,7 @@ GUESTS = {"torch", "jax", "ray"}
 # The rooms, lowest first: each package or module directly under penstock. A room may import only the rooms before it.
 LAYERS = (
     ("errors", "batch", "_at_work", "_ending", "worker_info", "random"),
-    ("_interrupts", "_threads", "_exit", "_descriptors", "_warning"),
+    ("_interrupts", "_limits", "_threads", "_exit", "_descriptors", "_warning"),
     ("plan", "_schedule", "_memory", "_measure", "_cache", "_remote"),
     ("_wire", "_resume"),
     ("_fill", "source", "collate", "_work"),

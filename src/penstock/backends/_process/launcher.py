@@ -37,6 +37,7 @@ from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._interrupts import acquire, import_whole, interrupts_deferred
+from penstock._limits import no_more_processes
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
@@ -340,6 +341,8 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+    except OSError as error:
+        raise no_more_processes(error) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock._descriptors import close, close_in_child, no_fork
 from penstock._interrupts import interrupts_deferred
+from penstock._limits import no_more_processes
 from penstock._threads import started
 from penstock._wire.failure import Failure, restore
 from penstock.backends._process.relatives import Child, Itself
@@ -276,6 +277,8 @@ def fork(*, quiet: bool) -> int:
             if quiet:
                 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
+    except OSError as error:
+        raise no_more_processes(error) from None
     finally:
         if pid != 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
