@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide coverage frameworks browser pictures ray remote wild soak planted interop bench bench-ray bench-formats clean
+.PHONY: demo test test-engine test-faces lint check wide matrix coverage frameworks browser pictures strangers ray remote wild soak planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -12,6 +12,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+STRANGERS := .venv-strangers
 FORMATS := .venv-formats
 OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -46,6 +47,11 @@ check: lint
 wide: $(VENV)/.developed
 	PENSTOCK_WIDE=1 $(PYTEST)
 
+# Every Python from 3.11 to 3.13 that is installed (also by pyenv), with the newest and with the oldest libraries: an hour.
+# `.ci/run` runs a part of it on 3.13 with the newest. ARGS="--python 3.12 --libraries oldest" runs one environment.
+matrix:
+	$(PYTHON) -m tests.matrix $(ARGS)
+
 # By branches, in all processes. Takes three times as long as `test`; a test of timing may fail beside the tracer.
 coverage: $(VENV)/.developed
 	rm -rf build/coverage
@@ -71,6 +77,12 @@ browser: $(VENV)/.browser
 # The pictures of the README and the docs, from a real run.
 pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.pictures
+
+# Whole programs as people write them (tests/strangers), with torch, JAX, OpenCV, pandas, scikit-learn and numba warmed up
+# before the loader, by python, torchrun, spawn, pytest and in a notebook: five minutes, and 3 GB to install in an
+# environment of its own. `make test` runs the quick ones. `ARGS="-k jax"` runs those of one kind.
+strangers: $(STRANGERS)/.installed
+	PENSTOCK_STRANGERS=1 $(STRANGERS)/bin/python -m pytest tests/strangers $(ARGS)
 
 # Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn: six minutes. `make test`
 # runs the same laws and most faults on a stand-in, which needs no Ray. 300 MB to install, in an environment of its own.
@@ -134,7 +146,7 @@ bench-formats: $(FORMATS)/.installed
 	$(FORMATS)/bin/python -m bench.shards $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -184,6 +196,12 @@ $(WILD)/.installed: requirements-wild.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
 	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
+	@touch $@
+
+$(STRANGERS)/.installed: requirements-strangers.txt pyproject.toml
+	$(PYTHON) -m venv $(STRANGERS)
+	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-strangers.txt
+	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
 $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml

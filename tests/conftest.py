@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import cloudpickle
@@ -98,6 +99,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("wide")])
         items[:] = [item for item in items if not item.get_closest_marker("wide")]
     items.sort(key=lambda item: item.get_closest_marker("imports_torch") is not None)
+    if find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("imports_torch"):
+                item.add_marker(pytest.mark.skip("torch is not installed"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import compress
+from itertools import compress, count
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -142,16 +142,33 @@ class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot
 
 
 _act: Any = operator.methodcaller("action")
+_call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action`, which must be C code, when the object is deallocated. Keep the result as long as the object.
+    """Calls `action`, which must be C code, when the object is deallocated, if the result is still alive then.
 
     No code of Python runs meanwhile: an interrupt in it would be reported as ignored, and lost.
     """
     made = CallAtEnd(of, _act)
     made.action = action
     return made
+
+
+# By numbers that are never used again, and not by what an action frees, which another thread may get meanwhile.
+_waiting: dict[int, CallAtEnd] = {}
+_numbers = count()
+
+
+def free_at_end(of: object, action: Callable[[], object]) -> None:
+    """Like `call_at_end`, whatever else is deallocated first. `action` must not refer to the object.
+
+    A weak reference that is kept by something that the object refers to may be gone before it is called: each library
+    deallocates in an order of its own (numpy 2.5 lets go of an array's base before the array's weak references).
+    """
+    number = next(_numbers)
+    both = partial(_waiting.pop, number), action
+    _waiting[number] = call_at_end(of, partial(deque, map(_call, both), 0))
 
 
 class Living(Generic[T]):
@@ -166,6 +183,9 @@ class Living(Generic[T]):
 
     def add(self, one: T) -> None:
         self._references[id(one)] = call_at_end(one, partial(self._references.pop, id(one), None))
+
+    def __len__(self) -> int:
+        return len(self._references)
 
     def __iter__(self) -> Iterator[T]:
         # Of a copy: objects may come and go meanwhile.

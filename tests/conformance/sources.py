@@ -56,7 +56,7 @@ class Rich(Dataset[Any]):
             "pair": Pair(np.arange(key, key + 4, dtype=np.uint8), key),
             "nested": [{"deep": (np.float64(key), np.zeros((0, 2)))}, key],
             "data": Sample(np.ones((2, 2), np.int32) * key, str(key), 0.5 * key),
-            "when": np.datetime64("2026-01-01") + key,
+            "when": np.datetime64("2026-01-01") + np.timedelta64(key, "D"),
         }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,9 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset
+from penstock._memory.layout import Writer
+from penstock._wire import reply as reply_module
+from penstock._wire.reply import Replier, StrayFiles
 
 
 class Filled(Dataset[Any]):
@@ -158,6 +163,8 @@ def _shared_kilobytes() -> int:
 def test_ten_thousand_batches_can_be_kept_with_few_descriptors() -> None:
     program = """
 import resource
+import signal
+import socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import numpy as np
 from penstock import DataLoader
@@ -194,3 +201,46 @@ def check_that_strays_are_counted(loader: DataLoader[Any]) -> None:
 
 def test_memory_outside_of_the_pool_is_counted_while_it_is_used(make_processes: Any) -> None:
     check_that_strays_are_counted(make_processes(Growing(), batch_size=1))
+
+
+def test_memory_of_a_worker_that_died_before_its_reply_is_freed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the system's out-of-memory killer does it: each retry would keep one more batch."""
+    sound = Replier._reply
+
+    def reply(self: Replier, head: Any, verdict: int, rows: int, writer: Writer, *rest: int) -> bytes:
+        if writer.is_stray and len(deaths := os.listdir(tmp_path)) < 2:  # the stray has been sent
+            (tmp_path / str(len(deaths))).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sound(self, head, verdict, rows, writer, *rest)
+
+    monkeypatch.setattr(Replier, "_reply", reply)
+    with DataLoader(Growing(), num_workers=1, multiprocessing_context="fork", retries=5) as loader:
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(600)]
+        kept.append(next(batches))
+        assert len(os.listdir(tmp_path)) == 2
+        strays = [fd for fd in os.scandir("/proc/self/fd") if "penstock-stray" in _target(fd.path)]
+        assert len(strays) < 2  # one that has just been received
+        del batches
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:  # of the listing itself
+        return ""
+
+
+def test_a_stray_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any) -> Any:
+        raise MemoryError
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        monkeypatch.setattr(reply_module, "mapped", refused)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(MemoryError), StrayFiles(0, theirs).make(0, 4096):
+            pass
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -194,20 +194,21 @@ def test_a_change_that_cannot_be_sent_changes_nothing(make_processes: Any) -> No
 
 
 def test_a_change_from_inside_of_next_is_refused_and_not_made(make: Any) -> None:
-    refused: list[RuntimeError] = []
+    refused: list[str] = []
 
     class Meddling:
         def __iter__(self) -> Any:
             for key in range(20):
                 if key == 19:
-                    with pytest.raises(RuntimeError, match="from inside of its own next") as caught:
+                    try:
                         loader.update(size=10)
-                    refused.append(caught.value)
+                    except RuntimeError as error:
+                        refused.append(str(error))
                 yield key
 
     loader = make(Sized(), sampler=Meddling())
     assert [int(batch[1][0]) for batch in loader] == [1] * 20
-    assert refused
+    assert "from inside of its own next" in refused[0]
     assert loader.dataset.size == 1
 
 

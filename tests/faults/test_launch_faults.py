@@ -116,7 +116,7 @@ def test_workers_of_a_thread_that_ended_live_on(tmp_path: Path) -> None:
         os.write(fds["out"], b"x")
         time.sleep(1000)
     r, w = os.pipe()
-    launcher = Launcher(method, main, None, {"out": w}, explicit=True)
+    launcher = Launcher(method, main, None, {"out": w})
     started = []
     thread = threading.Thread(target=lambda: started.append(launcher.start(0)))
     thread.start(); thread.join()

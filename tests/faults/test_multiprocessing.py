@@ -168,6 +168,7 @@ IN_TORCH = [
 ]
 
 
+@pytest.mark.imports_torch
 @pytest.mark.parametrize(("face", "method"), IN_TORCH)
 def test_what_a_program_shares_reaches_the_workers_of_torch_loaders(
     begin_torch: Begin, face: str, method: str

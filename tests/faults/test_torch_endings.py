@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import Begin, forge, programs
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.imports_torch, pytest.mark.timeout(60)]
 
 PREAMBLE = """
 import atexit, gc, os, signal, sys, time

@@ -308,7 +308,7 @@ def raise_in_worker(worker: int, payload: Any, fds: Mapping[str, int]) -> None:
 
 def through_a_worker(method: str, dataset: Callable[[], None]) -> BaseException:
     reader, writer = os.pipe()
-    launcher = Launcher(method, raise_in_worker, {"dataset": dataset}, {"out": writer}, explicit=True)
+    launcher = Launcher(method, raise_in_worker, {"dataset": dataset}, {"out": writer})
     worker = launcher.start(0)
     with open(reader, "rb") as answers:
         back = restore(answers.read(int.from_bytes(answers.read(8), "big")))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import _interrupts
+from penstock._interrupts import free_at_end
+from penstock._memory.mapping import mapped
 from penstock._memory.slabs import BUNDLE, EXTENT, Slabs
 from penstock._schedule.slabs import SlabStates
 
@@ -90,3 +96,29 @@ def test_a_root_is_a_new_array_each_time() -> None:
     slabs = Slabs(None)
     one, other = slabs.root(0), slabs.root(0)
     assert one is not other and np.shares_memory(one, other)
+
+
+class Thing:
+    pass
+
+
+def test_what_is_freed_at_the_end_of_an_object_is_freed_whatever_ends_first() -> None:
+    """Whatever an object refers to may be gone before the weak references to the object are called."""
+    called: list[str] = []
+    thing = Thing()
+    free_at_end(thing, partial(called.append, "end"))
+    gc.collect()
+    assert not called
+    del thing
+    assert called == ["end"]
+    assert not [end for end in _interrupts._waiting.values() if end() is None]
+
+
+def test_memory_is_unmapped_with_its_last_view() -> None:
+    fd = os.memfd_create("penstock-unmapped")
+    os.ftruncate(fd, 1 << 20)
+    view = np.frombuffer(mapped(fd, 1 << 20), np.uint8)[5:].reshape(-1, 1)
+    os.close(fd)
+    assert "penstock-unmapped" in Path("/proc/self/maps").read_text()
+    del view
+    assert "penstock-unmapped" not in Path("/proc/self/maps").read_text()

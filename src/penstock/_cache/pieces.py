@@ -18,7 +18,7 @@ from hashlib import blake2b
 import numpy as np
 
 from penstock._interrupts import acquire
-from penstock._memory.slabs import mapped as memory
+from penstock._memory.mapping import mapped as memory
 
 _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from penstock._measure.cached import CacheCounts
 from penstock._measure.histogram import BUCKETS, bucket
-from penstock._memory.slabs import mapped
+from penstock._memory.mapping import mapped
 
 _WAITED, _WAITING, _TRACING = range(3)  # words of the head
 _HEAD = 4096  # bytes: a page, which the caller writes and workers read

@@ -17,27 +17,25 @@ the numpy array. So a weak reference to the root is called exactly once: when no
 slab any more.
 
 A child process that the program forks has the lent batches too, in the same memory, and may read them for as long as
-it lives. Hence a slab that is lent when the program forks is never used again.
+it lives. Hence a slab that is lent when the program forks is used again only after that process has ended.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import mmap
 import os
-import resource
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import Living, call_at_end, interrupts_deferred
+from penstock._interrupts import Living
+from penstock._memory import forks
+from penstock._memory.mapping import advise, grow, mapped
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -47,72 +45,6 @@ BUNDLE = 4 << 20
 
 # Bytes that a batch needs beside its arrays: for the reply that describes it, and for alignment.
 _BESIDE = 256
-
-_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = _ADDRESS
-_libc.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
-_libc.mremap.argtypes = (_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS)
-_libc.munmap.argtypes = (_ADDRESS, _SIZE)
-_libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
-
-_FAILED = _ADDRESS(-1).value
-_COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
-
-
-def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
-    """Calls mmap(2), and returns the address. Raises OSError."""
-    found: int = _libc.mmap(address, length, access, flags, fd, offset)
-    if found == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return found
-
-
-def copy_map(address: int, length: int, to: int) -> None:
-    """Maps what is mapped at an address, shared, at another one as well: mremap(2) of 0 bytes. Raises OSError."""
-    if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def grow(fd: int, size: int) -> None:
-    """Gives a file so many bytes of address space. Its memory is allocated as its pages are written."""
-    try:
-        os.ftruncate(fd, size)
-    except OSError as error:
-        if error.errno != errno.EFBIG:
-            raise
-        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        raise OSError(
-            error.errno,
-            f"Shared memory for batches needs {size:,} bytes, but no file of this process may have more than "
-            f"{most:,} (ulimit -f, which counts shared memory too). Raise that limit before Python starts, as by "
-            '"ulimit -f unlimited"; or use backend="thread" or num_workers=0, which need no shared memory.',
-        ) from None
-
-
-def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
-
-    It is unmapped when nothing refers to it any more, and keeps no descriptor. `mmap.mmap` keeps one for each mapping
-    (Python 3.13 has an option against that), and a caller with many large batches would run out of them.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
-    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    with interrupts_deferred():
-        try:
-            address = map_memory(None, length, access, flags, -1 if fd is None else fd, offset)
-        except OSError as error:
-            raise MemoryError(
-                f"{length} bytes of memory for batches could not be mapped: {error.strerror}. Use smaller batches, a "
-                "smaller prefetch_factor, or fewer workers, or keep fewer batches."
-            ) from error
-        memory: Any = (ctypes.c_ubyte * length).from_address(address)
-        array = np.frombuffer(memory, np.uint8)
-        memory.end = call_at_end(array, partial(_libc.munmap, address, length))  # lives as long as the array
-        # Not the array: views of its views would keep it alive, and not the view that is lent.
-        return array.data
 
 
 class Region(NamedTuple):
@@ -144,7 +76,7 @@ class Arena:
         if buffer is not None:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
             address = np.frombuffer(buffer, np.uint8).ctypes.data
-            _libc.madvise(address + region.start, region.capacity, advice)
+            advise(address + region.start, region.capacity, advice)
 
 
 class Slabs:
@@ -212,11 +144,16 @@ class Slabs:
         return next(regions)
 
 
+# Leases of forked children that are looked at in one `collect`, a system call each.
+_LOOKS = 4
+
+
 class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    __slots__ = ("nbytes", "slab")
+    __slots__ = ("forks", "nbytes", "slab")
 
     slab: int
     nbytes: int
+    forks: tuple[forks.Fork, ...]  # those that happened while the slab was lent
 
 
 class Leases:
@@ -225,6 +162,7 @@ class Leases:
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[_Lease | int] = deque()
+        self._inherited: deque[_Lease] = deque()  # came back, but a forked child may still read them
         # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
         if shared:
             _all.add(self)
@@ -233,7 +171,7 @@ class Leases:
         # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
         # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
         lease = _Lease(root, self._returned.append)
-        lease.slab, lease.nbytes = slab, nbytes
+        lease.slab, lease.nbytes, lease.forks = slab, nbytes, ()
         self._lent[slab] = lease
 
     @property
@@ -255,10 +193,35 @@ class Leases:
         slabs = []
         while self._returned:
             back = self._returned.popleft()
-            slab = back if isinstance(back, int) else back.slab
-            self._lent.pop(slab, None)
-            slabs.append(slab)
+            if isinstance(back, int):
+                slabs.append(back)
+                continue
+            self._lent.pop(back.slab, None)
+            if back.forks:
+                self._inherited.append(back)
+            else:
+                slabs.append(back.slab)
+        for _ in range(min(len(self._inherited), _LOOKS)):
+            lease = self._inherited.popleft()
+            if all(fork.is_over() for fork in lease.forks):
+                slabs.append(lease.slab)
+            else:
+                self._inherited.append(lease)
         return slabs
+
+    def inherit(self, fork: forks.Fork | None) -> None:
+        """A child of the program has the lent slabs too. Without a witness, they never come back."""
+        if fork is None:
+            self._lent.clear()
+            return
+        for lease in self._lent.values():
+            if fork not in lease.forks:
+                lease.forks = (*lease.forks, fork)
+
+    def forget(self) -> None:
+        """In a forked child: the slabs are the parent's."""
+        self._lent.clear()
+        self._inherited.clear()
 
 
 _all = Living[Leases]()
@@ -266,11 +229,38 @@ _all = Living[Leases]()
 own_fork = threading.local()
 """While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""
 
+_birth = threading.local()
+"""`fork` is the witness of the fork that this thread is about to do."""
 
-def _retire_all() -> None:
+
+def _before_fork() -> None:
+    _birth.fork = None
+    if not getattr(own_fork, "now", False) and any(leases.lent for leases in _all):
+        _birth.fork = forks.begun()
+        _inherit_all()
+
+
+def _after_fork_in_parent() -> None:
     if not getattr(own_fork, "now", False):
-        for leases in _all:
-            leases._lent.clear()  # without its reference, a slab is never reported as returned
+        # Again: another thread may have lent a slab just before the fork.
+        _inherit_all()
+        if _birth.fork is not None:
+            _birth.fork.has_happened()
+    _birth.fork = None
 
 
-os.register_at_fork(after_in_parent=_retire_all)
+def _inherit_all() -> None:
+    for leases in _all:
+        if leases.lent:
+            leases.inherit(_birth.fork)
+
+
+def _after_fork_in_child() -> None:
+    _birth.fork = None
+    for leases in _all:
+        leases.forget()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

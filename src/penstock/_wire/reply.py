@@ -29,7 +29,7 @@ from penstock._descriptors import close, close_in_child, no_fork
 from penstock._interrupts import Living, interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.slabs import grow, mapped
+from penstock._memory.mapping import grow, mapped
 from penstock._memory.tree import Spec
 from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
@@ -183,12 +183,14 @@ class StrayFiles:
     @contextmanager
     def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
         fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-        grow(fd, nbytes)
-        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
-        yield writer
-        if not writer.overflow:
-            socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
-        os.close(fd)
+        try:
+            grow(fd, nbytes)
+            writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
+            yield writer
+            if not writer.overflow:
+                socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
+        finally:
+            os.close(fd)
 
 
 class Taken(Protocol):
@@ -197,19 +199,23 @@ class Taken(Protocol):
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """The memory of the stray that belongs to a reply, which was sent after it."""
 
+    def forget(self, worker: int) -> None:
+        """Drops the strays of a worker that is gone, and whose replies were all read: no reply tells of them."""
+
 
 class Strays:
     """In the parent: strays that were received, and not yet taken by the reply that they belong to."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._received: dict[tuple[int, int], int] = {}
+        self._received: dict[tuple[int, int], tuple[int, int]] = {}  # descriptor and size
         self._used = Living[NDArray[np.uint8]]()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the strays whose batches are still used."""
-        return sum(root.nbytes for root in self._used)
+        """Bytes of the strays whose batches are still used, and of those that no reply has told of yet."""
+        waiting = sum(size for _, size in tuple(self._received.values()))
+        return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
         """Receives all that were sent, without waiting.
@@ -233,16 +239,21 @@ class Strays:
                         raise OSError(errno.EMFILE, why)
                     (fd,) = _FD.unpack(control[0][2])
                     close_in_child(fd)
-                self._received[_STRAY.unpack(data)] = fd
+                self._received[_STRAY.unpack(data)] = fd, os.fstat(fd).st_size
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         if (seq, worker) not in self._received:
             self.receive()
-        memory = mapped(self._received[seq, worker], size)
+        memory = mapped(self._received[seq, worker][0], size)
         self._close((seq, worker))
         root = np.frombuffer(memory, np.uint8)
         self._used.add(root)
         return root
+
+    def forget(self, worker: int) -> None:
+        self.receive()
+        for key in [key for key in self._received if key[1] == worker]:
+            self._close(key)
 
     def close(self) -> None:
         """Closes all that were not taken. An interrupted call can be repeated."""
@@ -251,7 +262,7 @@ class Strays:
 
     def _close(self, key: tuple[int, int]) -> None:
         with no_fork():
-            close(self._received.pop(key))  # removed first: closed twice, the number may be another file's
+            close(self._received.pop(key)[0])  # removed first: closed twice, the number may be another file's
 
 
 class Receiver:
@@ -320,4 +331,5 @@ class Receiver:
 
     def forget(self, worker: int) -> None:
         """The worker is gone, and sends no more replies."""
+        self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

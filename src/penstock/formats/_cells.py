@@ -219,7 +219,9 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
     if kinds.is_boolean(kind):
         dtype = bool
     elif kinds.is_integer(kind) or kinds.is_floating(kind):
-        dtype = kind.to_pandas_dtype()
+        # Not kind.to_pandas_dtype(), which needs pandas before pyarrow 26.
+        letter = "f" if kinds.is_floating(kind) else "i" if kinds.is_signed_integer(kind) else "u"
+        dtype = f"{letter}{kind.bit_width // 8}"
     elif kinds.is_date(kind):
         dtype = "M8[D]" if kinds.is_date32(kind) else "M8[ms]"
     elif kinds.is_timestamp(kind):

@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.slabs import copy_map, map_memory
+from penstock._memory.mapping import copy_map, map_memory
 from penstock.formats._files import File
 
 _NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from penstock import _descriptors
 from penstock._cache.locks import ByteLock, LockError, open_alone
 from penstock._interrupts import finalizer, interrupts_deferred, with_loan
-from penstock._memory.slabs import mapped
+from penstock._memory.mapping import mapped
 
 Make = Callable[[], Sequence[Any]]
 """Returns the bytes of a block, as a list of buffers."""

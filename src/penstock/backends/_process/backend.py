@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Gauges
-from penstock._memory.slabs import Slabs, grow
+from penstock._memory.mapping import grow
+from penstock._memory.slabs import Slabs
 from penstock._warning import warn_caller
 from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
@@ -94,7 +95,7 @@ class ProcessBackend:
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         began = time.perf_counter()
-        Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
+        Launcher(method, main, payload, theirs, among=self._launchers)
         self.shipped = 0.0 if method == "fork" else time.perf_counter() - began
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}

@@ -26,7 +26,7 @@ import fcntl
 import os
 import struct
 
-from penstock._memory.slabs import grow, mapped
+from penstock._memory.mapping import grow, mapped
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 

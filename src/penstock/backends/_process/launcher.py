@@ -66,10 +66,9 @@ enter(boot, role, number, child)
 class Launcher:
     """Starts workers that each run `main(number, payload, fds)`.
 
-    `fds` are descriptors of this process, by name; every worker has them under the same numbers. `explicit` says that
-    the user named the method: then a fork beside threads causes no warning. A payload that cannot be sent (spawn,
-    forkserver) raises UnshippableDataset here, before any process starts. Before it acquires anything, the launcher
-    adds itself to the list `among`: see `_interrupts.py`.
+    `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
+    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. Before it acquires
+    anything, the launcher adds itself to the list `among`: see `_interrupts.py`.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Launcher:
         payload: object,
         fds: Mapping[str, int],
         *,
-        explicit: bool = False,
         among: list[Launcher] | None = None,
     ) -> None:
         _require_linux()
@@ -87,7 +85,6 @@ class Launcher:
         self._main = main
         self._payload = payload
         self._fds = dict(fds)
-        self._explicit = explicit
         self.owner = os.getpid()
         self.lineage = Lineage.of_children(self.method)
         self._closed = False
@@ -174,7 +171,7 @@ class Launcher:
         own_fork.now = True
         try:
             with kept_by_child((*self._fds.values(), lifeline)):
-                pid = fork(quiet=self._explicit or methods.survives_fork())
+                pid = fork()
             if pid == 0:
                 itself = Itself(self.lineage, child)
                 live(number, itself, self._main, self._payload, self._fds, lifeline=lifeline)
@@ -397,7 +394,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
         try:
-            pid = fork(quiet=True)  # quiet: no threads run in this process
+            pid = fork()
             pidfd = processes.pidfd_of_child(pid) if pid else -1
         except OSError as exc:
             seat = seat_of(about)

@@ -19,7 +19,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -263,19 +263,21 @@ def readable(fd: int, timeout: float | None) -> bool:
 # From here on: in the child.
 
 
-def fork(*, quiet: bool) -> int:
+def fork() -> int:
     """Calls os.fork. In the child every signal is blocked until it has settled.
 
     A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
+
+    Python's warning of a fork beside threads (3.12 and later) is kept out: there are none that matter, or the program
+    has asked for fork, or a warning of ours has said more.
     """
     _flush()  # else both processes print what is still buffered
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
         # Not safe beside a thread that does the same; at worst this one warning stays ignored.
-        with warnings.catch_warnings() if quiet else nullcontext():
-            if quiet:
-                warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
         raise no_more_processes(error) from None

@@ -8,8 +8,10 @@ runs its main function as multiprocessing's own processes do, exit functions inc
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -17,6 +19,10 @@ from typing import Any, NamedTuple
 
 # `_process_counter` numbers the children of this process, and `_children` are those that are alive.
 _known: Any = multiprocessing.process
+
+# From Python 3.13 on, exit functions run after `_bootstrap`, all that the child has registered, and not inside of it.
+_EXITS_AFTERWARDS = sys.version_info >= (3, 13)
+_atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
@@ -66,8 +72,15 @@ class Itself(Relative):
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
         """Does the work and what multiprocessing does before and after it. Returns the exit code."""
         self._work = work
-        code: int = self._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
-        return code
+        if not _EXITS_AFTERWARDS:
+            return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
+        if self._start_method != "spawn":
+            _atexit._clear()  # what the parent has registered
+            _atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        try:
+            return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
+        finally:
+            _atexit._run_exitfuncs()
 
     def run(self) -> None:
         self._work()

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from penstock._interrupts import Living
 from penstock._measure.gauges import Gauges
-from penstock._memory.slabs import Slabs, mapped
+from penstock._memory.mapping import mapped
+from penstock._memory.slabs import Slabs
 from penstock._threads import started
 from penstock._warning import warn_caller
 from penstock._wire.failure import annotate, restore
@@ -84,6 +85,10 @@ class Strays:
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         return self._arrived.pop((seq, worker))
+
+    def forget(self, worker: int) -> None:
+        for key in [key for key in self._arrived if key[1] == worker]:
+            del self._arrived[key]
 
     @property
     def nbytes(self) -> int:

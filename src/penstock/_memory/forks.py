@@ -1,0 +1,63 @@
+"""Forks of the program while batches are lent.
+
+The child has the lent batches too, in the same shared memory, and may read them for as long as it lives. Whether it
+still lives is told by a witness: a page of shared memory that parent and child map, and the parent then unmaps. The
+kernel refuses to seal a file against writing while any process maps it, so the seal succeeds when the child, and all
+processes that it has forked, have ended or called exec.
+
+Refused: a pipe, whose end a child that closes all descriptors gives up too early; and waiting for the pid, which the
+hooks of a fork are not told and which says nothing of grandchildren.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from functools import partial
+
+from penstock._interrupts import Living, free_at_end
+from penstock._memory.mapping import map_memory, unmap
+
+MOST = 64
+"""Witnesses at a time, each of which is a descriptor. Slabs that further forks find lent are never used again."""
+
+
+class Fork:
+    """A fork that is about to happen, or has happened."""
+
+    __slots__ = ("__weakref__", "_address", "_fd")
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._fd = os.memfd_create("penstock-fork", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        free_at_end(self, partial(os.close, self._fd))
+        os.ftruncate(self._fd, mmap.PAGESIZE)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        self._address = map_memory(None, mmap.PAGESIZE, access, mmap.MAP_SHARED, self._fd, 0)
+        _living.add(self)
+
+    def has_happened(self) -> None:
+        """In the parent, after the fork."""
+        unmap(self._address, mmap.PAGESIZE)
+
+    def is_over(self) -> bool:
+        """True if no process is left that inherited memory from this one at the fork."""
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        except OSError:
+            return False
+        return True
+
+
+_living = Living[Fork]()
+
+
+def begun() -> Fork | None:
+    """The witness of a fork that is about to happen; None if there is none to be had."""
+    if len(_living) >= MOST:
+        return None
+    try:
+        return Fork()
+    except OSError:
+        return None

@@ -1,0 +1,83 @@
+"""Maps memory: mmap(2) and its relatives, without the descriptor that `mmap.mmap` keeps for each mapping."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock._interrupts import free_at_end, interrupts_deferred
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = _ADDRESS
+_libc.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
+_libc.mremap.argtypes = (_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS)
+_libc.munmap.argtypes = (_ADDRESS, _SIZE)
+_libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
+
+unmap, advise = _libc.munmap, _libc.madvise
+
+_FAILED = _ADDRESS(-1).value
+_COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
+
+
+def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
+    """Calls mmap(2), and returns the address. Raises OSError."""
+    found: int = _libc.mmap(address, length, access, flags, fd, offset)
+    if found == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found
+
+
+def copy_map(address: int, length: int, to: int) -> None:
+    """Maps what is mapped at an address, shared, at another one as well: mremap(2) of 0 bytes. Raises OSError."""
+    if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def grow(fd: int, size: int) -> None:
+    """Gives a file so many bytes of address space. Its memory is allocated as its pages are written."""
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        raise OSError(
+            error.errno,
+            f"Shared memory for batches needs {size:,} bytes, but no file of this process may have more than "
+            f"{most:,} (ulimit -f, which counts shared memory too). Raise that limit before Python starts, as by "
+            '"ulimit -f unlimited"; or use backend="thread" or num_workers=0, which need no shared memory.',
+        ) from None
+
+
+def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
+    """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
+
+    The memory is unmapped when no object refers to the buffer any more. No descriptor is kept: `mmap.mmap` keeps one
+    for each mapping (Python 3.13 has an option against that), and a caller with many large batches would run out.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    with interrupts_deferred():
+        try:
+            address = map_memory(None, length, access, flags, -1 if fd is None else fd, offset)
+        except OSError as error:
+            raise MemoryError(
+                f"{length} bytes of memory for batches could not be mapped: {error.strerror}. Use smaller batches, a "
+                "smaller prefetch_factor, or fewer workers, or keep fewer batches."
+            ) from error
+        memory: Any = (ctypes.c_ubyte * length).from_address(address)
+        array = np.frombuffer(memory, np.uint8)
+        free_at_end(array, partial(unmap, address, length))
+        # Not the array: views of its views would keep it alive, and not the view that is lent.
+        return array.data
