@@ -12,7 +12,7 @@ from programs import Begin, forge, programs
 pytestmark = pytest.mark.timeout(60)
 
 PREAMBLE = """
-import atexit, builtins, os, random, signal, sys, threading, time
+import atexit, os, random, signal, sys, threading, time
 import numpy as np
 import penstock
 from penstock import DataLoader, IterableDataset, prefetch, progress
@@ -32,11 +32,17 @@ kept = []
 def begin(batches):
     kept.append([batches, next(batches), next(batches)])
 
-# Modules are cleared in the reverse order of their import if anything keeps them alive, and builtins at the very end:
-# what is kept there ends when every global of every module is None.
+# Modules that anything keeps alive are cleared in the reverse order of their import, and sys at the very end: what is
+# kept there ends when every global of every other module is None.
 def keep_to_the_end():
-    builtins.kept = [list(kept), *sys.modules.values()]
+    sys.kept = [list(kept), *sys.modules.values()]
     kept.clear()
+
+def register_before_penstock(function):
+    atexit.unregister(penstock._exit._end_all)
+    atexit.unregister(penstock._threads.end_all)
+    for each in (function, penstock._threads.end_all, penstock._exit._end_all):
+        atexit.register(each)
 """
 
 SOME_OF_EACH = """
@@ -86,13 +92,18 @@ def test_whatever_is_open_ends_silently(begin: Begin, options: str, order: str) 
 def test_a_daemon_thread_that_reads_a_loader_is_not_disturbed(begin: Begin, options: str) -> None:
     """It would end with the interpreter anyway: an error about a closed loader would be noise."""
     program = begin(f"""
-        between = threading.Event()
+        between, is_closed = threading.Event(), threading.Event()
         def read():
             for batch in DataLoader(Data(), {options}):
                 between.set()
-                time.sleep(0.001)
-        threading.Thread(target=read, daemon=True).start()
+                is_closed.wait()
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         between.wait()
+        def ask_again():
+            is_closed.set()
+            reader.join(0.3)
+        register_before_penstock(ask_again)
         """)
     assert program.end(30) == (0, "", "")
 
@@ -152,25 +163,18 @@ def test_a_long_wait_is_explained(begin: Begin) -> None:
     assert "penstock-0 is still working on a sample, at " in err and "Ctrl-C ends the waiting" in err
 
 
-def test_threads_that_atexit_starts_too_late_are_refused(penstock_forge: socket.socket, tmp_path: Path) -> None:
-    text = """
-        import atexit
+def test_threads_that_atexit_starts_too_late_are_refused(begin: Begin) -> None:
+    program = begin("""
         def late():
-            import penstock
-            print(len(list(penstock.DataLoader(range(8), 4))))
-            print(len(list(penstock.DataLoader(range(8), 4, num_workers=1))))
+            print(len(list(DataLoader(range(8), 4))))
+            print(len(list(DataLoader(range(8), 4, num_workers=1))))
             try:
-                list(penstock.DataLoader(range(8), 4, num_workers=1, backend="thread"))
+                list(DataLoader(range(8), 4, num_workers=1, backend="thread"))
             except RuntimeError as error:
                 print(error)
-        atexit._clear()  # the forge has imported penstock
-        atexit.register(late)
-        from penstock import _exit, _threads
-        atexit.register(_threads.end_all)
-        atexit.register(_exit._end_all)
-        """
-    with programs(penstock_forge, tmp_path) as begin:
-        code, out, err = begin(text).end(30)
+        register_before_penstock(late)
+        """)
+    code, out, err = program.end(30)
     assert (code, err) == (0, "")
     assert out.startswith("2\n2\nThe program is ending, so penstock can start no more threads")
 
