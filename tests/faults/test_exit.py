@@ -32,10 +32,10 @@ kept = []
 def begin(batches):
     kept.append([batches, next(batches), next(batches)])
 
-# Modules that anything keeps alive are cleared in the reverse order of their import, and sys at the very end: what is
-# kept there ends when every global of every other module is None.
+# Modules that anything keeps alive are cleared in the reverse order of their import: what is kept in `os` ends when
+# every global of penstock is None already, and errors can still be printed.
 def keep_to_the_end():
-    sys.kept = [list(kept), *sys.modules.values()]
+    os.kept = [list(kept), *sys.modules.values()]
     kept.clear()
 
 def register_before_penstock(function):
@@ -156,8 +156,13 @@ def test_a_thread_that_waits_for_ever_is_left_to_itself(begin: Begin, source: st
 
 
 def test_a_long_wait_is_explained(begin: Begin) -> None:
-    now = "import penstock._threads\npenstock._threads._SILENCE = 0\n"
-    program = begin(now + SLOW.format(work="sum(number for number in range(4_000_000))", source=SOURCES["a worker"]))
+    now = """
+from penstock import _threads
+_threads._SILENCE, said, say = 0, [], _threads._say
+_threads._say = lambda thread: said.append(say(thread))
+"""
+    until_then = "while not said: pass"
+    program = begin(now + SLOW.format(work=until_then, source=SOURCES["a worker"]))
     code, out, err = program.end(40)
     assert (code, out) == (0, "done\n")
     assert "penstock-0 is still working on a sample, at " in err and "Ctrl-C ends the waiting" in err
