@@ -130,6 +130,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.indexes
 	$(BIN)/python -m bench.remote
 	$(BIN)/python -m bench.cache
+	$(BIN)/python -m bench.neighbours
 	$(BIN)/python -m bench.distance
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by

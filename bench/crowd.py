@@ -99,7 +99,7 @@ class Crowd:
     def shortage(self, workers: int) -> str:
         return "There is room."
 
-    def start(self, call: Call, shipped: object, told: Any) -> Any:
+    def start(self, call: Call, shipped: object, told: Any, avoid: Any) -> Any:
         self._orders.send(tuple(call))
         return self
 

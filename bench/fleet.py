@@ -142,7 +142,7 @@ class Fleet:
     def shortage(self, workers: int) -> str:
         return "The simulation has room."
 
-    def start(self, call: Call, shipped: Any, told: Any) -> SimulatedWorker:
+    def start(self, call: Call, shipped: Any, told: Any, avoid: Any) -> SimulatedWorker:
         worker = SimulatedWorker(self, call, shipped)
         self.workers[call.worker] = worker
         self.at(self.now + (REPLACED if self.lost else START), worker.connect)

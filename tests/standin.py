@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -96,6 +96,7 @@ class LocalCluster:
         self.mains: list[Callable[..., None]] = []
         self._threads: list[threading.Thread] = []
         self.started = 0
+        self.avoided: list[set[str]] = []  # by each start
 
     def is_there(self) -> bool:
         return self.is_up
@@ -103,7 +104,10 @@ class LocalCluster:
     def ship(self, data: memoryview) -> object:
         return bytes(data)
 
-    def start(self, call: Call, shipped: object, told: Callable[[End], None]) -> LocalActor:
+    def start(
+        self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]
+    ) -> LocalActor:
+        self.avoided.append({*avoid})
         if not self.is_up:
             raise RuntimeError("the stand-in was shut down")
         self.started += 1

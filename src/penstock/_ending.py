@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from penstock._panics import raise_ordinary
+
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
@@ -42,6 +44,9 @@ def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
             taken = take(self)
         except StopIteration as stop:
             raise _not_the_end(stop) from stop
+        except BaseException as trouble:
+            raise_ordinary(trouble)
+            raise
         if type(taken) is not Instead:
             return taken  # type: ignore[return-value]
         error = taken.error
@@ -67,6 +72,9 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
             return call(*args, **kwargs)
         except StopIteration as error:
             raise _not_the_end(error) from error
+        except BaseException as trouble:
+            raise_ordinary(trouble)
+            raise
 
     return calling
 

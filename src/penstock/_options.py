@@ -359,6 +359,11 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
         )
 
 
+# Seconds of processor time that a forked worker takes to start, about half of it in the parent. Other start methods
+# take up to 30 times as long.
+_START = 0.015
+
+
 def _check_machine(backend: str, workers: int) -> None:
     if not backends.has_processes(backend):
         return
@@ -369,9 +374,15 @@ def _check_machine(backend: str, workers: int) -> None:
         )
     usable = _usable()
     if workers > usable:
+        slow, start = "", workers * _START / usable
+        if start > 1:
+            slow = (
+                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
+                f"num_workers={usable} keeps all CPUs busy."
+            )
         warn_caller(
             f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
-            'samples wait for I/O, and then backend="thread" does the same with less memory.',
+            f'samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
             UserWarning,
         )
 

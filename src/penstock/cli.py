@@ -114,6 +114,8 @@ def _add_inspect(commands: Any) -> None:
     inspect.add_argument("--samples", type=_number(0), default=3, metavar="N", help=first)
     inspect.add_argument("--dtype", metavar="NAME", help="dtype of a file of token ids, such as uint16")
     inspect.add_argument("--length", type=_number(1), metavar="N", help="ids in a sample of a file of token ids")
+    storage = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
+    inspect.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -133,7 +135,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "inspect":
         from penstock.formats import _show
 
-        given = {"dtype": options.dtype, "length": options.length}
+        storage = dict(options.storage) if options.storage else None
+        given = {"dtype": options.dtype, "length": options.length, "storage": storage}
         settings = {name: value for name, value in given.items() if value is not None}
         return _show.run(options.path, options.samples, settings)
     try:
@@ -149,6 +152,13 @@ def _seconds(word: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{value:g} is not a number of seconds")
     return value
+
+
+def _option(word: str) -> tuple[str, str | bool]:
+    name, mark, value = word.partition("=")
+    if not name or not mark:
+        raise argparse.ArgumentTypeError("it is not of the form KEY=VALUE")  # the word may be a secret
+    return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:

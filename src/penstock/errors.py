@@ -13,6 +13,7 @@ __all__ = [
     "ImageError",
     "InternalError",
     "LoaderTimeout",
+    "PanicError",
     "RecordError",
     "RemoteError",
     "RemoteFileNotFound",
@@ -47,6 +48,10 @@ class LoaderTimeout(RuntimeError, TimeoutError):
 
 class UnshippableDataset(TypeError):
     """The dataset, or another object that a worker needs, cannot be pickled and sent to the worker process."""
+
+
+class PanicError(RuntimeError):
+    """A library written in Rust panicked. Its own error, which is no `Exception`, is the `__cause__`."""
 
 
 class ImageError(ValueError):

@@ -35,6 +35,7 @@ from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import is_stream
+from penstock.source._nested import fingerprint_of
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -260,6 +261,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         return {
             "kind": self._feed.name,
             "length": self._feed.length(),
+            "files": fingerprint_of(self._dataset),
             "order": self._feed.order_name,
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
 import weakref
@@ -387,3 +388,20 @@ def test_what_is_listed_holds_no_samples() -> None:
         assert len(Weighty.seen) == 4 and not any(seen() is not None for seen in Weighty.seen)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("on_error", "lack"),
+    [("skip", MemoryError("no room")), ("replace", OSError(errno.EMFILE, "Too many open files"))],
+    ids=["skip", "replace"],
+)
+def test_a_lack_of_memory_or_descriptors_is_never_skipped(make: Any, on_error: str, lack: Exception) -> None:
+    loader = make(sources.Failing(N, {7: lack}), batch_size=2, on_error=on_error)
+    found = []
+    with pytest.raises(type(lack), match=re.escape(str(lack))) as raised:
+        found.extend(loader)
+    assert len(found) == 3, "the batches before it were handed out"
+    assert not loader.skipped
+    notes = "\n".join(raised.value.__notes__)
+    assert "sample 7" in notes
+    assert "not a bad sample" in notes

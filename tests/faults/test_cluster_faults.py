@@ -96,6 +96,34 @@ def test_a_half_received_batch_of_a_lost_worker_is_never_seen(cluster: Any) -> N
     cluster.processes[0].kill()
 
 
+def test_a_node_that_does_not_answer_is_avoided_by_the_next_workers_for_a_minute(cluster: Any) -> None:
+    """Ray takes 15 seconds or more to notice that a node is lost, and places workers there meanwhile."""
+    cluster.mains = [standin.rogue_main]
+    lost = standin.NODE.format(0)
+    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=0.2, retries=2) as loader:
+        warnings.simplefilter("ignore")
+        batches = iter(loader)
+        next(batches)
+        (made,) = cluster.made
+        assert cluster.avoided == [set(), {lost}]  # the second worker says hello from a node of that name
+        assert made._silent_nodes() == {} and made._shortage(2) == "2 wait for a place, and 998 are free."
+        made._silent = {lost: time.monotonic() - 30, "gone": time.monotonic() - 61}
+        assert made._shortage(2) == (
+            f"Node {lost} has not answered for 30 s. Workers are started on other nodes, if those have room. "
+            "2 wait for a place, and 998 are free."
+        )
+    cluster.processes[0].kill()
+
+
+def test_the_node_of_a_worker_whose_death_is_known_is_not_avoided(cluster: Any) -> None:
+    with on(Slow(), 2, retries=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.kill(next(worker.pid for worker in loader.workers if worker.pid), signal.SIGKILL)
+        until(lambda: next(batches) is not None and cluster.started == 3, "it is replaced")
+        assert cluster.avoided == [set()] * 3
+
+
 def test_a_stopped_worker_is_replaced_and_what_it_sends_later_is_ignored(cluster: Any) -> None:
     with warnings.catch_warnings(record=True) as said, on(Slow(), 2, hang=0.2, retries=2) as loader:
         warnings.simplefilter("always")

@@ -238,7 +238,8 @@ def test_an_object_that_is_raised_many_times_does_not_grow(backend: str, make: A
         next(batches)
     for number, error in enumerate(found):  # at the end: none has changed since
         check("one object", error, f"In sample {2 * number} (row 0), step {2 * number} of epoch 0")
-    assert len({depth(error) for error in found}) == 1
+    depths = [depth(error) for error in found]
+    assert max(depths) - min(depths) <= 1  # a sample that is timed has one call more (Python 3.12 and later)
     assert len({len(str(error.__cause__)) for error in found}) == 1
     assert depth(SHARED) < 20
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,11 +151,63 @@ def test_some_of_many_workers_that_hang_are_shown(bar: Bar) -> None:
         assert read(batches) == ([0, 1, 2], "")
 
 
+class Locked(Dataset[Any]):
+    """Its samples need a lock that another thread holds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: int) -> int:
+        with self.lock:
+            return key
+
+
+def test_a_lock_that_was_held_during_a_fork_is_named_as_the_cause(bar: Bar) -> None:
+    dataset, held, done = Locked(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with dataset.lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        with DataLoader(dataset, num_workers=1, timeout=0.2, multiprocessing_context="fork") as loader:
+            _, said = read(iter(loader), "in __getitem__")
+        assert re.search(r" again\. Most often this comes from a fork beside threads: .* had \d+ other thr", said)
+        assert "one sample is slow" not in said
+        with DataLoader(Barred(bar.path, 0, 1), num_workers=1, timeout=0.2, multiprocessing_context="fork") as loader:
+            _, said = read(iter(loader), "in wait_at")
+        assert "Most often one sample is slow" in said and "beside threads" not in said
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:num_workers=8 is more than")
+def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []  # a clock that only sleeping moves
+    monkeypatch.setattr(stack, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept)))
+    with DataLoader(range(9), num_workers=8, timeout=60, multiprocessing_context="fork") as loader:
+        next(iter(loader))
+        for worker in loader.workers:
+            os.kill(worker.pid, signal.SIGSTOP)
+        processes = [(worker.pid, worker.fileno()) for worker in loader.workers]
+        standard_input = 0  # in the place of the file for stacks: any descriptor that workers have
+        assert stack.ask(processes, standard_input) == [""] * 8
+    assert 0 < sum(slept) < 2 * stack._PATIENCE
+
+
 def test_one_that_is_gone_says_nothing() -> None:
     process = subprocess.Popen(["true"])
     pidfd = os.pidfd_open(process.pid)
     process.wait()
-    assert stack.ask(process.pid, pidfd, pidfd) == ""
+    assert stack.ask([(process.pid, pidfd)], pidfd) == [""]
     os.close(pidfd)
 
 

@@ -9,10 +9,13 @@ import sys
 import textwrap
 import time
 import warnings
+from contextlib import closing
 from typing import Any
 
 import pytest
 import ray
+
+import penstock
 
 from .conftest import OTHER, Nodes, actors, until
 from .reading import Counting, Slow, check
@@ -57,6 +60,28 @@ def test_a_raylet_that_is_killed_alone_is_not_noticed(nodes: Nodes) -> None:
         check(Slow(), {10: kill_raylet})
     finally:
         nodes.remove(graceful=False)
+
+
+def test_a_worker_of_a_node_that_does_not_answer_is_replaced_elsewhere_before_ray_notices(nodes: Nodes) -> None:
+    """With a raylet that is stopped, Ray takes half a minute or more."""
+    given: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "retries": 5, "ray_options": {"patience": 60}}
+    with closing(penstock.DataLoader(Slow(1_000_000), backend="ray", **given)) as loader:
+        batches = iter(loader)
+
+        def are_up() -> bool:
+            next(batches)
+            return [worker.state.name for worker in loader.workers] == ["UP"] * 2
+
+        until(are_up, "both workers are up", 60)
+        (lost,) = [worker.pid for worker in loader.workers if worker.node == OTHER]
+        try:
+            os.kill(nodes.second.all_processes["raylet"][0].process.pid, signal.SIGSTOP)
+            os.kill(lost, signal.SIGKILL)
+            until(lambda: are_up() and lost not in [worker.pid for worker in loader.workers], "it is replaced", 20)
+            assert OTHER not in [worker.node for worker in loader.workers]
+            assert sum(node["Alive"] for node in ray.nodes()) == 2
+        finally:
+            nodes.remove(graceful=False)
 
 
 def test_the_reader_of_a_stream_that_is_killed_is_replaced(nodes: Nodes) -> None:

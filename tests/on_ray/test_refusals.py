@@ -86,7 +86,8 @@ def test_if_no_worker_has_room_the_error_names_what_is_wanted_and_free(nodes: No
         assert 1 <= time.monotonic() - began < 5
     said = str(caught.value)
     assert "No worker has started on the cluster within 1 s. 2 workers wait for a place" in said
-    assert "each wants 2 CPU, 1 unicorns, 1 head, and free are 12 of 12 CPU, 0 of 0 unicorns, 100 of 100 head" in said
+    assert "each needs 2 CPU, 1 unicorns, 1 head. Ray says that 12 of 12 CPU, 0 of 0 unicorns, 100 of 100 " in said
+    assert "Use fewer workers" in said
 
 
 def test_if_some_workers_have_room_there_is_one_warning_and_these_work(nodes: Nodes) -> None:
@@ -98,7 +99,7 @@ def test_if_some_workers_have_room_there_is_one_warning_and_these_work(nodes: No
         assert [batch.tolist() for batch in loader] == expected
     assert len(said) == 1
     text = str(said[0].message)
-    assert "1 of 2 workers have not started" in text and "1 worker waits for a place: each wants 1 CPU, 60" in text
+    assert "1 of 2 workers have not started" in text and "1 worker waits for a place: each needs 1 CPU, 60" in text
 
 
 class Missing:

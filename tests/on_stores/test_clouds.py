@@ -14,7 +14,8 @@ import pytest
 from remote.serving import breaking
 
 import penstock
-from on_stores.clouds import Place, strict
+from on_stores.clouds import Place, s3_place, strict
+from penstock import cli
 from penstock._remote.listing import listed
 from penstock._remote.store import remotes
 from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
@@ -108,6 +109,21 @@ def test_credentials_are_found_in_the_environment(files: Place, monkeypatch: pyt
     for name, value in files.environment.items():
         monkeypatch.setenv(name, value)
     assert list(JsonLines(f"{files.url}/lines/a.jsonl", storage={files.endpoint: files.server})) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_a_program_for_minio_runs_with_its_variables(
+    moto: str, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = s3_place(moto)
+    place.store().put("lines/a.jsonl", b"1\n2\n")
+    for name, value in {**place.environment, variable: moto, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with penstock.DataLoader(penstock.open("s3://bucket/lines/a.jsonl"), batch_size=2, num_workers=2) as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 2]]
+    monkeypatch.delenv(variable)
+    assert cli.main(["inspect", "s3://bucket/lines/a.jsonl", "--storage", f"endpoint_url={moto}"]) == 0
+    assert "JsonLines: 2 samples" in capsys.readouterr().out
 
 
 def test_public_data_needs_no_credentials(place: Place) -> None:

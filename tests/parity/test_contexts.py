@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from multiprocessing import context as contexts
@@ -16,6 +18,7 @@ import torch.multiprocessing
 import penstock
 import penstock.torch
 from penstock.backends._process import methods
+from penstock.torch import _iterators as iterators
 
 
 class OwnProcess(contexts.Process):
@@ -159,6 +162,40 @@ def test_a_start_method_that_a_library_has_set_for_the_program_is_replaced(
     assert len(said) == 1
     assert "start method 'library'" in said[0]
     assert [batch.tolist() for batch in penstock.DataLoader(range(4), 2, num_workers=1)] == found
+
+
+class Parents:
+    """The samples are the pids of the workers' parents."""
+
+    def __init__(self, held: object = None) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: int) -> int:
+        return os.getppid()
+
+
+def test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parent(held: object = None) -> int:
+        found = {int(batch) for batch in penstock.torch.DataLoader(Parents(held), num_workers=1)}
+        return found.pop()
+
+    monkeypatch.setattr(methods, "_without_fork", "spawn")  # and no template between
+    monkeypatch.setattr(methods, "survives_fork", lambda: False)
+    methods_used: list[str] = []
+    started = iterators.start
+    monkeypatch.setattr(
+        iterators, "start", lambda job, method, **how: methods_used.append(method) or started(job, method, **how)
+    )
+    assert parent() == os.getpid()
+    monkeypatch.setitem(sys.modules, "jax", os)
+    assert parent() == os.getpid()
+    assert parent(threading.Lock()) == os.getpid()  # cannot be pickled
+    assert methods_used == ["fork", "spawn", "spawn", "fork"]
 
 
 def test_no_process_of_the_context_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

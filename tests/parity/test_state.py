@@ -11,6 +11,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ import penstock.torch
 from parity import sources
 from parity.pair import randomness
 from penstock.errors import StateError
+from penstock.formats import TextLines
 from penstock.torch import DataLoader
 
 N = 23
@@ -1103,3 +1105,17 @@ def test_torchdatas_loader_resumes_to_the_same(program: str, workers: int) -> No
         ours = resumed(DataLoader, at)
         assert ours == resumed(torchdata.StatefulDataLoader, at), at
         assert len(ours) == len(whole) - at
+
+
+def test_a_state_of_other_files_is_refused(tmp_path: Path) -> None:
+    def data(name: str, text: str) -> TextLines:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "some.txt").write_text(text)
+        return TextLines(tmp_path / name)
+
+    loader = DataLoader(data("one", "a\nbb\n"), batch_size=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    DataLoader(data("copy", "a\nbb\n"), batch_size=1).load_state_dict(state)
+    with pytest.raises(StateError, match="taken with other files"):
+        DataLoader(data("other", "bb\na\n"), batch_size=1).load_state_dict(state)

@@ -52,6 +52,12 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "old": "            if back.forks:",
         "new": "            if False:",
     },
+    "torch uses all cores in every worker": {
+        "file": "backends/_native_threads.py",
+        "old": "    for setter in _looked_up[1]:\n        setter(most)\n    guests.limit_threads(most)\n",
+        "new": "",
+        "tests": ("unit/test_native_threads.py::test_torch_has_one_thread_in_workers_of_every_loader",),
+    },
     "a shared epoch counts batches that still wait for their consumer": {
         "old": "            call.item = _Item(self._steps, batch)\n",
         "new": "            for step, mark in self._steps:\n"

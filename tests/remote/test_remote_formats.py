@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -27,6 +27,7 @@ from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats import _remotefile as module
 from penstock.formats._chunks import places
+from penstock.formats._pieces import PiecesInMemory
 from remote.serving import Server, serving
 from tests.written import plain, write_part
 
@@ -359,3 +360,48 @@ def texts(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield from (str(error), repr(error), *getattr(error, "__notes__", []))
         error = error.__cause__ or error.__context__
+
+
+class Listing(fsspec.AbstractFileSystem):
+    """Answers from a list of the folder, as ftp does, until it is told to forget it; the list has other marks."""
+
+    protocol = "listing"
+    cachable = False
+    content: ClassVar[bytes] = b""
+    time: ClassVar[int] = 0
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return [{"name": "host/x.txt", "size": len(self.content), "type": "file", "etag": f"e{self.time}"}]
+
+    def info(self, path: str, **options: Any) -> Any:
+        if path not in self.dircache:
+            self.dircache[path] = [{"name": path, "size": len(self.content), "type": "file", "modify": self.time}]
+        return self.dircache[path][0]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        return self.content[start:end]
+
+
+@pytest.mark.parametrize("url", ["listing://host/x.txt", "listing://host/*.txt"])
+def test_by_fsspec_a_file_that_is_rewritten_with_the_same_size_is_noticed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("listing", Listing, clobber=True)
+    monkeypatch.setattr(module, "PIECE", 8)
+    Listing.content, Listing.time = b"one\ntwo\nsix\nten\n", 1
+    data = TextLines(url, cache=False)
+    data._files[0].pieces = PiecesInMemory()  # the index was made from all pieces
+    assert data[0] == "one"
+    Listing.content, Listing.time = b"ONE\nTWO\nSIX\nTEN\n", 2
+    with pytest.raises(FormatError, match="has changed since"):
+        data[3]
+    assert list(TextLines(url, cache=False)) == ["ONE", "TWO", "SIX", "TEN"]
+
+
+def test_urls_that_differ_in_the_query_are_two_files_by_penstock_open(folder: Path) -> None:
+    (folder / "x.txt").write_text("line\n")
+    with serving(folder) as server:
+        assert list(penstock.open([f"{server.url}/x.txt?st=a", f"{server.url}/x.txt?st=b"])) == ["line", "line"]

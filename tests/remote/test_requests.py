@@ -100,7 +100,7 @@ def test_an_outage_that_lasts_is_an_error_with_the_number_of_tries(folder: Path,
 
 @pytest.mark.usefixtures("impatient")
 def test_a_host_that_is_not_there_is_an_error_after_a_while() -> None:
-    with pytest.raises(RemoteError, match=r":1/x cannot be found: no connection \(Connection refused\)\. It"):
+    with pytest.raises(RemoteError, match=r"no connection to 127\.0\.0\.1:1 \(Connection refused\)\. It"):
         remote_file("http://127.0.0.1:1/x")
 
 
@@ -174,19 +174,6 @@ def test_letters_that_urls_encode(folder: Path, server: Server) -> None:
     (folder / "a b%c ä.bin").write_bytes(b"content")
     file = remote_file(f"{server.url}/a%20b%25c%20%C3%A4.bin")
     assert file.read(0, 7) == b"content"
-
-
-def test_an_option_that_the_library_does_not_know_is_an_error() -> None:
-    remote = Remote("s3://b", "", {"no_such": "SECRET"})
-    with pytest.raises(RemoteError, match=r"s3://b/k cannot be found: .*no_such.* options in storage=") as raised:
-        remote.find("k")
-    assert "SECRET" not in str(raised.value)
-
-
-@pytest.mark.parametrize(("url", "name"), [("s3://b", "endpoint"), ("az://b", "endpoint"), ("gs://b", "base_url")])
-def test_a_server_without_a_scheme_is_an_error(url: str, name: str) -> None:
-    with pytest.raises(RemoteError, match=rf"{name} is not a URL\. It was tried once\. Pass .*https://host"):
-        Remote(url, "", {name: "minio:9000"}).find("k")
 
 
 def test_without_credentials_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,24 @@ def test_options_that_are_refused_show_none(url: str, storage: dict[str, Any], s
     seen.failing(lambda: JsonLines(url, storage={**nowhere, **storage}))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_PROXY_URL", f"nosuch://me:{ENCODED}@h"),
+        ("AWS_PROXY_URL", f"http://me:{ENCODED}@127.0.0.1:1"),
+        ("AWS_TIMEOUT", SECRET),
+        ("AWS_ENDPOINT_URL", SECRET),
+        ("AWS_ENDPOINT_URL_S3", f"http://me:{ENCODED}@127.0.0.1:1"),
+    ],
+)
+def test_variables_that_are_refused_show_none(
+    name: str, value: str, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    storage = {"skip_signature": True} | ({} if "ENDPOINT" in name else {"endpoint": "http://127.0.0.1:1"})
+    seen.failing(lambda: JsonLines("s3://bucket/x.jsonl", storage=storage))
+
+
 def test_arguments_that_are_refused_show_none(tmp_path: Path, seen: Seen) -> None:
     url = f"http://me:{ENCODED}@127.0.0.1:1/x.jsonl?sig={ENCODED}"
     seen.failing(lambda: JsonLines(str(tmp_path), cache=url))

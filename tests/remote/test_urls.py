@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock._remote.listing import cuts, listed
 from penstock._remote.store import Page, Stored
-from penstock._remote.urls import redacted, scrubbed, split, unsigned
+from penstock._remote.urls import identified, redacted, scrubbed, split
 from penstock.formats._urls import translated
 
 
@@ -41,10 +41,38 @@ def test_a_url_is_split_and_shown_without_credentials(url: str, shown: str, part
     assert tuple(split(url)) == parts
 
 
+def name_of(url: str) -> str:
+    return identified(*split(url))
+
+
+AMAZON = "X-Amz-Algorithm=A&X-Amz-Credential=c&X-Amz-Date={0}&X-Amz-Signature={0}"
+
+
 def test_a_signature_does_not_change_what_a_url_means() -> None:
-    one = unsigned("https://h/x?id=5&X-Amz-Signature=a&X-Amz-Date=b")
-    assert one == unsigned("https://h/x?id=5&X-Amz-Signature=c") == "https://h/x?id=5"
-    assert one != unsigned("https://h/x?id=6")
+    one = name_of("https://h/x?id=5&" + AMAZON.format(1))
+    assert one == name_of(f"https://h/x?{AMAZON.format(2)}&id=5") == "https://h/x?id=5"
+    assert one != name_of("https://h/x?id=6&" + AMAZON.format(1))
+    assert name_of("https://me:pw@h/x") == name_of("https://me:other@h/x") != name_of("https://you:pw@h/x")
+    assert name_of("ftp://me:pw@h/x") == "ftp://me@h/x"
+
+
+def test_what_is_encoded_in_a_key_is_part_of_it() -> None:
+    urls = ["x", "x?a=b", "x%3Fa=b", "x%253Fa=b", "x%23a", "x%2523a", "x%23b", "x?a=%23", "x?a=b&a=b"]
+    assert len({name_of(f"https://h/{url}") for url in urls}) == len(urls)
+
+
+@pytest.mark.parametrize(
+    ("host", "query"),
+    [
+        ("h", "st={}"), ("h", "sp={}"), ("h", "token={}"), ("h", "sv=1&sig={}"), ("h", "X-Amz-Signature={}"),
+        ("a.blob.core.windows.net", "st={}"), ("a.blob.core.windows.net", "sv=1&sig=s&snapshot={}"),
+        ("b.s3.amazonaws.com", AMAZON.format(1) + "&versionId={}"), ("h", "Expires={}"),
+        ("h", "x-oss-process={}"), ("core.windows.net.evil.example", "sv=1&sig={}"),
+        ("h", "Expires=1&Signature=1&AWSAccessKeyId=1&signature={}"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_signature_of_the_store_tells_urls_apart(host: str, query: str) -> None:
+    assert name_of(f"https://{host}/x?" + query.format(1)) != name_of(f"https://{host}/x?" + query.format(2))
 
 
 def test_a_text_of_a_library_is_shown_without_secrets() -> None:

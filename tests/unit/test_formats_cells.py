@@ -185,3 +185,21 @@ def test_the_form_of_a_column_is_said_in_words() -> None:
     assert forms["struct"] == "{n: int16, ids: int32[any], name: str}"
     assert forms["tensor"] == "int8[2, 2]"
     assert forms["decimal"] == "decimal128(5, 2)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        (pa.list_(pa.timestamp("ns")), [[1, None]], [[np.datetime64(1, "ns"), None]]),
+        (pa.list_(pa.timestamp("ns", tz="UTC"), 2), [[1, None]], [[np.datetime64(1, "ns"), None]]),
+        (pa.large_list(pa.duration("ns")), [[None, 3]], [[None, np.timedelta64(3, "ns")]]),
+        (pa.list_(pa.list_(pa.time64("ns"))), [[[5], None]], [[[np.timedelta64(5, "ns")], None]]),
+        (pa.map_(pa.string(), pa.timestamp("ns")), [[("a", 1)]], [[("a", np.datetime64(1, "ns"))]]),
+        (pa.list_(pa.struct([("t", pa.timestamp("ns"))])), [[{"t": 1}]], [[{"t": np.datetime64(1, "ns")}]]),
+        (pa.list_(pa.timestamp("us")), [[1 << 60, None]], [[np.datetime64(1 << 60, "us"), None]]),
+        (pa.list_(pa.date32()), [[1, None]], [[np.datetime64(1, "D"), None]]),
+    ],
+)
+def test_times_within_python_objects_need_no_pandas(kind: Any, rows: list[Any], expected: list[Any]) -> None:
+    found = cells(pa.array(rows, kind))
+    assert [found.item(row) for row in range(len(rows))] == expected

@@ -6,9 +6,16 @@ import doctest
 import gzip
 import importlib
 import io
+import json
+import pickle
 import struct
+import sys
 import tarfile
+import textwrap
+import zipfile
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +25,6 @@ from PIL import Image
 import penstock
 from penstock import cli
 from penstock.errors import FormatError
-from penstock.formats._recognise import _PICTURES
-from penstock.image._dataset import SUFFIXES
 from penstock.records import RecordWriter, write_caffe_lmdb
 
 
@@ -46,6 +51,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("RGB", (5, 4)).save(tmp_path / "photos" / name / "1.png")
     return tmp_path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pyarrow_reads_csv() -> None:
+    """Its threads for that, and their pipe, begin with the first file, and stay."""
+    with suppress(ImportError):
+        csv = importlib.import_module("pyarrow.csv")
+        csv.read_csv(io.BytesIO(b"x\n1\n"))
 
 
 FOUND = {
@@ -100,7 +113,7 @@ def test_settings_are_those_of_the_class(folder: Path) -> None:
 
 
 def test_token_ids_need_their_dtype(folder: Path) -> None:
-    with pytest.raises(FormatError, match=r"train.bin looks like a file of token ids, .*dtype='uint16', length=1024"):
+    with pytest.raises(FormatError, match=r"train.bin looks like a file of token ids, .*length=1025, stride=1024"):
         penstock.open(folder / "train.bin")
 
 
@@ -138,6 +151,96 @@ def test_an_unknown_file_is_refused(folder: Path, content: bytes, message: str) 
     (folder / "a.xyz").write_bytes(content)
     with pytest.raises(FormatError, match=message):
         penstock.open(folder / "a.xyz")
+
+
+# Files for which there is no reader: what is said of each is a program that makes a dataset of it.
+ROWS = [{"x": 1, "y": 2}, {"x": 3, "y": 4}]
+OTHERS: dict[str, Any] = {
+    "a.csv": (b"x,y\n1,2\n3,4\n", "no reader for CSV", ROWS),
+    "a.tsv": (b"x\ty\n1\t2\n3\t4\n", "no reader for TSV", ROWS),
+    "a.json": (json.dumps(ROWS, indent=1).encode(), "no reader for JSON arrays", ROWS),
+    "b.json": (json.dumps({"samples": ROWS}).encode(), "no reader for a file that is one JSON value", ROWS),
+    "a.pkl": (pickle.dumps(ROWS), "no reader for pickle", ROWS),
+    "a.npy": (lambda file: np.save(file, [1, 2]), "no reader for NumPy's .npy", [1, 2]),
+    "npy": (lambda file: np.save(file, [1, 2]), "no reader for NumPy's .npy", [1, 2]),
+    "a.npz": (lambda file: np.savez(file, x=[1, 3], y=[2, 4]), "no reader for NumPy's .npz", ROWS),
+    "a.zip": (None, "no reader for zip", [b"one"]),
+}
+
+
+def written(path: Path, content: Any) -> Path:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a/", b"")
+            file.writestr("a/b", b"one")
+    else:
+        with path.open("wb") as out:
+            content(out)
+    return path
+
+
+@pytest.mark.parametrize("in_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_without_a_reader_the_error_has_the_lines_that_make_a_dataset(
+    tmp_path: Path, name: str, in_folder: bool
+) -> None:
+    if name in ("a.csv", "a.tsv"):
+        pytest.importorskip("pyarrow.parquet")
+    content, said, expected = OTHERS[name]
+    (tmp_path / "some").mkdir()
+    path = written(tmp_path / "some" / name, content)
+    with pytest.raises(FormatError, match=said) as raised:
+        penstock.open(path.parent if in_folder else path)
+    program: dict[str, Any] = {}
+    exec(textwrap.dedent(str(raised.value).partition("\n")[2]), program)
+    assert list(map(program["data"].__getitem__, range(len(expected)))) == expected
+
+
+def test_json_lines_by_another_name_are_known(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", b'{"x": 1}\n{"x": 2}\n')
+    with pytest.raises(FormatError, match=r"one JSON value on each line\. penstock\.formats\.JsonLines reads it"):
+        penstock.open(path)
+    assert list(penstock.formats.JsonLines(path)) == [{"x": 1}, {"x": 2}]
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.hdf5", "no-end"])
+def test_hdf5_is_wrapped_by_lines_that_h5py_runs(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class File(dict[str, list[int]]):  # h5py's, as far as the lines use it
+        def __init__(self, path: str) -> None:
+            super().__init__(x=[1, 2])
+
+        def __enter__(self) -> File:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=File))
+    path = written(tmp_path / name, b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(FormatError, match="no reader for HDF5") as raised:
+        penstock.open(path)
+    program: dict[str, Any] = {}
+    exec(textwrap.dedent(str(raised.value).partition("\n")[2]), program)
+    assert (len(program["data"]), program["data"][1]) == (2, 2)
+
+
+def test_a_text_beside_other_files_is_not_taken_for_the_dataset(tmp_path: Path) -> None:
+    written(tmp_path / "README.txt", b"about the table\n")
+    written(tmp_path / "a.csv", b"x,y\n")
+    with pytest.raises(FormatError, match=r"files of text \(1 in '.txt'\) beside others \(1 in '.csv'\)"):
+        penstock.open(tmp_path)
+    assert list(penstock.open(tmp_path / "**" / "*.txt")) == ["about the table"]
+    written(tmp_path / "b.txt", b"more text\n")  # than anything else
+    assert len(penstock.open(tmp_path)) == 2
+
+
+def test_an_empty_folder_is_told_by_what_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file below the folder .* ends in .arrow"):
+        penstock.open(tmp_path)
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -216,7 +319,3 @@ def test_inspect_of_a_bad_file_says_why(folder: Path, capsys: pytest.CaptureFixt
 def test_examples_of_docstrings_run(module: str) -> None:
     ran = doctest.testmod(importlib.import_module(f"penstock.{module}"))
     assert ran.attempted and not ran.failed
-
-
-def test_pictures_are_those_of_penstock_image() -> None:
-    assert _PICTURES == SUFFIXES

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.formats import TextLines
+from penstock.formats._files import File
 from penstock.formats._paths import _spelt_out
 
 
@@ -79,3 +81,34 @@ def test_local_files_are_not_cached(tmp_path: Path) -> None:
     data = TextLines(tmp_path / "some.txt", cache=tmp_path / "cache", cache_bytes=10**9, storage={"region": "x"})
     assert list(data) == ["one"]
     assert not (tmp_path / "cache").exists()
+
+
+def text(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{content}\n")
+
+
+@pytest.mark.parametrize("pattern", ["", "**", "**/*.txt", "*/**/*.txt"])
+def test_a_linked_folder_is_found_by_its_folder_and_by_a_pattern(tmp_path: Path, pattern: str) -> None:
+    text(tmp_path / "data" / "own" / "a.txt", "own")
+    text(tmp_path / "elsewhere" / "deep" / "b.txt", "linked")
+    text(tmp_path / "data" / ".hidden" / "c.txt", "hidden")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    assert list(TextLines(tmp_path / "data" / pattern)) == ["linked", "own"]
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.txt"])
+def test_a_link_that_leads_back_ends_the_search_there(tmp_path: Path, pattern: str) -> None:
+    text(tmp_path / "a" / "b" / "x.txt", "once")
+    for number in range(4):  # followed 40 times each, they would take for ever
+        (tmp_path / "a" / "b" / f"back{number}").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "loop").symlink_to("loop")
+    assert list(TextLines(tmp_path / pattern)) == ["once"]
+    assert list(penstock.open(tmp_path / pattern)) == ["once"]
+
+
+def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
+    text(tmp_path / "x.txt", "once")
+    path = str(tmp_path / "x.txt")
+    assert list(TextLines([path, File(path), File(path), tmp_path])) == ["once"]

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -354,4 +355,28 @@ _index.cached(File({str(folder / "a.bin")!r}), "test-1", lambda file: {{"sum": n
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     check(cached(File(str(folder / "a.bin")), "test-1", make), b"a.bin")
+    assert made == ["a.bin"]
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+RIGHT = b'{"kind": "test-1", "size": 5, "modified": %d, "arrays": %s}'
+HUGE = b'[["sum", "<i8", [%s], 0]]' % (b"9" * 30)
+ARRAYS = [b"5", b"[5]", b'[["sum", "|O", [1], 0]]', b'[["sum", "<i8", [-1], 0]]', HUGE]
+DESCRIPTIONS = [
+    *(b"{}", b"[]", b"null", NESTED),
+    RIGHT.replace(b'"kind": "test-1", ', b"").replace(b"%s", b"[]"),
+    RIGHT.replace(b', "arrays": %s', b""),
+    *(RIGHT.replace(b"%s", arrays) for arrays in ARRAYS),
+]
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS, ids=lambda text: text[:90].decode())
+def test_an_index_that_says_anything_else_is_made_again(folder: Path, description: bytes) -> None:
+    path = folder / "a.bin"
+    if b"%d" in description:
+        description %= path.stat().st_mtime_ns
+    head = _index._HEAD.pack(_index._MAGIC, _index._VERSION, len(description), zlib.crc32(description))
+    (folder / ".a.bin.penstock-test-1").write_bytes(head + description + bytes(200))
+    for _ in range(2):
+        check(cached(File(str(path)), "test-1", make), b"a.bin")
     assert made == ["a.bin"]

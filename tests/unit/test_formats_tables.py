@@ -654,3 +654,18 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path) -> None:
         "HuggingFace needs pyarrow",
         "Parquet needs pyarrow",
     ], ran.stderr
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_times_with_and_without_a_zone_do_not_mix(tmp_path: Path, nested: bool) -> None:
+    def write(name: str, zone: str | None) -> None:
+        kind = pa.timestamp("us", tz=zone)
+        values = pa.array([[0], [1]], pa.list_(kind)) if nested else pa.array([0, 1], kind)
+        pa.parquet.write_table(pa.table({"when": values}), tmp_path / f"{name}.parquet")
+
+    write("a", "UTC")
+    write("b", "Europe/Berlin")  # the same instants
+    assert len(Parquet(tmp_path)) == 4
+    write("c", None)
+    with pytest.raises(FormatError, match=r"'when' is UTC datetime64\[us\].* in .*a\.parquet, but datetime64\[us\]"):
+        Parquet(tmp_path)

@@ -22,7 +22,8 @@ import penstock
 from penstock import DataLoader
 from penstock.errors import CollateError, FormatError, ImageError
 from penstock.formats import FieldInfo, Tar
-from penstock.image import Transform
+from penstock.image import ImageFolder, Transform
+from penstock.source._folders import PICTURES
 
 law = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBER = iter(range(1 << 30))
@@ -477,3 +478,17 @@ def reads(path: Path) -> list[dict[str, Any]] | None:
         message = str(error)
     assert f"{path}, byte " in message
     return None
+
+
+@pytest.mark.parametrize("end", sorted(PICTURES))
+def test_all_pictures_of_an_image_folder_are_decoded(tmp_path: Path, end: str) -> None:
+    stream = io.BytesIO()
+    kind = Image.registered_extensions().get(end)
+    if kind is None or kind not in Image.SAVE:
+        pytest.skip(f"Pillow cannot write {end} here")
+    Image.new("1" if end == ".pbm" else "L" if end == ".pgm" else "RGB", (4, 3)).save(stream, kind)
+    (path,) = [write(tmp_path, [(f"a{end}", stream.getvalue())])]
+    assert Tar(path)[0][end.removeprefix(".")].shape == (3, 4, 3)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / f"a{end}").write_bytes(stream.getvalue())
+    assert len(ImageFolder(tmp_path / "folder", labels=False)) == 1

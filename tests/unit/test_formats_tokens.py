@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -155,6 +156,29 @@ def test_a_file_of_odd_size_is_cut_off_or_of_another_dtype(tmp_path: Path) -> No
     (tmp_path / "a.bin").write_bytes(bytes(33))
     with pytest.raises(FormatError, match=r"a.bin has 33 bytes, .* the 4 bytes of a uint32. The file is cut"):
         Tokens(tmp_path / "a.bin", "uint32", 2)
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (b"MMIDIDX\0\0", r"this is Megatron's index, the \.idx of a \.bin, .*formats\.Megatron"),
+        (b"TNTIDX\0\0", r"this is Megatron's older index"),
+        (b"ARROW1\0\0", r"this is an Arrow file, .*formats\.Arrow"),
+        (b"\x89HDF\r\n\x1a\n", r"this is an HDF5 file, .*astype\('uint16'\)"),
+    ],
+)
+def test_a_file_of_another_format_is_refused_with_the_remedy(tmp_path: Path, begin: bytes, said: str) -> None:
+    (tmp_path / "x.idx").write_bytes(begin + bytes(2001 - len(begin) % 2))
+    with pytest.raises(FormatError, match=rf"x\.idx, byte 0: {said}"):
+        Tokens(tmp_path / "x.idx", "uint16", 10)
+
+
+def test_the_dtype_of_megatrons_index_counts(tmp_path: Path) -> None:
+    np.arange(10, dtype=np.int32).tofile(tmp_path / "x.bin")
+    (tmp_path / "x.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + bytes(28))
+    with pytest.raises(FormatError, match=r"the ids are int32, but dtype is uint16\. Pass dtype='int32'"):
+        Tokens(tmp_path / "x.bin", "uint16", 2)
+    assert Tokens(tmp_path / "x.bin", "int32", 2)[1].tolist() == [2, 3]
 
 
 def test_a_npy_file_is_refused_with_the_remedy(tmp_path: Path) -> None:

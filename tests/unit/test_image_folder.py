@@ -204,3 +204,31 @@ def test_all_lines_of_a_list_have_as_many_labels(zoo: Path) -> None:
     (zoo / "boxes.lst").write_text("0\t1\t0.5\tdogs/b.png\n1\t3\tdogs/b.png\n")
     with pytest.raises(ValueError, match=r"line 2 of .* has 1 labels, but the first has 2"):
         ImageFolder(zoo / "boxes.lst", SMALL)
+
+
+@pytest.mark.parametrize("names", [["scan 1", "scan 2"], ["scan 1", "scan", "scan 2"], ["scan 1", "a.png"]])
+def test_without_labels_a_name_that_ends_in_a_number_is_a_name(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write(tmp_path / name)
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    images = ImageFolder(tmp_path, SMALL, labels=False, listing=tmp_path / "list.txt")
+    assert list(images.paths) == names
+    assert images[0].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("lines", [["a.png 3", "b c.png 1"], ["0\t3\ta.png", "1\t1\tb c.png"]])
+def test_labels_of_a_list_need_not_be_used(tmp_path: Path, lines: list[str]) -> None:
+    for name in ("a.png", "b c.png"):
+        write(tmp_path / name)
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    images = ImageFolder(tmp_path, SMALL, labels=False, listing=tmp_path / "list.txt")
+    assert list(images.paths) == ["a.png", "b c.png"]
+
+
+def test_links_are_followed_unless_they_lead_back(zoo: Path) -> None:
+    expected = list(ImageFolder(zoo).paths)
+    (zoo / "cats" / "x" / "back").symlink_to(zoo)
+    (zoo / "cats" / "self").symlink_to(".")
+    assert list(ImageFolder(zoo).paths) == expected
+    (zoo / "dogs" / "c").symlink_to(zoo / "cats" / "x")
+    assert list(ImageFolder(zoo).paths) == [*expected[:3], "dogs/b.png", "dogs/c/deep.png"]

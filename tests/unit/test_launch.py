@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import select
@@ -23,8 +24,9 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from penstock import DataLoader
 from penstock._descriptors import close_in_child, forget
-from penstock.backends._process import launcher
+from penstock.backends._process import launcher, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
@@ -400,8 +402,8 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
     really_fork = launcher.fork
     born: list[int] = []
 
-    def fork(*, quiet: bool) -> int:
-        pid = really_fork(quiet=quiet)
+    def fork() -> int:
+        pid = really_fork()
         if pid:
             born.append(pid)
             signal.raise_signal(signal.SIGINT)
@@ -591,8 +593,9 @@ def test_what_was_set_in_multiprocessing_is_taken_and_not_fixed(monkeypatch: pyt
 
 
 SINGLE_THREADED = """
-import multiprocessing, sys, threading
-from penstock.backends._process import methods
+import _thread, multiprocessing, os, sys, threading
+import numpy  # OpenBLAS has threads, and stops them before a fork
+from penstock.backends._process import forking
 from penstock.backends._process.methods import choose_method
 
 assert choose_method(None) == "fork"
@@ -607,9 +610,21 @@ done.set()
 thread.join()
 while choose_method(None) != "fork": pass  # the kernel's thread ends a moment later
 
-methods._NATIVE_THREADS -= 1
+# A pool of native threads, of which threading knows nothing, in the place of OpenBLAS's.
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+assert choose_method(None) == "fork"
+stop = _thread.allocate_lock()
+stop.acquire()
+_thread.start_new_thread(stop.acquire, ())
 assert choose_method(None) == "forkserver"
-methods._NATIVE_THREADS += 1
+
+trials, forking._fork_for_trial = [], lambda: trials.append(1)
+assert choose_method(None) == "forkserver" and not trials  # the thread is known by now
+stop.release()
+while forking._others(): pass
+assert choose_method(None) == "fork" and not trials
 
 sys.modules["jax"] = multiprocessing
 assert choose_method(None) == "forkserver"
@@ -620,6 +635,60 @@ def test_a_single_thread_forks_and_more_do_not() -> None:
     """In a process of its own: pytest has threads."""
     done = subprocess.run([sys.executable, "-c", SINGLE_THREADED], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Unforkable:
+    """A dataset that starts a thread when it is unpickled, or whose unpickling imports a library like JAX."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> int:
+        return os.getppid()
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        if self.how == "thread":
+            import _thread
+
+            stop = _thread.allocate_lock()
+            stop.acquire()
+            _thread.start_new_thread(stop.acquire, ())
+        else:
+            sys.modules["jax"] = os
+
+
+@pytest.fixture
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_told", set())
+    monkeypatch.setattr(methods, "_without_fork", "forkserver")
+
+
+@pytest.mark.usefixtures("nothing_told")
+@pytest.mark.parametrize(("how", "why"), [("thread", "has 1 other thread"), ("jax", "has imported jax")])
+def test_a_template_that_must_not_be_forked_is_not(how: str, why: str) -> None:
+    def parents() -> set[int]:
+        with DataLoader(Unforkable(how), num_workers=1, multiprocessing_context="forkserver") as loader:
+            return {batch.item() for batch in loader}
+
+    with pytest.warns(RuntimeWarning, match=rf"started by spawn and not by forkserver.*\(it {why}\)") as said:
+        assert parents() == parents() == {os.getpid()}  # no template is between
+    assert len(said) == 1 and said[0].filename == __file__
+
+
+@pytest.mark.usefixtures("nothing_told", "start_method_unset")
+def test_where_forkserver_was_our_choice_spawn_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(methods, "survives_fork", lambda: False)
+    monkeypatch.setattr(logging.getLogger("penstock"), "info", said.append)
+    assert choose_method(None) == "forkserver"
+    with DataLoader(Unforkable("thread"), num_workers=1) as loader:
+        assert {batch.item() for batch in loader} == {os.getpid()}
+    assert choose_method(None) == "spawn"  # the next loader need not try it
+    assert ["started by spawn and not by forkserver" in text for text in said] == [True]
 
 
 # How long it takes

@@ -185,12 +185,12 @@ def test_two_loaders_of_one_table_do_not_drop_blocks_of_each_other() -> None:
         for at, order in zip(steps, orders, strict=True)
     ]
     assert now[0] - now[1] and now[1] - now[0]
-    first, second = (Keeper(forecast, table, edges, Kept(0)) for forecast in forecasts)
+    first, second = (Keeper(forecast, table, edges, Kept(0), 0) for forecast in forecasts)
     with closing(first), closing(second), closing(Shared(table, 0)) as shared:
+        first.look()
+        second.look()
         for block in range(20):
             shared.get(block, lambda: [b"some"])
-        first._needed = now[0]
-        second.look()
-        assert now[0] | now[1] <= first._inventory.blocks() < {*range(20)}
-        first.look()
-        assert now[0] | now[1] <= first._inventory.blocks()
+        for keeper in (second, first):
+            keeper.look()
+            assert now[0] | now[1] <= first._inventory.blocks() < {*range(20)}

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import BatchSampler, DataLoader, IterableDataset, SequentialSampler, backends, default_collate
+from penstock import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    _options,
+    backends,
+    default_collate,
+)
 
 
 class Stream(IterableDataset[Any]):
@@ -306,3 +314,13 @@ def test_without_ray_the_error_says_how_to_install_it(
     monkeypatch.delitem(sys.modules, "penstock.backends._ray.cluster", raising=False)
     with pytest.raises(RuntimeError, match=r'needs Ray .*pip install "\.\[ray\]"'):
         iter(DataLoader(range(4), **ON_RAY))
+
+
+def test_far_too_many_workers_are_warned_of_with_the_seconds_that_their_start_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_options, "_usable", lambda: 2)
+    with pytest.warns(UserWarning, match=r"=500 is more than the 2 CPUs .* 500 processes on 2 CPUs takes 4 s or m"):
+        DataLoader(range(3), num_workers=500)
+    with pytest.warns(UserWarning, match=r"num_workers=6 is more than the 2 CPUs .* with less memory\.$"):
+        DataLoader(range(3), num_workers=6)

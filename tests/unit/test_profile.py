@@ -370,3 +370,15 @@ def test_the_settings_are_a_call() -> None:
         'penstock.DataLoader(dataset, batch_size=64, num_workers=4, backend="thread")'
     )
     assert run.settings(INLINE, subject) == "penstock.DataLoader(dataset, batch_size=64, num_workers=0)"
+
+
+def test_for_a_dataset_of_a_guest_the_settings_for_its_loader_are_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader has processes only, and would refuse the threads that are recommended."""
+    trials = [Trial(INLINE, 10.0), Trial(Choice("thread", 4), 40.0), Trial(Choice("process", 2), 20.0)]
+    trials += [Trial(Choice("process", 3), 30.0), Trial(Choice("process", 4), error="it crashed")]
+    subject = run.Subject(type("Data", (), {"__module__": "torch.utils.data"})(), 64, None, 1.0, 0.0)
+    (text,) = run._of_its_guest(subject, trials)
+    assert text.startswith("penstock.torch.DataLoader(dataset, batch_size=64, num_workers=3), whose workers are proc")
+    assert text.endswith(": 30 batches a second.")
+    assert list(run._of_its_guest(subject, trials[:2])) == []
+    assert list(run._of_its_guest(run.Subject(range(3), 64, None, 1.0, 0.0), trials)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_an_error_of_a_fetch_is_left_to_the_worker(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="no route to host") as caught:
         next(batches)
     assert "sample 30" in "".join(caught.value.__notes__)
-    for step in range(4, 10):
+    for step in range(4, 9):  # with the last step the scout begins the next epoch, for which it tries again
         assert next(batches).tolist() == list(range(10 * step, 10 * step + 10))
         until(lambda step=step: position_of(tmp_path) >= 10 * step)  # so the scout has looked again
     assert sorted(tried) == ["MainThread", "penstock-fetch"]
@@ -206,6 +207,23 @@ def position_of(folder: Path) -> int:
     found = agendas.read(str(path), sweeps=False)
     assert found is not None
     return found.position
+
+
+def test_a_scout_that_dies_says_so_and_the_epoch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, handler, records = Store(tmp_path, 4, 1 << 20), logging.Handler(), list[logging.LogRecord]()
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(logging.getLogger("penstock"), "handlers", [handler])
+
+    def broken(block: int) -> Any:
+        raise ZeroDivisionError("of the dataset")
+
+    store.pieces_of = broken  # type: ignore[method-assign]
+    with penstock.DataLoader(store, batch_size=10) as loader:
+        assert len(list(loader)) == 4
+        until(lambda: records)
+    (record,) = records
+    assert record.levelname == "WARNING" and "Nothing is fetched ahead of time any more" in record.getMessage()
+    assert record.exc_info is not None and isinstance(record.exc_info[1], ZeroDivisionError)
 
 
 def test_without_a_folder_the_scout_fetches_nothing(tmp_path: Path) -> None:

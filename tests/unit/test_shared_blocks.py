@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock import _descriptors
 from penstock.formats import _shared
+from penstock.formats._claims import Claim
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Inventory, Shared
@@ -34,8 +35,12 @@ def table() -> str:
 
 @pytest.fixture
 def inventory(table: str) -> Iterator[Inventory]:
-    with closing(Inventory(table, planned=False)) as inventory:
+    with closing(Inventory(table, claim(keep=1000))) as inventory:
         yield inventory
+
+
+def claim(*needs: int, keep: int | None = None) -> Claim:
+    return Claim(np.array(needs, np.int64), keep)
 
 
 def made(text: bytes, calls: list[bytes] | None = None) -> list[bytes]:
@@ -140,7 +145,7 @@ def test_if_the_maker_dies_or_fails_the_next_one_makes_the_block(table: str, inv
 def test_blocks_that_were_dropped_stay_valid_for_those_that_have_them(table: str, inventory: Inventory) -> None:
     with closing(Shared(table, 100)) as shared:
         found = shared.get(3, partial(made, b"three"))
-        inventory.drop([3, 9])
+        inventory.claim(claim(9))
         assert shared.blocks() == set()
         assert shared.get(3, partial(made, b"again")) == b"again" and found == b"three"
 
@@ -149,10 +154,10 @@ def test_a_descriptor_that_is_another_file_by_now_is_not_written_to(table: str, 
     """One thread may close an inventory while another is about to write to that number: then a file of the user."""
     path = tmp_path / "precious"
     path.write_bytes(b"x" * 20_000)
-    with closing(Inventory(table, planned=True)) as inventory, open(path, "r+b") as file:
+    with closing(Inventory(table, claim())) as inventory, open(path, "r+b") as file:
         os.dup2(file.fileno(), inventory._used(), inheritable=False)
         with pytest.raises(OSError, match="not an inventory"):
-            inventory.drop({0})
+            inventory.claim(claim(0))
     assert path.read_bytes() == b"x" * 20_000
 
 
@@ -172,7 +177,7 @@ def test_a_keeper_drops_the_blocks_that_the_window_has_left(table: str) -> None:
     steps = 0
     forecast = Forecast(OrderPlan(order, batch_size=10), 0, lambda: steps)
     kept: Kept[int, bytes] = Kept(0)
-    keeper = Keeper(forecast, table, order.edges, kept)
+    keeper = Keeper(forecast, table, order.edges, kept, 0)
     with closing(keeper), closing(Shared(table, 1)) as shared:
         for steps in (0, 30, 60, 95):
             for block in range(100):
@@ -183,10 +188,10 @@ def test_a_keeper_drops_the_blocks_that_the_window_has_left(table: str) -> None:
 
 
 def test_an_inventory_that_is_closed_opens_nothing(table: str, inventory: Inventory) -> None:
-    second = Inventory(table, planned=True)
+    second = Inventory(table, claim())
     second.close()
     before = os.listdir("/proc/self/fd")
-    for use in (second.blocks, partial(second.drop, {0})):
+    for use in (second.blocks, partial(second.claim, claim(0))):
         with pytest.raises(OSError, match="the inventory is closed"):
             use()
     assert os.listdir("/proc/self/fd") == before
@@ -194,11 +199,12 @@ def test_an_inventory_that_is_closed_opens_nothing(table: str, inventory: Invent
 
 
 def test_all_ranks_use_the_inventory_that_was_opened_first(table: str, inventory: Inventory) -> None:
-    with closing(Inventory(table, planned=False)) as second, closing(Shared(table, 100)) as shared:
+    with closing(Inventory(table, claim())) as second, closing(Shared(table, 100)) as shared:
         shared.get(3, partial(made, b"three"))
         assert inventory.blocks() == second.blocks() == {3} and second.decoded == 1
-        second.drop([3])
-        assert inventory.blocks() == set()
+        for each in (inventory, second):
+            each.claim(claim())
+        assert inventory.blocks() == second.blocks() == set()
 
 
 @settings(deadline=None, max_examples=30)
@@ -206,7 +212,7 @@ def test_all_ranks_use_the_inventory_that_was_opened_first(table: str, inventory
 def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]], most: int) -> None:
     table = f"{os.getpid()}-{next(TABLES)}"
     kept: dict[int, int] = {}
-    with closing(Inventory(table, planned=False)) as inventory, closing(Shared(table, most)) as shared:
+    with closing(Inventory(table, claim(keep=most))) as inventory, closing(Shared(table, 1000)) as shared:
         for block, size in asked:
             found = shared.get(block, partial(made, bytes([block]) * size))
             assert found is not None and set(found) == {block}
@@ -217,12 +223,12 @@ def test_the_newest_blocks_are_kept_up_to_the_limit(asked: list[tuple[int, int]]
             assert inventory.blocks() == {*kept}
 
 
-def test_a_planned_inventory_keeps_what_its_owner_does_not_drop(table: str) -> None:
-    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 1)) as shared:
+def test_in_a_block_order_the_loader_drops_blocks_and_not_the_workers(table: str) -> None:
+    with closing(Inventory(table, claim())) as inventory, closing(Shared(table, 1)) as shared:
         for block in range(10):
             shared.get(block, partial(made, b"some"))
         assert inventory.blocks() == {*range(10)}
-        inventory.drop(range(9))
+        inventory.claim(claim(9))
         before = len(list(Path("/proc/self/fd").iterdir()))
         shared.get(10, partial(made, b"some"))
         assert inventory.blocks() == {9, 10}
@@ -243,7 +249,7 @@ def test_a_block_that_cannot_be_published_is_made_once_and_served(
 
 
 def test_an_inventory_has_room_for_thousands_of_blocks(table: str) -> None:
-    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 0)) as shared:
+    with closing(Inventory(table, claim())) as inventory, closing(Shared(table, 0)) as shared:
         for _ in range(2):
             for block in range(300):
                 assert shared.get(block, partial(made, b"some")) == b"some"
@@ -255,12 +261,12 @@ def test_a_process_holds_no_more_blocks_than_half_of_its_descriptors(
 ) -> None:
     monkeypatch.setattr(_shared, "_most_own", lambda: 10)
     calls: list[bytes] = []
-    with closing(Inventory(table, planned=True)) as inventory, closing(Shared(table, 0)) as shared:
+    with closing(Inventory(table, claim())) as inventory, closing(Shared(table, 0)) as shared:
         for block in range(12):
             assert shared.get(block, partial(made, b"some", calls)) == b"some"
         assert inventory.blocks() == {*range(10)}
         before = len(list(Path("/proc/self/fd").iterdir()))
-        inventory.drop(range(5))
+        inventory.claim(claim(*range(5, 10)))
         assert shared.get(11, partial(made, b"some", calls)) == b"some"
         assert inventory.blocks() == {*range(5, 10), 11} and len(calls) == 13
         assert len(list(Path("/proc/self/fd").iterdir())) == before - 4
@@ -289,5 +295,91 @@ def test_an_inventory_has_as_many_rows_as_were_in_use(table: str, inventory: Inv
     with closing(Shared(table, 1000)) as shared:
         for block in range(20):
             shared.get(block, partial(made, b"some"))
-            inventory.drop([block - 2])
+            inventory.claim(claim(block - 1, block))
         assert len(_shared._rows(inventory._used())) == 3
+
+
+def test_what_one_loader_needs_no_other_drops_and_what_no_loader_needs_goes(table: str, inventory: Inventory) -> None:
+    with closing(Inventory(table, claim())) as second, closing(Shared(table, 1000)) as shared:
+        inventory.claim(claim(1, 2))
+        second.claim(claim(2, 3))
+        for block in range(6):
+            shared.get(block, partial(made, b"some"))
+        second.claim(claim(2, 3))
+        assert inventory.blocks() == {1, 2, 3}
+        inventory.claim(claim(5))
+        assert inventory.blocks() == {2, 3}
+        second.close()
+        inventory.claim(claim(3))
+        assert inventory.blocks() == {3}
+
+
+def test_a_loader_that_is_killed_has_no_claim_any_more(table: str, inventory: Inventory) -> None:
+    def claimed() -> bytes:
+        other = Inventory(table, claim())
+        other.claim(claim(*range(100, 200), 4))
+        return str(other._number).encode()
+
+    inventory.claim(claim(1))
+    children = [Child(claimed) for _ in range(2)]
+    try:
+        with closing(Shared(table, 1000)) as shared:
+            for block in (1, 4, 7):
+                shared.get(block, partial(made, b"some"))
+            children.pop().kill()
+            inventory.claim(claim(1))
+            assert inventory.blocks() == {1, 4}
+            children.pop().kill()
+            inventory.claim(claim(1))
+            assert inventory.blocks() == {1}
+        child = Child(claimed)
+        child.kill()
+        assert child.said == b"1"  # the places of those that were killed are used again
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_a_random_order_has_its_bytes_beside_what_a_block_order_needs(table: str, inventory: Inventory) -> None:
+    with closing(Inventory(table, claim())) as second, closing(Shared(table, 1000)) as shared:
+        second.claim(claim(keep=8))
+        inventory.claim(claim(0, 9))
+        for block in range(6):
+            shared.get(block, partial(made, b"some"))
+        inventory.claim(claim(0, 9))
+        assert inventory.blocks() == {0, 4, 5}
+
+
+def test_blocks_that_are_all_needed_do_not_take_the_places_of_each_other(
+    table: str, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_shared, "_ROWS", 4)
+    inventory.claim(claim(*range(6)))
+    calls: list[bytes] = []
+    with closing(Shared(table, 1000)) as shared:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for block in range(6):
+            assert shared.get(block, partial(made, b"some", calls)) == b"some"
+        assert inventory.blocks() == {0, 1, 2, 3} and len(calls) == 6
+        assert len(list(Path("/proc/self/fd").iterdir())) == before + 5  # the inventory, and four blocks
+        inventory.claim(claim(*range(6)))
+        monkeypatch.setattr(_shared, "_ROWS", 3)
+        inventory.claim(claim(1, 4, 5, 2))
+        assert shared.get(4, partial(made, b"some", calls)) == b"some"
+        assert inventory.blocks() == {1, 2, 4}
+
+
+def test_all_agree_on_an_inventory_that_is_only_half_opened(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file can be seen, and its time is earlier, but it is not written yet."""
+    with closing(Inventory(table, claim())) as first, closing(Inventory(table, claim())) as second:
+        head = os.pread(first._fd, 32, 0)
+        os.pwrite(first._fd, bytes(32), 0)
+        monkeypatch.setattr(_shared.time, "sleep", lambda _: os.pwrite(first._fd, head, 0))
+        monkeypatch.setattr(_shared, "_UNFINISHED", 60.0)
+        second.claim(claim(5))
+        assert _shared._read_claim(first._fd, 1).needs.tolist() == [5]
+    with closing(Inventory(table, claim())) as first, closing(Inventory(table, claim())) as second:
+        os.pwrite(first._fd, bytes(32), 0)
+        monkeypatch.setattr(_shared, "_UNFINISHED", 0.001)
+        second.claim(claim(5))  # it does not wait for ever
+        assert _shared._read_claim(second._fd, 0).needs.tolist() == [5]

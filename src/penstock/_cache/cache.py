@@ -29,6 +29,10 @@ _MOST_SOUND = 1 << 16
 _LOOKED_AT = 4
 
 
+class _TooLarge(OSError):
+    """A piece is larger than the whole cache may be."""
+
+
 class _Made(NamedTuple):
     """A piece, and why it is not in the folder, if it is not."""
 
@@ -149,7 +153,7 @@ class Cache:
     def _stored(self, digest: str, buffers: list[memoryview]) -> _Made:
         size = sum(map(len, buffers)) + EXTRA
         if size > self.limit:
-            return _Made(buffers, OSError(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
+            return _Made(buffers, _TooLarge(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
         try:
             evicted, self._sound[digest] = self._folder.add(digest, buffers)
         except OSError as error:
@@ -201,12 +205,17 @@ class Cache:
         """Warns once of each kind of error."""
         if error.errno not in self._warned:
             self._warned.add(error.errno)
-            too_large = error.errno == errno.EFBIG
+            remedy = "Make room on the disk, or use another folder."
+            if isinstance(error, _TooLarge):
+                remedy = "Raise cache_bytes=."
+            elif error.errno == errno.EFBIG:
+                remedy = "Files of this process are limited: see `ulimit -f`."
+            elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR):
+                remedy = "Name a folder that this user may write: cache=, or the variable PENSTOCK_CACHE."
             why = error.strerror or error
             warn_caller(
                 f"A piece could not be kept in the cache {self.path}: {why}. Such pieces stay in memory, and every "
-                "process fetches them for itself. "
-                + ("Raise cache_bytes=." if too_large else "Make room on the disk, or use another folder."),
+                f"process fetches them for itself. {remedy}",
                 RuntimeWarning,
             )
 

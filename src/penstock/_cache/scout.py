@@ -180,9 +180,14 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
             fetches.wait(min(_SHARE * (time.thread_time() - begun), _LONGEST))
             lookout = reference()
     except Exception:
-        import logging
+        if not fetches.stopped:
+            import logging
 
-        # An error of the dataset's, most likely, which the worker that meets it will raise.
-        logging.getLogger("penstock").debug("A scout has ended with an error.", exc_info=True)
+            # In the log: a thread has no line of the user's to which a warning could point.
+            logging.getLogger("penstock").warning(
+                "Nothing is fetched ahead of time any more, because of the error below: each worker waits for its "
+                "own downloads. The samples are the same. If the error is not of your dataset, please report it.",
+                exc_info=True,
+            )
     finally:
         publisher.close()

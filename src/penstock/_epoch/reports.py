@@ -33,7 +33,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
         said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has started it yet.")
     # Workers with the oldest task, or none yet, first: the others wait for them.
     at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
-    for who, stack, seq, epoch, step in at_work[:_MOST_SHOWN]:
+    for who, stack, seq, epoch, step, _ in at_work[:_MOST_SHOWN]:
         at = ". Its stack, innermost call first:\n" + indent(stack, "    ") if stack else "."
         if task is not None and task.seq == seq:
             keys = shorten(task.single()[step - task.step].keys)
@@ -47,6 +47,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             said.append(f"{who} {has}{at}")
     if len(at_work) > _MOST_SHOWN:
         said.append(f"{len(at_work) - _MOST_SHOWN} more workers are busy.")
+    likely = next((one.likely for one in at_work[:_MOST_SHOWN] if one.likely), likely)
     said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
 
@@ -55,9 +56,10 @@ def hung(seconds: float, one: Doing, task: Task | None) -> str:
     """The warning for a worker that was killed because it hung."""
     keys = "" if task is None else f" Samples in the step: {shorten(task.single()[one.step - task.step].keys)}."
     at = " Its stack, innermost call first:\n" + indent(one.stack, "    ") if one.stack else ""
+    likely = f"\n  {one.likely}" if one.likely else ""
     return (
         f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than {seconds:g} seconds (hang=). "
-        f"It is killed, and another worker does the step.{keys}{at}"
+        f"It is killed, and another worker does the step.{keys}{at}{likely}"
     )
 
 

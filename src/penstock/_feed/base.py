@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock._at_work import Source, at_work
 from penstock._interrupts import Loan, import_whole, with_loan
+from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, initial, opened, taken
 from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
@@ -126,7 +127,9 @@ class Run:
             return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(ordinary(error), Exception):
+                raise
             where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
             return Raised(caught(error, where)), 1
 

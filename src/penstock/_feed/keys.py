@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
 from penstock._fill.cast import Empty
+from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._wire.task import Mended, Task
 from penstock._work.samples import Fetch, plain
@@ -69,7 +70,7 @@ class KeyFetch(Fetch):
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
         """Whether the samples may be fetched one by one, to find those that fail."""
-        if not self._runner.samples.mends or not isinstance(error, Exception):
+        if not self._runner.samples.mends or not isinstance(ordinary(error), Exception):
             self._runner.samples.name_sample()
             return False
         self._one_by_one = task

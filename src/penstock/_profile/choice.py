@@ -146,6 +146,12 @@ def advice(done: Sequence[Trial], limits: Limits) -> Advice:
     return Advice(best, " ".join([_compared(best, inline), *_reasons(best, done, limits)]))
 
 
+def best_processes(done: Sequence[Trial]) -> Trial | None:
+    """What to use where workers can only be processes; None if no processes have worked."""
+    found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
+    return _best(found) if found else None
+
+
 def _compared(best: Trial, inline: Trial) -> str:
     if best is inline:
         return f"The plain loop makes {count(best.rate)} batches a second, {seconds(1 / best.rate)} each."

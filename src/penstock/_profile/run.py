@@ -17,7 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, next_choice
+from penstock._memory.guests import guest_of
+from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, best_processes, next_choice
 from penstock._profile.target import TargetError, dataset, target
 from penstock.loader import DataLoader
 from penstock.source._dataset import is_stream
@@ -76,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         console.width = 120
     stats = done[recommended.trial.choice][1]
     lines = [("use", settings(recommended.trial.choice, subject)), ("because", recommended.reason)]
+    if recommended.trial.choice.backend == "thread":
+        lines += [("or", text) for text in _of_its_guest(subject, trials)]
     if stats is not None and stats.verdict:
         lines.insert(0, ("verdict", stats.verdict))
     if stats is not None and options.html is not None:
@@ -87,6 +90,14 @@ def run(options: argparse.Namespace) -> int:
         grid.add_row(name, Text(text))
     console.print(table(trials, subject, recommended.trial), Text(), grid)
     return 0
+
+
+def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
+    """The settings for the loader of the library that the dataset's class comes from: it has no threads."""
+    guest, best = guest_of(type(subject.dataset)), best_processes(trials)
+    if guest is not None and best is not None:
+        call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
+        yield f"{call}, whose workers are processes: {count(best.rate)} batches a second."
 
 
 def _check_page(path: str | None) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from inspect import signature
 from typing import Any
 
 from penstock._remote.retry import Failed, Fault
 from penstock._remote.store import Page, Stored
 
 # What fsspec's file systems call a mark of the content, the surest first.
-_SUMS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "md5Hash", "content_md5", "checksum", "generation")
-_TOKENS = (*_SUMS, "mtime", "last_modified", "LastModified", "modified", "updated", "created")
+_SUMS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "sha", "md5Hash", "content_md5", "checksum", "generation")
+_TIMES = ("mtime", "last_modified", "LastModified", "modified", "modificationTime", "modify", "updated", "created")
 # Schemes with one connection for each file system: one thread at a time.
 _ALONE = ("ftp", "ftps", "sftp", "ssh", "smb")
 _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "ClientOSError", "ClientPayloadError")
 
 
 class FileSystem:
-    """A store that fsspec reads. The content is checked once, at the first read of an object in this process."""
+    """A store that fsspec reads. It cannot ask for one content only, so the object is looked at after each read."""
 
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
@@ -29,12 +30,16 @@ class FileSystem:
             raise ImportError(
                 f'URLs of the scheme {scheme}:// need fsspec: pip install ".[remote]" in a clone of penstock'
             ) from error
-        self._checked: set[str] = set()
+        self._looks: dict[str, Stored] = {}  # at objects when they were read first in this process
         self._root = root
         try:
             system = fsspec.get_filesystem_class(scheme)
             # Some are made with the host, and a user, of the URL: ftp, webhdfs.
             self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
+            with suppress(Exception):  # of what an earlier dataset of this process has seen
+                self._system.invalidate_cache()
+            # Asked again, some systems answer from an earlier list of the folder.
+            self._refresh = {"refresh": True} if "refresh" in signature(self._system.info).parameters else {}
             self._turn: AbstractContextManager[Any] = threading.Lock() if scheme in _ALONE else nullcontext()
         except Exception as error:  # what the package for this scheme, or its libraries, may raise
             said = str(error).partition("\n")[0][:300]
@@ -55,15 +60,24 @@ class FileSystem:
 
     def read(self, stored: Stored, start: int, stop: int) -> Any:
         try:
-            if stored.key not in self._checked:
-                if _differ(self.find(stored.key), stored):
-                    raise Failed(Fault.CHANGED, "the file has another size or time now")
-                self._checked.add(stored.key)
             with self._turn:
-                return self._system.cat_file(self._path(stored.key), start=start, end=stop)
+                found = self._system.cat_file(self._path(stored.key), start=start, end=stop)
+            now = self._look(stored.key)
+            # A list of files may have marks of another kind. Looks at the same object have the same kind.
+            if _differ(now, stored) or now != self._looks.setdefault(stored.key, now):
+                raise Failed(Fault.CHANGED, "the file has another size, mark or time now")
+            return found
         except Exception as error:
             failed = _failed(error)
         raise failed
+
+    def _look(self, key: str) -> Stored:
+        """What is known of an object at this moment."""
+        path = self._path(key)
+        with self._turn:
+            if not self._refresh:
+                self._system.invalidate_cache(self._system._parent(path))
+            return self._stored(self._system.info(path, **self._refresh))
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
@@ -87,7 +101,8 @@ class FileSystem:
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
     def _stored(self, about: Mapping[str, Any]) -> Stored:
-        token = next((f"{name} {_mark(about[name])}" for name in _TOKENS if about.get(name)), "")
+        names = (name for name in (*_SUMS, *_TIMES) if about.get(name))
+        token = next((f"{name} {_mark(about[name])}" for name in names), "")
         return Stored(self._key(about["name"]), about["size"], token)
 
 
@@ -104,6 +119,8 @@ def _differ(one: Stored, other: Stored) -> bool:
 
 
 def _failed(error: Exception) -> Failed:
+    if isinstance(error, MemoryError):
+        raise error
     if isinstance(error, Failed):
         return error
     said = f"{type(error).__name__}: {str(error)[:300]}"

@@ -12,17 +12,27 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock._panics import NO_PANICS
+from penstock._remote import options
 from penstock._remote.retry import Failed, Fault
-from penstock._remote.store import SERVERS, Page, Stored
-from penstock._remote.urls import is_web
+from penstock._remote.store import Page, Stored
+from penstock._remote.urls import is_web, redacted
 from penstock.errors import RemoteError
 
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}
 _PAGE = 1000  # objects: what S3 returns at once
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>")
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
+_ASKED = re.compile(r"performing [A-Z]+ (https?://\S+)")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
 _CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
+_AT = re.compile(r'ConnectError\(\s*"[^"]*",\s*([0-9a-f.:\[\]]+),')  # the address, which may be that of a proxy
+_CAUSES = (  # by words of the library
+    ("IncompleteMessage", "the server closed it without an answer"),
+    ("Parse(", "the answer is not HTTP"),
+)
+_S3_SERVER = "AWS_ENDPOINT_URL_S3"
 # The services of clouds that give credentials to their machines: the last place where obstore looks for some.
 _METADATA = re.compile(r"169\.254\.1(69\.254|70\.2)/|metadata\.google\.internal|/latest/(api/token|meta-data)")
 _NO_CREDENTIALS = (
@@ -37,7 +47,11 @@ _CERTIFICATES = {  # by the beginning of the name that rustls has for what is wr
     "NotValidYet": "It is not valid yet: check the clock of this machine.",
 }
 _AGAIN = {408, 425, 429}
-_SAID = {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "the answer broke off"}
+_SAID = {
+    "Connect": "no connection to {}",
+    "Timeout": "no answer from {} in time",
+    "Interrupted": "the answer from {} broke off",
+}
 
 _started_in: int | None = None  # the process in which obstore has started its threads
 
@@ -46,70 +60,88 @@ class Objects:
     """A store that obstore reads."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
+        """`storage` has the names of `options.named`."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
-        client: dict[str, Any] = {**_CLIENT, **settings.pop("client_options", {})}
+        client = {**_CLIENT, **options.client_options(root, storage)}
+        settings.pop("client_options", None)
         if user:
             client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
-        if any(str(each).startswith("http://") for each in (root, *map(settings.get, SERVERS))):
-            client.setdefault("allow_http", True)
-        for name in SERVERS:
-            if name in settings and not is_web(str(settings[name])):  # obstore would panic
-                raise Failed(Fault.FINAL, f"{name} is not a URL", f'Pass storage={{"{name}": "https://host"}}.')
-        self._is_web = is_web(root)
-        make = obstore.store.HTTPStore if self._is_web else obstore.store.from_url
+        self._is_web, self._is_s3 = is_web(root), root.startswith("s3")
+        make, place = obstore.store.HTTPStore if self._is_web else obstore.store.from_url, root
+        if self._is_s3 and _S3_SERVER in os.environ and "endpoint" in settings:
+            # obstore prefers this variable to the server that it is given, unless that has the variable's name, which
+            # `from_url` does not know.
+            make, place = obstore.store.S3Store, root.partition("://")[2]
+            settings["config"] = {_S3_SERVER.lower(): settings.pop("endpoint")}
         try:
-            self._store = make(root, client_options=client, **settings)
+            with NO_PANICS:
+                self._store = make(place, client_options=client, **settings)
         except Exception as error:
+            refused = options.unknown(root, error)
             failed = _failed(error)
         else:
             return
-        raise Failed(Fault.FINAL, failed.came, "Check the URL and the options in storage=.")
+        raise refused or Failed(Fault.FINAL, failed.came, "Check the URL and the options in storage=.")
 
     def find(self, key: str) -> Stored:
         try:
-            return self._peeked(key) if self._is_web else _stored(self._store.head(key))
+            with NO_PANICS:
+                return self._peeked(key) if self._is_web else self._headed(key)
         except Exception as error:
-            failed = _failed(error)
+            failed = self._failed(error)
         raise failed
+
+    def _headed(self, key: str) -> Stored:
+        try:
+            return _stored(self._store.head(key))
+        except Exception as error:
+            if _status_of(error) not in (400, 403):
+                raise
+        return self._peeked(key)  # only the answer to a GET says why
 
     def _peeked(self, key: str) -> Stored:
         """Asks for the first byte: a URL that is signed for GET is not valid for HEAD."""
         try:
             answer = self._store.get(key, options={"range": (0, 1)})
         except Exception as error:
-            if "status code: 416" in str(error):  # an empty file
+            if _status_of(error) == 416:  # an empty file
                 return _stored(self._store.head(key))
             raise
         answer.bytes()
         return _stored(answer.meta)
 
     def read(self, stored: Stored, start: int, stop: int) -> Any:
-        options: dict[str, Any] = {"range": (start, stop)}
+        how: dict[str, Any] = {"range": (start, stop)}
         if is_strong(stored.token):
-            options["if_match"] = f'"{stored.token}"'
+            how["if_match"] = f'"{stored.token}"'
         try:
-            answer = self._store.get(stored.key, options=options)
-            now = _stored(answer.meta)
-            if (now.size, now.token or stored.token) == (stored.size, stored.token):
-                return answer.bytes()
+            with NO_PANICS:
+                answer = self._store.get(stored.key, options=how)
+                now = _stored(answer.meta)
+                if (now.size, now.token or stored.token) == (stored.size, stored.token):
+                    return answer.bytes()
             failed = Failed(Fault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
         except Exception as error:
-            failed = _failed(error)
+            failed = self._failed(error)
         raise failed
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
         try:
-            if not deep:
-                page = self._store.list_with_delimiter(folder or None)
-                yield Page(list(map(_stored, page["objects"])), list(page["common_prefixes"]))
+            with NO_PANICS:
+                if not deep:
+                    page = self._store.list_with_delimiter(folder or None)
+                    yield Page(list(map(_stored, page["objects"])), list(page["common_prefixes"]))
+                    return
+                for objects in self._store.list(folder or None, offset=after or None, chunk_size=_PAGE):
+                    yield Page(list(map(_stored, objects)), [])
                 return
-            for objects in self._store.list(folder or None, offset=after or None, chunk_size=_PAGE):
-                yield Page(list(map(_stored, objects)), [])
-            return
         except Exception as error:
-            failed = _failed(error)
+            failed = self._failed(error)
         raise failed
+
+    def _failed(self, error: Exception) -> Failed:
+        return (self._is_s3 and _elsewhere(str(error))) or _failed(error)
 
 
 def is_strong(token: str) -> bool:
@@ -147,6 +179,8 @@ def _basic(user: str) -> str:
 
 def _failed(error: Exception) -> Failed:
     """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
+    if isinstance(error, MemoryError):
+        raise error
     if isinstance(error, Failed):
         return error
     text, kind = str(error), type(error).__name__
@@ -171,8 +205,6 @@ def _failed(error: Exception) -> Failed:
         return Failed(Fault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
     if "invalid list response" in head:
         return Failed(Fault.ODD, "the list of objects is cut off or is not XML")
-    if "redirect without LOCATION" in head:
-        return Failed(Fault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.')
     if "redential" in head:
         return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     return _broken(kind, head, text)
@@ -188,9 +220,66 @@ def _broken(kind: str, head: str, text: str) -> Failed:
     broken = _KIND.search(text)
     if broken is None or kind != "GenericError":
         return Failed(Fault.FINAL, f"{kind}: {head[:300]}")
-    said = _SAID.get(broken[1], "the connection failed")
+    host = _host(head)
+    if "BadScheme" in text:
+        return Failed(Fault.FINAL, f"{host} is to be read by http://, but allow_http is false", "Pass https://.")
+    if "InvalidContentType" in text:
+        return Failed(Fault.FINAL, f"{host} does not speak https", "Pass the server with http:// if it has no TLS.")
+    said = _SAID.get(broken[1], "the connection to {} failed").format(host)
+    why = why or next((words for word, words in _CAUSES if word in text), "")
+    at = _AT.search(text)
+    if why and at and at[1] != host:
+        why = f"{why} by {at[1]}"
     remedy = "Check the name of the host and the network." if broken[1] == "Connect" else ""
     return Failed(Fault.PASSING, f"{said} ({why})" if why else said, remedy)
+
+
+def _host(head: str) -> str:
+    """The host that was asked: one of `storage=` or of a variable need not be the one that the user thinks of."""
+    asked = _ASKED.search(head)
+    return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
+
+
+def _elsewhere(text: str) -> Failed | None:
+    """The failure of a request of S3 that went to another region than the bucket's; None for any other failure."""
+    head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
+    named = _REGION.search(head)
+    if "redirect without LOCATION" in head:
+        region = _region_at(asked[1]) if asked else ""
+    elif named and "AuthorizationHeaderMalformed" in head:
+        region = named[1]
+    else:
+        return None
+    if not region:
+        return Failed(Fault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.')
+    remedy = f'Pass storage={{"region": "{region}"}}, or set AWS_REGION={region}.'
+    return Failed(Fault.FINAL, f"the bucket is in the region {region}, and another one was asked", remedy)
+
+
+def _region_at(url: str) -> str:
+    """The region that S3 names in the head of any answer, also to a request that is not signed; "" if it does not.
+
+    obstore does not show heads of answers.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        answer = urlopen(Request(url.partition("?")[0], method="HEAD"), timeout=10)
+    except HTTPError as error:
+        answer = error
+    except (OSError, ValueError, HTTPException):
+        return ""
+    with answer:
+        region = answer.headers.get("x-amz-bucket-region", "")
+    return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
+
+
+def _status_of(error: Exception) -> int:
+    """The status of the answer; 0 if there was none."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else 0
 
 
 def _is_passing(status: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,26 +12,26 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from urllib.parse import quote_plus, unquote
 
 from penstock._measure.cached import counting
+from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.urls import redacted, scheme_of, scrubbed, split, unsigned
+from penstock._remote.urls import identified, redacted, scheme_of, scrubbed, split
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
 
 Storage = Mapping[str, Any]
-"""Options of the library that reads URLs, such as `{"region": "eu-central-1"}`."""
+"""Options of a store, such as `{"region": "eu-central-1"}`: see `options`."""
 
 IN_FLIGHT = 32
 """Requests of one process at a time."""
 
 _dice = random.SystemRandom()  # the caller's generator is not advanced, and forked workers do not roll the same
-_OWN = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https")  # schemes that obstore knows
-SERVERS = ("endpoint", "base_url")
-"""Options of obstore that name the server of a bucket: of S3 and Azure, and of Google."""
-
-_PLACES = (*SERVERS, "account_name")  # tell one bucket from another of the same name
-_OPEN = (*_PLACES, "region", "bucket", "container_name")  # options that are no secrets
+# Names of options that tell one bucket from another of the same name, and of those that only let one in.
+_PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
+_NO_PLACE = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # other variables that name a place are among the options: see `named`
+_OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
 class Stored(NamedTuple):
@@ -66,8 +67,11 @@ class Remote:
     Copies in other processes connect anew: the library's threads and connections do not survive a fork.
     """
 
-    def __init__(self, root: str, user: str, storage: Storage) -> None:
-        self._root, self._user, self._storage = root, user, dict(storage)
+    def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
+        """`places` of a copy is that of the original, which may be on a machine with another environment."""
+        self._is_own = scheme_of(root) in SCHEMES
+        self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
+        self._places = _places(scheme_of(root), self._storage) if places is None else places
         self._store: Store | None = None
         self._process = 0
         self._lock = threading.Lock()
@@ -123,10 +127,8 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def identity(self, key: str) -> str:
-        """Text that differs for objects of different stores, and does not depend on credentials."""
-        root, mark, query = self._root.partition("/?")
-        places = "".join(f" {self._storage[name]}" for name in _PLACES if name in self._storage)
-        return unsigned(f"{root}/{key}?{query}" if mark else f"{root}/{key}") + places
+        """Text that differs for different objects of all stores, and does not depend on what signs requests."""
+        return identified(self._root, key, self._user) + self._places
 
     def _tried(
         self,
@@ -171,6 +173,8 @@ class Remote:
 
     def _secrets(self) -> tuple[str, ...]:
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
+        if self._is_own:  # a variable may name a proxy with its password
+            found += _texts(client_options(self._root, self._storage))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
         found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
@@ -186,7 +190,7 @@ class Remote:
             return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remote, (self._root, self._user, self._storage)
+        return Remote, (self._root, self._user, self._storage, self._places)
 
     def __repr__(self) -> str:
         return f"Remote({redacted(self._root)!r})"
@@ -206,13 +210,24 @@ def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
 
 def _connect(root: str, user: str, storage: Storage) -> Store:
     scheme = scheme_of(root)
-    if scheme in _OWN:
+    if scheme in SCHEMES:
         from penstock._remote.objects import Objects
 
         return Objects(root, user, storage)
     from penstock._remote.filesystems import FileSystem
 
     return FileSystem(scheme, root, storage)
+
+
+def _places(scheme: str, storage: Mapping[str, Any]) -> str:
+    """The options and variables that say which server, account or bucket a URL of this scheme is of."""
+    found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
+    within: list[Mapping[str, Any]] = [storage]
+    for options in within:  # which may have more of them inside: client_kwargs
+        within += [value for value in options.values() if isinstance(value, Mapping)]
+        plain = [(str(name), value) for name, value in options.items() if not isinstance(value, Mapping)]
+        found += [each for each in plain if _PLACE.search(each[0].lower()) and not _NO_PLACE.search(each[0].lower())]
+    return "".join(f"\0{name}={value}" for name, value in sorted(found, key=str))
 
 
 def _texts(value: Any) -> Iterator[str]:

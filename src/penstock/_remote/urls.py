@@ -4,18 +4,65 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import unquote
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PARTS = re.compile(r"(?P<scheme>[^:]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 _QUERY = re.compile(r"\?[\w.~-]+=.*", re.DOTALL)  # of other schemes than http: there a ? may be part of a pattern
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,)]+")
 _WEB = ("http", "https")
-# Parameters that sign a URL, so that the same object has others tomorrow.
-_SIGNING = re.compile(
-    r"x-(amz|goog|oss|cos|ms)-.*|sig|se|sp|sv|sr|st|spr|skoid|sktid|skt|ske|sks|skv|expires|signature|policy"
-    r"|key-pair-id|awsaccesskeyid|googleaccessid|token|access_token|hdnts|hmac",
-    re.IGNORECASE,
+
+
+class _Signature(NamedTuple):
+    """How a store signs URLs. A query with all names in `needs` is signed, by the parameters that `names` matches.
+
+    Only these differ between two URLs of one object. All other parameters may choose the content: `versionId`,
+    `x-oss-process`, `id`, and `token` or `st`, which stand in a signature of some stores only.
+    """
+
+    needs: frozenset[str]
+    names: re.Pattern[str]
+    hosts: re.Pattern[str] = re.compile("")
+
+
+def _signed(needs: str, more: str = "", hosts: str = "") -> _Signature:
+    names = "|".join([*needs.split(), *more.split()])
+    return _Signature(frozenset(needs.split()), re.compile(names), re.compile(hosts))
+
+
+_AZURE = r"\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net|cloudapi\.de)|storage\.azure\.net)(:\d+)?$"
+_SIGNATURES = (
+    # S3 and the many stores with its protocol, which have hosts of all names.
+    _signed(
+        "x-amz-algorithm x-amz-credential x-amz-date x-amz-signature",
+        "x-amz-expires x-amz-signedheaders x-amz-security-token x-amz-content-sha256",
+    ),
+    _signed("awsaccesskeyid expires signature", "x-amz-security-token"),
+    # CloudFront, with a policy or without.
+    _signed("key-pair-id signature expires", "hash-algorithm"),
+    _signed("key-pair-id signature policy", "hash-algorithm"),
+    # Google Cloud Storage.
+    _signed(
+        "x-goog-algorithm x-goog-credential x-goog-date x-goog-signature",
+        "x-goog-expires x-goog-signedheaders",
+    ),
+    _signed("googleaccessid expires signature"),
+    # Azure: the names are short enough for other servers to use them, too.
+    _signed(
+        "sig sv",
+        "ss srt sp se st spr sip sr si skoid sktid skt ske sks skv saoid suoid scid sdd ses sduoid skdutid",
+        _AZURE,
+    ),
+    # Alibaba's OSS, and Tencent's COS.
+    _signed(
+        "x-oss-credential x-oss-date x-oss-signature",
+        "x-oss-signature-version x-oss-expires x-oss-additional-headers x-oss-security-token",
+    ),
+    _signed("ossaccesskeyid expires signature", "security-token"),
+    _signed(
+        "q-sign-algorithm q-ak q-signature",
+        "q-sign-time q-key-time q-header-list q-url-param-list x-cos-security-token",
+    ),
 )
 
 
@@ -63,11 +110,33 @@ def redacted(url: str) -> str:
     return scheme + mark + (host if ":" in user else place) + slash + _QUERY.sub("", key)
 
 
-def unsigned(url: str) -> str:
-    """The URL without user and signature, which is the same for all users and at all times."""
-    query = _parts(url)[3] if is_web(url) else ""
-    kept = [(name, value) for name, value in parse_qsl(query, True) if not _SIGNING.fullmatch(name)]
-    return redacted(url) + (f"?{urlencode(kept)}" if kept else "")
+def identified(root: str, key: str, user: str) -> str:
+    """The same text for URLs of one object, whoever signs them and when, and another for all other URLs.
+
+    Takes the parts that `split` returns. The text has no password, but may hold other credentials: never show it.
+    """
+    if not is_web(root):
+        scheme, _, place = root.partition("://")
+        before, mark, host = place.rpartition("@")
+        return f"{scheme}://{before.partition(':')[0]}{mark}{host}/{key}"
+    scheme, host, _, query = _parts(root)
+    before = user.partition(":")[0]
+    rest = _unsigned(host, query)
+    # As `split` decodes a key, its letters are encoded where they would end it.
+    path = key.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+    return f"{scheme}://{before}{'@' if before else ''}{host}/{path}" + (f"?{rest}" if rest else "")
+
+
+def _unsigned(host: str, query: str) -> str:
+    """The query without the parameters of a signature. One with a name twice is left as it is."""
+    parts = query.split("&")
+    names = [unquote(part.partition("=")[0]).lower() for part in parts]
+    for needs, signing, hosts in _SIGNATURES:
+        if needs <= {*names} and hosts.search(host):
+            signs = [signing.fullmatch(name) is not None for name in names]
+            if len({name for name, does in zip(names, signs, strict=True) if does}) == sum(signs):
+                return "&".join(part for part, does in zip(parts, signs, strict=True) if not does)
+    return query
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:

@@ -112,7 +112,11 @@ class State(NamedTuple):
         elsewhere = world != about.get("world")
         for name in {**about, **self.about}:
             then, now = self.about.get(name), about.get(name)
+            if name == "files" and (then is None or now is None):
+                continue  # an older state, or samples that are elsewhere now: in memory
             if _differ(then, now) and not (elsewhere and name in _SHAPE):
+                if name == "files":
+                    raise StateError(_OTHER_FILES.format(then=then, now=now))
                 if name == "kind":
                     then, now = (_KINDS.get(str(value), value) for value in (then, now))
                 raise StateError(
@@ -400,6 +404,12 @@ def _differ(one: Any, other: Any) -> bool:
     except Exception:  # arrays, which a damaged state may hold
         return True
 
+
+_OTHER_FILES = (
+    "The resume state was taken with other files. Then: {then}. Here: {now}. The same position would be other "
+    "samples. Use the files as they were, or start without the state. If you know that the samples are the same, in "
+    'the same order, remove state["about"]["files"] before you load the state.'
+)
 
 # The names and values in `about` that a user does not know.
 _NAMES = {"kind": "the way samples are read", "generators": "the number of generators given to it"}

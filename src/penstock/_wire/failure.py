@@ -23,6 +23,7 @@ from typing import Any
 
 from penstock._at_work import is_worker_process
 from penstock._ending import RAISING
+from penstock._panics import ordinary
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 
@@ -50,6 +51,7 @@ class Failure:
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
         """The exception as bytes; `notes` and `where` are added to its own notes. Never raises."""
+        exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
         try:
@@ -84,6 +86,7 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
 
 def caught(exc: BaseException, *notes: str) -> BaseException:
     """A copy of an exception that was just caught, with these notes added."""
+    exc = ordinary(exc)
     forget_earlier(exc)
     copy = copied(exc)
     for note in notes:

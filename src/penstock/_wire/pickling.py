@@ -1,7 +1,8 @@
 """Pickling: the one place that decides how objects become bytes between processes.
 
 Two picklers are used. Plain pickle names classes and functions by their module, and is fast. cloudpickle sends
-those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late.
+those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. A
+fresh interpreter cannot import all that this process has: see `modules.py`.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -30,7 +31,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 
 from penstock._interrupts import import_whole
 from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
+from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
 """`override(part, otherwise)` says how one object is pickled, as `reducer_override` does.
@@ -58,18 +60,20 @@ def dumps(
     override: Override | None = None,
     otherwise: Override | None = None,
     by_value: bool = False,
+    fresh: bool = False,
 ) -> bytes:
     """Pickles with plain pickle, or with cloudpickle where plain pickle fails or `by_value` is set.
 
     The bytes of arrays are appended to `buffers`, if it is given, instead of being part of the pickle. `otherwise` is
-    the override for cloudpickle, if plain pickle has none.
+    the override for cloudpickle, if plain pickle has none. `fresh`, with `by_value`: see `dump`.
     """
     try:
         if buffers is None and override is None and not by_value:
             return pickle.dumps(value, 5)
         file = io.BytesIO()
         aside = None if buffers is None else buffers.append
-        dump(value, file, override=override, aside=aside, guests=buffers is not None, by_value=by_value)
+        guests = buffers is not None
+        dump(value, file, override=override, aside=aside, guests=guests, by_value=by_value, fresh=fresh)
         return file.getvalue()
     except Exception:  # a refusal has many types: PicklingError, AttributeError, TypeError
         if by_value:
@@ -87,8 +91,12 @@ def dump(
     aside: Callable[[pickle.PickleBuffer], object] | None = None,
     guests: bool = False,
     by_value: bool,
+    fresh: bool = False,
 ) -> None:
-    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers."""
+    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers.
+
+    `fresh`: a fresh interpreter reads the pickle. What it cannot import is sent by value.
+    """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
     if by_value:
@@ -100,15 +108,22 @@ def dump(
     if guests:  # a new table, because programs may add to the common one at any time
         table = {**common, **REDUCERS}
         _set_dispatch_table(pickler, table if all_met() else _Meeting(table))
-    if override is None:
+    if override is None and not fresh:
         pickler.dump(value)
         return
     otherwise = pickler.reducer_override
-    pickler.reducer_override = lambda part: override(part, otherwise)
-    try:
-        pickler.dump(value)
-    finally:
-        del pickler.reducer_override  # a reference cycle, which would keep the value alive
+    with sent_by_value() if fresh else nullcontext() as modules:
+
+        def reduce(part: Any) -> Any:
+            if modules is not None:
+                modules.look_at(part)
+            return otherwise(part) if override is None else override(part, otherwise)
+
+        pickler.reducer_override = reduce
+        try:
+            pickler.dump(value)
+        finally:
+            del pickler.reducer_override  # a reference cycle, which would keep the value alive
 
 
 class _Overridable(pickle.Pickler):

@@ -113,7 +113,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
             tags[tag(part)] = part
         return reduced
 
-    dump(obj, file, override=override, aside=set_aside, by_value=True)
+    dump(obj, file, override=override, aside=set_aside, by_value=True, fresh=True)
 
 
 # What multiprocessing shares: an object that it pickles only for a process that is being started

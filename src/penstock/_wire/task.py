@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._wire.failure import described, shown
+from penstock._wire.modules import ABSENT
 from penstock._wire.pickling import dumps, loads
 from penstock.errors import StateError
 
@@ -124,8 +125,8 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
         if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
             return keys.view(_UINT8), keys.nbytes
     data = dumps(keys)
-    if b"__main__" in data and not main_is_there:
-        data = dumps(keys, by_value=True)
+    if not main_is_there and any(name in data for name in ABSENT):
+        data = dumps(keys, by_value=True, fresh=True)
     return np.frombuffer(data, np.uint8), -len(data)
 
 

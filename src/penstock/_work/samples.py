@@ -11,6 +11,8 @@ import numpy as np
 from penstock._at_work import Source
 from penstock._interrupts import import_whole
 from penstock._measure.gauges import Slow
+from penstock._panics import raise_ordinary
+from penstock._shortage import is_shortage
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock.plan._seeds import mix
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 # How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000
 # would find none.
 _MOST_REPLACEMENTS = 16
+
+
+_NOT_BAD = (
+    "A lack of memory, descriptors or disk space is not a bad sample: on_error= does not skip it. Use fewer workers "
+    "or smaller batches, or raise the limit."
+)
 
 
 class StreamEnded(Exception):
@@ -128,8 +136,9 @@ class Samples(Source):
         self._loop = keys, left, range(first, first + len(keys))
         try:
             return self._timed(get, left) if self._runner.gauge.times else [get(key) for key in left]
-        except BaseException:
+        except BaseException as error:
             self.name_sample()
+            raise_ordinary(error)
             raise
 
     def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:
@@ -199,6 +208,9 @@ class Samples(Source):
                 try:
                     samples += self._get(get, [item], row)
                 except Exception as error:
+                    if is_shortage(error):
+                        runner.notes.append(_NOT_BAD)
+                        raise
                     if 0 < most == len(tried):
                         others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
                         named = shown(key, repr)

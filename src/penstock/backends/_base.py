@@ -39,6 +39,7 @@ class Doing(NamedTuple):
     """`who` is "worker 2 (pid 8127)"; `stack` its calls, the innermost first, a line each.
 
     `seq` is the task that it has in hand, or None, and `epoch` and `step` say which of its steps it is at.
+    `likely` is the likely cause of a hang that the worker's state shows, with what to do; "" if it shows none.
     """
 
     who: str
@@ -46,6 +47,7 @@ class Doing(NamedTuple):
     seq: int | None = None
     epoch: int = -1
     step: int = -1
+    likely: str = ""
 
 
 HUNG = "hung"

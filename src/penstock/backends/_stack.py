@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 # A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
@@ -19,8 +20,12 @@ _PATIENCE = 0.5
 
 _MOST_FRAMES = 12
 
-# Frames of penstock around the user's code, and the innermost frame of a worker that waits for a task.
-_OURS = re.compile(r"penstock/(_work/|\S*/_?worker\.py)")
+# Frames of penstock around the user's code, but for penstock's own datasets, and the innermost frame of a worker that
+# waits for a task.
+_OURS = re.compile(
+    rf'File "{re.escape(os.path.dirname(os.path.dirname(__file__)))}/'
+    r"(?!(source|formats|records|image|_files|_remote|_cache|testing)/)"
+)
 _WAITING = re.compile(
     r'penstock/backends/(_process/worker\.py", line \d+ in main|_local\.py", line \d+ in _work|'
     r'_ray/actor\.py", line \d+ in run)$'
@@ -28,27 +33,63 @@ _WAITING = re.compile(
 
 
 def tell_when_asked(fd: int) -> None:
-    """Lets this process write its stack to `fd` when `ask` asks for it."""
+    """Lets this process write its stack when `ask` asks for it: to a file of its own, as descriptor `fd`.
+
+    A stack is written in many pieces, which would be mixed up if several processes wrote to one file.
+    """
+    own = os.memfd_create("penstock-stack", os.MFD_CLOEXEC)
+    os.dup2(own, fd, inheritable=False)
+    os.close(own)
     faulthandler.register(_SIGNAL, fd, all_threads=False)
 
 
-def ask(pid: int, pidfd: int, fd: int) -> str:
-    """The stack of a worker, innermost call first; "" if it does not answer, or waits for a task."""
-    start = size = os.fstat(fd).st_size
-    try:
-        if not _tells(pid):
-            return ""
-        signal.pidfd_send_signal(pidfd, _SIGNAL)
-    except OSError:  # the worker is dead
-        return ""
+class _Asked:
+    """A process that was asked for its stack. `file` is what it writes to."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self.start = self.size = self._before = os.fstat(file).st_size
+
+    def is_done(self) -> bool:
+        """Nothing signals the end of the stack: it is complete when the file stops growing."""
+        self._before, self.size = self.size, os.fstat(self.file).st_size
+        return self.start < self._before == self.size
+
+    def told(self) -> str:
+        text = os.pread(self.file, self.size - self.start, self.start).decode(errors="replace")
+        return _shown([line.strip() for line in text.splitlines() if line.startswith("  File ")])
+
+
+def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
+    """The stacks of workers, given by pid and pidfd, innermost call first. All are asked at once.
+
+    "" for one that does not answer, or waits for a task.
+    """
+    asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
+    waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        time.sleep(0.01)  # nothing signals the end of the stack: it is complete when the file stops growing
-        before, size = size, os.fstat(fd).st_size
-        if start < before == size:
-            break
-    told = os.pread(fd, size - start, start).decode(errors="replace")
-    return _shown([line.strip() for line in told.splitlines() if line.startswith("  File ")])
+    while waited_for and time.monotonic() < deadline:
+        time.sleep(0.01)
+        waited_for = [one for one in waited_for if not one.is_done()]
+    told = ["" if one is None else one.told() for one in asked]
+    for one in asked:
+        if one is not None:
+            os.close(one.file)
+    return told
+
+
+def _asked(pid: int, pidfd: int, fd: int) -> _Asked | None:
+    file = -1
+    try:
+        if _tells(pid):
+            file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            found = _Asked(file)
+            signal.pidfd_send_signal(pidfd, _SIGNAL)
+            return found
+    except OSError:  # the worker is dead, or may not be looked at
+        if file >= 0:
+            os.close(file)
+    return None
 
 
 def _tells(pid: int) -> bool:
@@ -56,6 +97,22 @@ def _tells(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+
+
+# The number of the system call futex, by machine.
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+
+
+def waits_for_thread(pid: int) -> bool:
+    """True if the main thread of a process sleeps until another thread wakes it, as in a lock or a thread pool.
+
+    Also where the system does not tell.
+    """
+    try:
+        calls = Path(f"/proc/{pid}/syscall").read_text().split()
+    except OSError:
+        return True
+    return calls[:1] == [_FUTEX.get(os.uname().machine, calls[0])]
 
 
 def of_thread(ident: int | None) -> str:

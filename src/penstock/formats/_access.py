@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
+from penstock._warning import warn_caller
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
 
 CachePath = str | os.PathLike[str] | bool | None
@@ -51,7 +52,14 @@ class Access(NamedTuple):
         if self.cache is False:
             return PiecesInMemory()
         given = None if isinstance(self.cache, bool) else self.cache
-        folder = cache_folder() / "pieces" if given is None else Path(given)
+        try:
+            folder = cache_folder() / "pieces" if given is None else Path(given)
+        except RuntimeError:
+            warn_caller(
+                "This user has no home folder, in which files of URLs would be kept: they are kept in memory, and "
+                "every process downloads them for itself. Set PENSTOCK_CACHE, or pass cache= a folder."
+            )
+            return PiecesInMemory()
         return PiecesOnDisk(Cache(folder, _size_for(folder) if self.cache_bytes is None else self.cache_bytes))
 
 
@@ -60,6 +68,7 @@ class PiecesOnDisk:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
+        self.passing = PiecesInMemory()
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         return self.cache.get(piece.name, partial(fetch, piece))
@@ -83,15 +92,17 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself if it exists, else the nearest folder above it that does."""
+    """The path itself if it exists, else the nearest folder above it that does. One that is hidden does not exist."""
     path = path.absolute()
-    return next(each for each in (path, *path.parents) if each.exists())
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _size_for(folder: Path) -> int:
     """Half of what is free on the disk, and of what the cache has already."""
-    used = 0
-    for entry in os.scandir(folder) if folder.is_dir() else ():
-        with suppress(OSError):  # another program has deleted it
-            used += entry.stat().st_size
-    return max(_LEAST, min(_MOST, (shutil.disk_usage(_nearest(folder)).free + used) // 2))
+    free = used = 0
+    with suppress(OSError):  # there is no such folder, or it is closed to this user: the cache warns of that
+        free = shutil.disk_usage(_nearest(folder)).free
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # another program has deleted it
+                used += entry.stat().st_size
+    return max(_LEAST, min(_MOST, (free + used) // 2))

@@ -138,24 +138,24 @@ class Arrow(Table):
         schema = messages.held or bytes(self._bytes(number, *messages.schema))
         return pa.py_buffer(schema + b"".join(bytes(self._bytes(number, a, b)) for a, b in extents))
 
-    def _read(self, block: int) -> Any:
+    def _read(self, block: int) -> list[Any]:
         import pyarrow as pa
 
         if self._batches is not None:
-            return self._batches[block]
+            return [self._batches[block]]
         number, at = self._file_of.item(block), self._part_of.item(block)
         messages = self._messages[number]
         start, end = messages.extents[at].tolist()
         if self._is_plain(block):
             message = pa.ipc.read_message(pa.py_buffer(self._bytes(number, start, end)))
-            return pa.ipc.read_record_batch(message, self._whole_schema(number))
+            return [pa.ipc.read_record_batch(message, self._whole_schema(number))]
         # A stream may replace dictionaries as it goes on; a file has one of each.
         before = [each for each in messages.dictionaries if messages.is_file or each[0] < start]
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         names = self._whole_schema(number).names
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
         with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
-            return stream.read_next_batch()
+            return [stream.read_next_batch()]
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
         """The bytes that a block is read from."""

@@ -11,12 +11,14 @@ What a value becomes is decided by the type of the column alone, and by nulls ro
     dictionary (categories)                               the value, by the type of the values
     struct                                                dict, by the types of its fields
     other extension types                                 their storage
-    everything else: decimals, maps, lists of strings     the Python object that pyarrow makes
+    everything else: decimals, maps, lists of strings     the Python object that pyarrow makes, with dates and times
+                                                          inside as above
     a null of any type, and a list with a null inside     None, and a Python list with None inside
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -56,7 +58,7 @@ class Cells:
         return self._object(row)
 
     def _object(self, row: int) -> Any:
-        return self.array[row].as_py()
+        return _python(self.array[row])
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of the array in a row."""
@@ -166,8 +168,43 @@ class StructCells(Cells):
         return {name: cells.item(row) for name, cells in self._fields.items()}
 
 
+class JoinedCells(Cells):
+    """The values of a column in several record batches, one after the other: more than fits into one of them."""
+
+    def __init__(self, parts: Sequence[Cells]) -> None:
+        super().__init__(None)
+        self._parts = parts
+        self._edges = np.cumsum([0, *(len(part.array) for part in parts)]).tolist()
+        self.is_direct = all(part.is_direct for part in parts)
+        self.is_text = all(part.is_text for part in parts)
+
+    def _found(self, row: int) -> tuple[Cells, int]:
+        number = bisect_right(self._edges, row) - 1
+        return self._parts[number], row - self._edges[number]
+
+    def _item(self, row: int) -> Any:
+        part, inside = self._found(row)
+        return part.item(inside)
+
+    def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        part, inside = self._found(row)
+        return part.form(inside)
+
+    def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
+        for place, row in zip(places, rows, strict=True):
+            part, inside = self._found(row)
+            if not part.put(out, range(place, place + 1), [inside]):
+                return False
+        return True
+
+
 def _string(data: memoryview) -> str:
     return str(data, "utf-8")
+
+
+def cells_of(arrays: Sequence[Any]) -> Cells:
+    """The values of a column in the record batches of a block."""
+    return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
 def cells(array: Any) -> Cells:
@@ -225,10 +262,44 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
     elif kinds.is_date(kind):
         dtype = "M8[D]" if kinds.is_date32(kind) else "M8[ms]"
     elif kinds.is_timestamp(kind):
-        dtype = f"M8[{kind.unit}]"
+        dtype = f"M8[{kind.unit}]"  # of a type with a time zone, in UTC
     elif kinds.is_duration(kind) or kinds.is_time(kind):
         dtype = f"m8[{kind.unit}]"
     return None if dtype is None else np.dtype(dtype)
+
+
+def _python(scalar: Any) -> Any:
+    """A scalar as a Python object.
+
+    Refused: pyarrow's own objects for dates and times. They depend on whether pandas is installed, and there is none
+    for nanoseconds without it, nor for years after 9999.
+    """
+    kind = scalar.type
+    if not scalar.is_valid or not _has_times(kind):
+        return scalar.as_py()
+    if (dtype := number_dtype(kind)) is not None:
+        return np.int64(scalar.value).view(dtype)
+    if kinds.is_map(kind):
+        return [(_python(entry[0]), _python(entry[1])) for entry in scalar.values]
+    if kinds.is_struct(kind) and len({field.name for field in kind}) == kind.num_fields:
+        return {name: _python(value) for name, value in scalar.items()}
+    if kinds.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        return _python(scalar.value)
+    if hasattr(scalar, "values"):
+        return [_python(each) for each in scalar.values]
+    return scalar.as_py()
+
+
+@lru_cache(maxsize=1024)
+def _has_times(kind: Any) -> bool:
+    """True if values of this type are dates or times, or have some inside."""
+    if kinds.is_dictionary(kind):
+        return _has_times(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_times(kind.storage_type)
+    if kinds.is_nested(kind):
+        return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+    return kinds.is_temporal(kind) and number_dtype(kind) is not None
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -349,4 +420,6 @@ def form_of(kind: Any) -> str:
         return f"{inner}[any]" if is_numeric(kind.value_type) else f"list<{inner}>"
     if kinds.is_struct(kind):
         return f"{{{', '.join(f'{field.name}: {form_of(field.type)}' for field in kind)}}}"
+    if kinds.is_timestamp(kind) and kind.tz is not None:  # an instant, where others are what a clock shows somewhere
+        return f"UTC {number_dtype(kind)}"
     return str(number_dtype(kind) or kind)

@@ -14,12 +14,13 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
+from penstock.formats._damage import raise_unless_damage
+from penstock.source._folders import PICTURES
 
 Decoder = Callable[[bytes], Any]
 Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 """Memory in the batch for one sample of a field."""
 
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
@@ -67,8 +68,7 @@ def decoded(
         if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
             error.add_note(f"While decoding {name}.")
             raise
-        if isinstance(error, ImportError):
-            raise
+        raise_unless_damage(error, name)
         if function is _refused:
             remedy = f"pass a function: decode={{{found!r}: pickle.loads}}; with None the bytes stay as they are"
             raise FormatError(f"{name}: {error}. If you trust the files, {remedy}.") from None
@@ -122,7 +122,7 @@ _DECODERS: dict[str, Decoder | None] = {
     "jsn": json.loads,
     "npy": _npy,
     "npz": _npz,
-    **dict.fromkeys(_IMAGES, _image),
+    **dict.fromkeys((end.removeprefix(".") for end in PICTURES), _image),
     **dict.fromkeys(_TEXTS, _text),
     **dict.fromkeys(_NUMBERS, int),
     **dict.fromkeys(_CODE, _refused),

@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._shortage import is_shortage
 from penstock.errors import FormatError
+from penstock.formats._identity import Identity
 
 _MOST_OPEN = 256  # a process may usually have 1024 descriptors
 _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
@@ -35,6 +37,10 @@ class AnyFile:
     path: str
     size: int
     modified: int | str
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.path, self.size, str(self.modified))
 
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start` on."""
@@ -103,6 +109,8 @@ class File(AnyFile):
                     break
                 found += more
         except OSError as error:
+            if is_shortage(error):
+                raise
             raise FormatError(
                 f"{self.path}, byte {start:,}: {length:,} bytes cannot be read: {error}. Check the disk."
             ) from error

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from operator import index as as_int
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, NoReturn, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
+from penstock._wire.failure import shown
 from penstock.formats._access import Access, PiecesOnDisk
 from penstock.formats._files import AnyFile
+from penstock.formats._identity import fingerprint
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.formats._paths import Paths, find_files
 from penstock.formats._remotefile import RemoteFile
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
-from penstock.source._dataset import Dataset
+from penstock.source._dataset import Dataset, Subset
 
 
 class Format(Dataset[Any]):
@@ -52,11 +54,28 @@ class Format(Dataset[Any]):
     def __len__(self) -> int:
         return int(self._edges[-1])
 
-    def __getitem__(self, key: SupportsIndex) -> Any:
-        row, n = as_int(key), len(self)
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        """The sample of a key, an int as in a list; of a slice, a `Subset` with those samples."""
+        n = len(self)
+        if isinstance(key, slice):
+            return Subset(self, np.arange(*key.indices(n)))
+        try:
+            row = as_int(key)
+        except TypeError:
+            self._not_a_key(key)
         if not -n <= row < n:
             raise IndexError(f"key {row} is not in a {type(self).__name__} of {n:,} samples.")
         return self._sample(row % n)
+
+    def _not_a_key(self, key: object) -> NoReturn:
+        last = f"{len(self) - 1:,}"
+        what = f"A key of a {type(self).__name__} is the number of a sample, an int from 0 to {last}, or a slice"
+        if isinstance(key, str):
+            what += f". If {key!r} is a field, it is data[0][{key!r}] of the first sample"
+            what += ", and columns=[...] reads some fields only" if hasattr(self, "columns") else ""
+        elif isinstance(key, (list, tuple, np.ndarray)):
+            what += ". For several keys use penstock.Subset(data, keys)"
+        raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         return self._samples(keys, checked_keys(keys, len(self)))
@@ -89,6 +108,20 @@ class Format(Dataset[Any]):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
         return None
 
+    def __fingerprint__(self) -> str | None:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str | None:
+        if not self._files:
+            return None
+        checks = self._checks()
+        return fingerprint((file.path, file.size, check) for file, check in zip(self._files, checks, strict=True))
+
+    def _checks(self) -> Sequence[object]:
+        """For each file a check of its content that costs nothing more. Copies of a file have the same."""
+        return [None] * len(self._files)
+
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
@@ -119,7 +152,7 @@ class FilesInPieces:
         number = int(samples._edges.searchsorted(first, "right")) - 1
         row = int(samples._edges[number])
         file = samples._files[number]
-        if not isinstance(file, RemoteFile):
+        if not isinstance(file, RemoteFile) or not isinstance(file.pieces, PiecesOnDisk):
             return []
         ranges = samples._ranges_of(block, number, first - row, stop - row)
         pieces = [piece for some in ranges for piece in file.pieces_of(*some)]

@@ -75,8 +75,8 @@ class HuggingFace(Table):
     def __gather__(self, keys: Any, empty: Any) -> Any:
         return super().__gather__(keys, empty) if self.is_direct else NotImplemented
 
-    def _read(self, block: int) -> Any:
-        return self._batches[block]
+    def _read(self, block: int) -> list[Any]:
+        return [self._batches[block]]
 
     def _is_mapped(self, block: int) -> bool:
         return True

@@ -9,7 +9,6 @@ Numbers are little-endian. An index that does not fit its file, or is damaged in
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -51,9 +50,18 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 class Index(Mapping[str, NDArray[Any]]):
     """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
 
-    def __init__(self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool) -> None:
+    def __init__(
+        self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool, checks: dict[str, int] | None = None
+    ) -> None:
         self._origin = file, kind, make
         self._arrays, self.kept = arrays, kept
+        self._checks = checks or {}
+
+    def check(self, name: str) -> int:
+        """The CRC-32 of an array. That of one that is kept is known."""
+        if name not in self._checks:
+            self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
+        return self._checks[name]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
@@ -133,7 +141,7 @@ def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: in
 def _made(file: AnyFile, kind: str, make: Make) -> Index:
     source = FromTheStart(file) if isinstance(file, RemoteFile) else file
     arrays = {name: np.ascontiguousarray(array) for name, array in make(source).items()}
-    for path in _places(file, kind):
+    for path in _places(file, kind) if file.identity.lasts else ():
         with suppress(OSError):
             _write(path, file, kind, arrays)
             return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
@@ -141,9 +149,10 @@ def _made(file: AnyFile, kind: str, make: Make) -> Index:
 
 
 def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
-    for path in _places(file, kind):
-        with suppress(OSError, ValueError, TypeError):
-            return Index(file, kind, make, _read(path, file, kind), True)
+    for path in _places(file, kind) if file.identity.lasts else ():
+        with suppress(Exception):  # other programs may have written anything there
+            arrays, checks = _read(path, file, kind)
+            return Index(file, kind, make, arrays, True, checks)
     return None
 
 
@@ -154,8 +163,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[Path]:
         yield path.with_name(f".{path.name}.penstock-{kind}")
     with suppress(RuntimeError):  # there is no home folder
         folder = cache_folder()
-        number = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
-        yield folder / f"{number}-{path.name[:100]}.penstock-{kind}"
+        yield folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}"
 
 
 def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
@@ -177,8 +185,8 @@ def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
         part.unlink(missing_ok=True)
 
 
-def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
-    """The arrays of a sound index of this file; raises ValueError, OSError or TypeError if it is not that."""
+def _read(path: Path, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that."""
     index = File(os.fspath(path))
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
     if (magic, version) != (_MAGIC, _VERSION):
@@ -195,11 +203,13 @@ def _read(path: Path, file: AnyFile, kind: str) -> Arrays:
     for name, dtype, shape, check in about["arrays"]:
         at += -at % _ALIGNED
         stop = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if min(shape, default=0) < 0:
+            raise ValueError("an array has no shape")
         if stop > index.size or _check(index, at, stop) != check:
             raise ValueError("an array is damaged")
         arrays[name] = content[at:stop].view(dtype).reshape(shape)
         at = stop
-    return arrays
+    return arrays, {name: check for name, _, _, check in about["arrays"]}
 
 
 def _check(index: File, start: int, stop: int) -> int:

@@ -1,4 +1,4 @@
-"""Shares the decoded blocks of a table while a loader reads it, and drops those that are not needed any more."""
+"""Shares the decoded blocks of a table while a loader reads it, and tells which of them the loader needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses, uses
 from penstock._interrupts import interrupts_deferred
 from penstock._threads import started
+from penstock.formats._claims import Claim, near
 from penstock.formats._kept import Kept
 from penstock.formats._shared import Inventory
 from penstock.plan._forecast import Forecast
@@ -27,49 +28,57 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Opens the inventory of a table. In a block order, a thread drops the blocks that the loader has left behind.
+    """Opens the inventory of a table. In a block order, a thread claims the blocks that the loader needs next.
 
-    `kept` has the blocks of this process, of which those that are needed stay.
+    `kept` has the blocks of this process, of which those that are needed stay. In other orders the loader claims
+    `keep` bytes.
     """
 
-    def __init__(self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any]) -> None:
+    def __init__(
+        self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any], keep: int
+    ) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
         # In other orders a block may be needed at any time. In sequence, a few steps need it, at about one time.
         self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
-        self._inventory, self._table = Inventory(table, planned=self._planned), table
+        self._at_first = Claim(np.empty(0, np.int64), None if self._planned else keep)
+        self._inventory = Inventory(table, self._at_first)
         self._needed: set[int] = set()
         _keepers.add(self)
         self._uses: Uses | None = None
         self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
 
     def start(self) -> None:
-        if self._planned:
-            # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
-            work = partial(_look_on, weakref.ref(self), self._bell)
-            with suppress(RuntimeError):  # no thread is to be had: blocks stay until the epoch is over
-                started("penstock-keeper", work, partial(self._bell.put, None))
+        if not self._planned:
+            with suppress(Exception):  # there are too many descriptors: nothing is shared then
+                self.look()
+            return
+        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+        work = partial(_look_on, weakref.ref(self), self._bell)
+        with suppress(RuntimeError):  # no thread is to be had: blocks stay until the epoch is over
+            started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
-        """Drops what is not needed now."""
+        """Claims the blocks that are needed now, and drops those that no loader of this machine claims."""
+        self._inventory.claim(self._claim() if self._planned else self._at_first)
+
+    def _claim(self) -> Claim:
         position = self._forecast.position
         if self._uses is None or position >= self._uses.until:
             self._uses = uses([(self._forecast, self._edges)])
-        first, stop = self._uses.first, self._uses.stop
-        # Workers are ahead of the loader, by less than a block's samples are spread over: later uses are far away.
-        # Other ranks may be a few steps behind.
-        spread = int((stop - first).max(initial=0))
-        near = (stop > position - spread // 8) & (first < position + 2 * spread)
-        self._needed = {*self._uses.blocks[near].tolist()}
+        needs = near(self._uses, position)
+        self._needed = {*needs.tolist()}
+        self._tell_kept()
+        return Claim(needs, None)
+
+    def _tell_kept(self) -> None:
         # Two loaders of this process may read one table: the parts of a split.
-        needed = set[int]().union(*(other._needed for other in [*_keepers] if other._table == self._table))
-        self._kept.needed = needed
-        self._inventory.drop(self._inventory.blocks() - needed)
+        self._kept.needed = set[int]().union(*(each._needed for each in [*_keepers] if each._kept is self._kept))
 
     def close(self) -> None:
         with interrupts_deferred():
             self._bell.put(None)
             _keepers.discard(self)
-            self._kept.needed = set()
+            self._tell_kept()
             self._inventory.close()
 
 

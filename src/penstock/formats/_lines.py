@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -50,6 +51,9 @@ class TextLines(Extents):
         cache_bytes: int | None = None,
     ) -> None:
         super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
+
+    def _checks(self) -> Sequence[object]:
+        return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere
 
     def _decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)
@@ -104,6 +108,8 @@ class JsonLines(TextLines):
             byte = len(text[: getattr(error, "pos", 0)].encode())
             why = getattr(error, "msg", error)  # without json's own numbers of line and byte
             what = f"the line is not JSON: {why}. Each line must be one value; this one begins with {text[:40]!r}"
+            if text.strip() in ("[", "{"):
+                what += ". If the file is one value over many lines, read it by json.load, or write it by jq -c '.[]'"
             self._refuse(number, row, byte, what)
 
 

@@ -107,6 +107,20 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
     return f"{text}.idx" if os.path.isfile(f"{text}.idx") else path
 
 
+def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
+    """The dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
+    stem, end = os.path.splitext(file.path)
+    if end != ".bin" or not isinstance(file, File):
+        return None
+    try:
+        with open(f"{stem}.idx", "rb") as index:
+            magic, version, code, _, _ = _HEAD.unpack(index.read(_HEAD.size))
+    except (OSError, struct.error):
+        return None
+    known = magic == MAGIC and version == 1 and code in _DTYPES
+    return np.dtype(_DTYPES[code]) if known else None
+
+
 def find_sequences(file: AnyFile) -> Arrays:
     """The first byte of each sequence, and the end; documents; the dtype's code. Checks all of it."""
     head = file.read(0, min(file.size, _HEAD.size))

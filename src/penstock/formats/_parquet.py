@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
 _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
+_DIVIDED = 1 << 30  # bytes of a row group that may be too large to be read at once
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -69,7 +71,11 @@ class Parquet(Table):
         footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
         self._set_blocks([footer["rows"] for footer in footers])
+        self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+
+    def _checks(self) -> Sequence[object]:
+        return self._footers
 
     def _set_kept(self) -> None:
         super()._set_kept()
@@ -81,7 +87,7 @@ class Parquet(Table):
         del state["_metadata"], state["_places"]
         return state
 
-    def _read(self, block: int) -> Any:
+    def _read(self, block: int) -> list[Any]:
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
@@ -91,11 +97,7 @@ class Parquet(Table):
             file = Fetched(file, self._ranges_of(block, number, 0, 0))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
-        table = opened.read_row_group(part, self.columns, use_threads=False)
-        batches = table.combine_chunks().to_batches()
-        if len(batches) != 1:
-            raise ValueError(f"its columns cannot be joined: {len(batches)} parts, of at most 2 GB of text each")
-        return batches[0]
+        return _batches(opened, part, self.columns)
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
         """The bytes that a block of a remote file is read from."""
@@ -122,6 +124,29 @@ class Parquet(Table):
         return metadata, metadata.serialized_size
 
 
+def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
+    """The record batches of a row group: one if possible. An array has at most 2 GB of text or binary data."""
+    import pyarrow as pa
+
+    too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
+    try:
+        batches: list[Any] = opened.read_row_group(part, columns, use_threads=False).combine_chunks().to_batches()
+        return batches
+    except too_large as error:
+        # pyarrow does not divide columns of lists and structs by itself: they are read in ever smaller steps.
+        about = opened.metadata.row_group(part)
+        size, problem = about.num_rows, error
+        if about.total_byte_size < _DIVIDED:
+            raise
+    while size > 1:
+        size = -(-size // 4)
+        try:
+            return list(opened.iter_batches(size, [part], columns, use_threads=False))
+        except too_large as error:
+            problem = error
+    raise problem
+
+
 class _Ends:
     """The ends of remote files, with the footers: they are sent to workers, which do not read them again."""
 
@@ -140,9 +165,9 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
     """The rows of each row group, and the schema; of a remote file also its end."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
-        return cached(file, "parquet-1", _index) if length > _LARGE else _index(file)
+        return cached(file, "parquet-2", _index) if length > _LARGE else _index(file)
     end = _end(file)
-    return {**_described(file, _metadata(file, end)), "end": np.frombuffer(end, np.uint8)}
+    return {**_described(file, end), "end": np.frombuffer(end, np.uint8)}
 
 
 def _end(file: AnyFile) -> bytes:
@@ -179,10 +204,12 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _index(file: AnyFile) -> dict[str, NDArray[Any]]:
-    return _described(file, _metadata(file, _end(file)))
+    return _described(file, _end(file))
 
 
-def _described(file: AnyFile, metadata: Any) -> dict[str, NDArray[Any]]:
+def _described(file: AnyFile, end: bytes) -> dict[str, NDArray[Any]]:
+    """The rows of each row group, the schema, and the CRC-32 of the footer: it says where all columns begin."""
+    metadata = _metadata(file, end)
     try:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)
         schema = np.frombuffer(_schema(metadata).serialize(), np.uint8)
@@ -191,7 +218,7 @@ def _described(file: AnyFile, metadata: Any) -> dict[str, NDArray[Any]]:
     if (rows < 0).any() or rows.sum() != metadata.num_rows:
         counts = f"{metadata.num_rows:,} rows, but {rows.sum():,} in its {len(rows):,} row groups"
         raise FormatError(f"{file.path}: the footer says that it has {counts}. The file is damaged: write it again.")
-    return {"rows": rows, "schema": schema}
+    return {"rows": rows, "schema": schema, "check": np.array([zlib.crc32(end)], np.uint32)}
 
 
 def _schema(metadata: Any) -> Any:

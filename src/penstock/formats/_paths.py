@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 from penstock._remote.urls import is_url, redacted, scheme_of
 from penstock.formats._access import Access
 from penstock.formats._files import AnyFile, File
-from penstock.formats._urls import find_remote
+from penstock.formats._urls import find_remote, translated
+from penstock.source._folders import folders_below
 
 FilePath = str | os.PathLike[str]
 Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]
@@ -31,20 +32,20 @@ def find_files(
     `reader` is the name of the format, for errors. `access` says how files of URLs are read.
     """
     access.check()
-    found: dict[tuple[str, str], AnyFile] = {}
+    found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):
         if isinstance(path, AnyFile):
-            found[path.path, str(path.modified)] = path
+            found[path.identity.name] = path
             continue
         for text in _spelt_out(_text(path, reader)):
             (urls if is_url(text) else local).append(text)
     for file in map(File, expand(local, suffixes, reader) if local else ()):
-        found[file.path, ""] = file
+        found[file.identity.name] = file
     for remote in find_remote(urls, tuple(suffixes), reader, access):
-        found[remote.path, str(remote.modified)] = remote
-    return [found[key] for key in sorted(found)]
+        found[remote.identity.name] = remote
+    return sorted(found.values(), key=lambda file: (file.path, file.identity.name))
 
 
 def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
@@ -119,15 +120,28 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[st
     if not glob.has_magic(path):
         hint = " A URL has the form 's3://bucket/folder/file'." if _ALMOST_URL.match(given) else ""
         raise FileNotFoundError(f"{reader}: there is no file or folder {path!r}.{hint}")
-    found = [match for match in glob.iglob(path, recursive=True) if not os.path.isdir(match)]
+    found = list(_matching(path))
     if not found:
         raise FileNotFoundError(f"{reader}: no file matches the pattern {path!r}.")
     return found
 
 
 def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    for where, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(suffixes) and not name.startswith("."):
-                yield os.path.join(where, name)
+    for where, names in folders_below(folder):
+        yield from (os.path.join(where, name) for name in names if name.lower().endswith(suffixes))
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """The files that match. Python's glob does not notice that a link leads back, and would follow it 40 times."""
+    segments = pattern.split("/")
+    if "**" not in segments:
+        yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))
+        return
+    at = segments.index("**")
+    begin, rest = "/".join(segments[:at]) or "/", segments[at:]
+    below = translated("/".join(rest))
+    hidden = any(segment.startswith(".") for segment in rest)
+    for folder in glob.glob(begin) if glob.has_magic(begin) else [begin]:
+        for where, names in folders_below(folder, hidden=hidden):
+            paths = (os.path.join(where, name) for name in names)
+            yield from (path for path in paths if below.fullmatch(path[len(folder) :].lstrip("/")))

@@ -12,7 +12,7 @@ _MOST = 128 << 20  # bytes that each process keeps
 
 
 class Piece(NamedTuple):
-    """Bytes `start` to `stop` of the file with this identity, which is another one after the file has changed."""
+    """Bytes `start` to `stop` of the file with this identity (a digest), another one after the file has changed."""
 
     identity: str
     start: int
@@ -31,6 +31,10 @@ Fetch = Callable[[Piece], Any]
 class Pieces(Protocol):
     """Where the pieces of files are kept. Any number of threads may ask at once."""
 
+    @property
+    def passing(self) -> Pieces:
+        """Where pieces are kept that must not outlive this process: see `Identity`."""
+
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         """The bytes of a piece; `fetch(piece)` returns them if they are not kept."""
 
@@ -47,6 +51,10 @@ class PiecesInMemory:
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._kept: Kept[Piece, memoryview] = Kept(most)
+
+    @property
+    def passing(self) -> PiecesInMemory:
+        return self
 
     def get(self, piece: Piece, fetch: Fetch) -> memoryview:
         def read(piece: Piece) -> tuple[memoryview, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import penstock.formats as formats
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.formats import _others
 from penstock.formats._access import Access
 from penstock.formats._archive import HEADER, is_archive
 from penstock.formats._extents import refuse_compressed
@@ -18,6 +19,7 @@ from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
 from penstock.formats._paths import FilePath, expand, find_files
+from penstock.source._folders import PICTURES, folders_below
 
 # The format of a file by its first bytes, and by the end of its name.
 _BEGINNINGS = (
@@ -31,10 +33,6 @@ _BY_END = (formats.Parquet, formats.Arrow, formats.Tar, formats.JsonLines, forma
 _ENDS = {end: each.__name__ for each in _BY_END for end in each.suffixes}
 _ENDS |= {".rec": "RecordFile", ".mdb": "CaffeLMDB"}
 
-# Those of penstock.image, which cannot be imported without its packages.
-_PICTURES = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
-_PICTURES |= {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
-
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
     """The dataset of these files; `settings` are the arguments of its class."""
@@ -43,11 +41,13 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
         return _made(name, given[0], settings)
     files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
     name = _name(files)
+    if name == "TextLines" and len(given) == 1 and os.path.isdir(given[0]):
+        _others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
     if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
-            "of a sample: penstock.open(path, dtype='uint16', length=1024), or in a terminal penstock inspect PATH "
-            "--dtype uint16 --length 1024."
+            "of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal penstock "
+            "inspect PATH --dtype uint16 --length 1025."
         )
     if name in ("RecordFile", "CaffeLMDB"):
         if len(files) > 1:
@@ -78,6 +78,9 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
         with suppress(FileNotFoundError):
             if prefixes != meant:
                 return find_files(prefixes, ends, "penstock.open", access)
+        folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
+        for said in filter(None, (_others.of_folder(folder, PICTURES) for folder in folders)):
+            raise FormatError(said) from None
         raise
 
 
@@ -85,12 +88,11 @@ def _folder(folder: str) -> str | None:
     """The format of a folder that is one dataset as a whole; None if its files are to be looked at."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return "CaffeLMDB"
-    for _, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        ends = {os.path.splitext(name)[1].lower() for name in names if not name.startswith(".")}
+    for _, names in folders_below(folder):
+        ends = {os.path.splitext(name)[1].lower() for name in names}
         if ends & _ENDS.keys():
             return None
-        if ends & _PICTURES:
+        if ends & PICTURES:
             return "ImageFolder"
     return None
 
@@ -103,8 +105,8 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
         index = _own_index(file, by_path)
         if index is not None or not file.path.endswith(".idx"):
             file = index or file
-            found[file.path] = file
-    return [found[path] for path in sorted(found)] or files
+            found[file.identity.name] = file
+    return sorted(found.values(), key=lambda file: (file.path, file.identity.name)) or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
@@ -143,13 +145,12 @@ def _name_of(file: AnyFile) -> str:
         return "CaffeLMDB"
     if is_archive(begin):
         return "Tar"
-    refuse_compressed(file)
     end = os.path.splitext(file.path)[1].lower()
+    if end not in _ENDS and (said := _others.advice(file)):
+        raise FormatError(said)
+    refuse_compressed(file)
     if end not in _ENDS:
-        raise FormatError(
-            f"{file.path}: the format is not known. Its name ends in {end!r}, and it begins with {begin[:16]!r}. Use "
-            "the class that reads it: penstock.formats has one for each format."
-        )
+        raise FormatError(_others.unknown(file, PICTURES))
     return _ENDS[end]
 
 

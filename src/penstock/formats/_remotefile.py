@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import Remote, Stored
 from penstock.errors import RemoteError
 from penstock.formats._files import AnyFile
+from penstock.formats._identity import Identity
 from penstock.formats._pieces import Piece, Pieces
 
 PIECE = 8 << 20
@@ -32,22 +32,27 @@ class RemoteFile(AnyFile):
     """A file of a URL that is read by position and must not change.
 
     It is read by pieces of 8 MB; a format may set other `edges`. A piece that is not kept by `pieces` is fetched as a
-    whole, by one request, and several at a time. A pickled copy has the size and the token of the content, so that no
-    process asks for them again. A file that has changed since is an error.
+    whole, by one request, and several at a time. Pieces of a file without ETag and time stay in this process. A
+    pickled copy has the size and the token of the content, so that no process asks for them again. A file that has
+    changed since is an error.
     """
 
-    __slots__ = ("_identity", "_remote", "_stored", "edges", "pieces")
+    __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
 
     def __init__(
         self, remote: Remote, stored: Stored, pieces: Pieces, edges: NDArray[np.int64] | None = None
     ) -> None:
         self.path, self.size, self.modified = remote.shown(stored.key), stored.size, stored.token
-        self.pieces = pieces
+        self._identity = Identity(remote.identity(stored.key), stored.size, stored.token)
+        self._digest = self._identity.digest
+        self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
         """The first byte of each piece, and the end of the file; None for pieces of 8 MB."""
         self._remote, self._stored = remote, stored
-        about = f"{remote.identity(stored.key)} {stored.size} {stored.token}"
-        self._identity = hashlib.sha256(about.encode()).hexdigest()[:32]
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
 
     def read(self, start: int, length: int) -> bytes:
         if start < 0 or length < 0 or start + length > self.size:
@@ -126,8 +131,8 @@ class RemoteFile(AnyFile):
     def piece(self, number: int) -> Piece:
         """The piece of this number."""
         if self.edges is None:
-            return Piece(self._identity, number * PIECE, min((number + 1) * PIECE, self.size))
-        return Piece(self._identity, int(self.edges[number]), int(self.edges[number + 1]))
+            return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
+        return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
 
     def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
         """The bytes of a piece from the store, as a buffer."""

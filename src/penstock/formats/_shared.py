@@ -4,13 +4,16 @@ A process that reads a table with a loader opens an *inventory*: shared memory w
 find among the descriptors of that process (see `_measure/page.py`). The inventory says which process has which block.
 The block is a memfd as well, of the process that has decoded it; others open it there, and map it.
 
-    magic (8 bytes), when the inventory was opened, whether its owner knows the plan, blocks decoded so far (8 each)
+    magic (8 bytes), when the inventory was opened, number of rows, blocks decoded so far (8 each)
     rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free).
           There are as many as were in use at a time so far: each look reads them all.
+    claims, from the place after 4,096 rows on: bytes to keep (-1: none), number of needs, needs (8 each). Each has
+          room for 4,096 needs.
 
 So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
 process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
-byte 0 is that of the rows, byte 1 + n that of block n.
+byte 0 is that of rows and claims, byte 1 + n that of block n, and byte 2**61 + n that of claim n. A loader holds the
+lock of its claim for as long as it reads: a claim without a lock is that of a loader that has ended, or was killed.
 """
 
 from __future__ import annotations
@@ -19,40 +22,57 @@ import os
 import resource
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock import _descriptors
-from penstock._cache.locks import ByteLock, LockError, open_alone
+from penstock._cache.locks import ByteLock, LockError, is_locked, open_alone
 from penstock._interrupts import finalizer, interrupts_deferred, with_loan
 from penstock._memory.mapping import mapped
+from penstock.formats._claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 
 Make = Callable[[], Sequence[Any]]
 """Returns the bytes of a block, as a list of buffers."""
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
-_MAGIC = b"pnstinvt"
-_ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
+_MAGIC = b"pnstinv2"
 _ROWS = 4096  # at most. Each is a descriptor of some process: see `_most_own`.
+_CLAIM = struct.Struct("<qq")
+_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where they begin
+_CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
+_CLAIM_LOCKS = 1 << 61
 _AGAIN = 1.0  # seconds after which a process that found no inventory looks again
+_UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opened just now
 
 
 class Inventory:
-    """The inventory of one table, for as long as it is open. `planned`: its owner drops blocks that are not needed.
+    """The inventory of one table, for as long as it is open, and the claim of its loader: at first `claim`.
 
-    Several ranks may open one each. All processes use the one that was opened first.
+    Several loaders and ranks may open one each. All processes use the one that was opened first.
     """
 
-    def __init__(self, table: str, *, planned: bool) -> None:
+    def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
         self._fd = _descriptors.open_memfd(self._name)
-        os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), planned, 0), 0)
         self._first: int | None = None  # a descriptor of the inventory that is used
+        self._number, self._lock = 0, _claim_lock(self._fd, 0)
+        try:
+            # It takes milliseconds to find out which inventory is used. Mostly it is this one.
+            self._lock.begin()
+            _write_claim(self._fd, 0, claim)
+            # The time is taken after others can see the file: see `_first_inventory`.
+            os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), 0, 0), 0)
+        except LockError as error:  # there are too many descriptors
+            self.close()
+            raise error.cause from None
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def decoded(self) -> int:
@@ -63,16 +83,34 @@ class Inventory:
         """The blocks that are in the inventory."""
         return _blocks_in(_rows(self._used()))
 
-    def drop(self, blocks: Collection[int]) -> None:
-        """Removes blocks that are not needed any more."""
+    def claim(self, claim: Claim) -> None:
+        """Replaces the claim of this loader, and drops the blocks that no loader claims."""
         lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
-        with_loan(lock, self._drop, lock, blocks)
+        with_loan(lock, self._claim, lock, claim)
 
-    def _drop(self, lock: ByteLock, blocks: Collection[int]) -> None:
+    def _claim(self, lock: ByteLock, claim: Claim) -> None:
         _check_is_inventory(lock.fd, self._name)
+        if not os.path.samestat(os.fstat(lock.fd), os.fstat(self._lock.fd)):
+            self._move(lock.fd)
+        _write_claim(lock.fd, self._number, claim)
         rows = _rows(lock.fd)
-        rows[np.isin(rows["block"], [*blocks])] = 0
-        _write_rows(lock.fd, rows)
+        gone = surplus(rows, _claims(lock.fd))
+        if gone.any():
+            rows[gone] = 0
+            _write_rows(lock.fd, rows)
+
+    def _move(self, fd: int) -> None:
+        """The claim becomes one of this inventory, of a number that no loader has."""
+        number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
+        lock = _claim_lock(fd, number)
+        with interrupts_deferred(), _descriptors.no_fork():
+            try:
+                lock.begin()
+                if self._fd == -1:
+                    raise OSError("the inventory is closed")
+                lock, self._lock, self._number = self._lock, lock, number
+            finally:
+                lock.end()
 
     def _used(self) -> int:
         """The descriptor of the inventory that is used. Raises OSError if another thread has closed this one."""
@@ -89,7 +127,12 @@ class Inventory:
         with interrupts_deferred(), _descriptors.no_fork():
             fds = {self._fd, self._fd if self._first is None else self._first} - {-1}
             self._fd, self._first = -1, None
+            self._lock.end()
             _descriptors.close(*fds)
+
+
+def _claim_lock(fd: int, number: int) -> ByteLock:
+    return ByteLock(f"/proc/self/fd/{fd}", _CLAIM_LOCKS + number, waits=False)
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
@@ -110,7 +153,7 @@ def _link(name: str) -> str:
 class Shared:
     """The blocks of one table that this process decodes for others, and has from others.
 
-    All blocks in an inventory have at most `most` bytes, unless the inventory is `planned`.
+    All blocks in an inventory have at most `most` bytes if no loader has a claim any more.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -185,21 +228,23 @@ class Shared:
 
     def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
         _check_is_inventory(lock.fd, self._name)
-        opened, planned, decoded = _head(lock.fd)
-        rows = _rows(lock.fd)
+        _, _, decoded = _head(lock.fd)
+        rows, claims = _rows(lock.fd), _claims(lock.fd) or [Claim(np.empty(0, np.int64), self._most)]
         rows[rows["block"] == about[0]] = 0  # of a process that has died
-        if not planned:
-            newest = np.argsort(-rows["number"])
-            rows[newest[rows["nbytes"][newest].cumsum() + about[-1] > self._most]] = 0
-        if rows["pid"].all() and len(rows) < _ROWS:
-            rows = np.append(rows, np.zeros(1, _ROW))
-        row = int(np.argmin(rows["number"]))  # a free one, or the oldest
-        rows[row] = (*about, decoded + 1)
-        _write_rows(lock.fd, rows)
-        os.pwrite(lock.fd, _HEAD.pack(_MAGIC, opened, planned, decoded + 1), 0)
+        # Loaders with a block order drop blocks when they renew their claims, which are a moment old now.
+        if any(claim.keep is not None for claim in claims):
+            rows[surplus(rows, claims, about[-1])] = 0
+        row = place(rows, claims, _ROWS)
+        if row is not None:
+            if row == len(rows):
+                rows = np.append(rows, np.zeros(1, ROW))
+            rows[row] = (*about, decoded + 1)
+        _write_rows(lock.fd, rows, decoded + 1)
         self._let_go(rows)
+        if row is None:
+            raise OSError("all blocks of the inventory are needed")
 
-    def _let_go(self, rows: NDArray[Any]) -> None:
+    def _let_go(self, rows: Rows) -> None:
         """Closes the blocks of this process that are not in the inventory."""
         with interrupts_deferred():
             for inode in {*self._own} - {*rows["inode"].tolist()}:
@@ -240,7 +285,7 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
         return None
     try:
         # The row is read again: it may have been read while another process was writing it.
-        again = os.pread(inventory, _ROW.itemsize, _HEAD.size + int(found[0]) * _ROW.itemsize)
+        again = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize)
         if os.fstat(fd).st_ino != inode or again != row.tobytes():
             return None
         return mapped(fd, nbytes, writable=False).toreadonly()
@@ -249,46 +294,83 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 
 def _head(fd: int) -> tuple[int, int, int]:
-    magic, opened, planned, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    """When the inventory was opened, its number of rows, and the blocks decoded so far."""
+    magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
     if magic != _MAGIC:
         raise OSError("not an inventory")
-    return opened, planned, decoded
+    return opened, rows, decoded
 
 
-def _rows(fd: int) -> NDArray[Any]:
-    return np.frombuffer(bytearray(os.pread(fd, _ROWS * _ROW.itemsize, _HEAD.size)), _ROW)
+def _rows(fd: int) -> Rows:
+    return np.frombuffer(bytearray(os.pread(fd, _head(fd)[1] * ROW.itemsize, _HEAD.size)), ROW)
 
 
-def _write_rows(fd: int, rows: NDArray[Any]) -> None:
+def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
+    """Under the lock. Others may read meanwhile."""
+    opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
+    os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
-def _blocks_in(rows: NDArray[Any]) -> set[int]:
+def _claims(fd: int) -> list[Claim]:
+    """The claims of loaders that have not ended. Under the lock."""
+    return [
+        _read_claim(fd, number)
+        for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
+        if is_locked(fd, _CLAIM_LOCKS + number)
+    ]
+
+
+def _write_claim(fd: int, number: int, claim: Claim) -> None:
+    """Under the lock."""
+    keep = -1 if claim.keep is None else claim.keep
+    data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
+    os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
+
+
+def _read_claim(fd: int, number: int) -> Claim:
+    data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
+    keep, needs = _CLAIM.unpack_from(data)
+    return Claim(np.frombuffer(data[_CLAIM.size : _CLAIM.size + 8 * needs], "<i8"), None if keep == -1 else keep)
+
+
+def _blocks_in(rows: Rows) -> set[int]:
     return {*rows["block"][rows["pid"] > 0].tolist()}
 
 
 def _first_inventory(name: str) -> int | None:
-    """A descriptor of the oldest inventory of this name, of those that processes of this user have open."""
-    link, user = _link(name), os.getuid()
-    inventories: list[tuple[int, str]] = []
-    for pid in os.listdir("/proc"):
-        with suppress(OSError):  # the process has ended, or may not be read
-            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
-                inventories += _inventories_of(f"/proc/{pid}/fd", link)
-    for _, path in sorted(inventories):
+    """A descriptor of the oldest inventory of this name, of those that processes of this user have open.
+
+    All processes must agree on one. An inventory gets its time after its file can be seen: so one that is not seen
+    here is younger than those that are. One that has no time yet is waited for.
+    """
+    deadline = time.monotonic() + _UNFINISHED
+    found = [*_inventories(name)]
+    while any(opened is None for opened, _ in found) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        found = [*_inventories(name)]
+    for _, path in sorted((opened, path) for opened, path in found if opened is not None):
         with suppress(OSError):
             return open_alone(path)
     return None
 
 
-def _inventories_of(folder: str, link: str) -> Iterator[tuple[int, str]]:
-    """When each inventory among these descriptors was opened, and its path."""
+def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
+    link, user = _link(name), os.getuid()
+    for pid in os.listdir("/proc"):
+        with suppress(OSError):  # the process has ended, or may not be read
+            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
+                yield from _inventories_of(f"/proc/{pid}/fd", link)
+
+
+def _inventories_of(folder: str, link: str) -> Iterator[tuple[int | None, str]]:
+    """When each inventory among these descriptors was opened, None if it is being opened, and its path."""
     for number in os.listdir(folder):
         with suppress(OSError):
             path = f"{folder}/{number}"
             if os.readlink(path) == link:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    yield _head(fd)[0], path
+                    yield _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None, path
                 finally:
                     os.close(fd)

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -20,7 +19,9 @@ from penstock._measure.cached import counting
 from penstock._warning import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import check_bytes
+from penstock.formats._damage import raise_unless_damage
 from penstock.formats._format import Format
+from penstock.formats._identity import digest_of
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._keeper import Keeper
 from penstock.formats._kept import Kept
@@ -51,7 +52,7 @@ class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
     A subclass calls `_set_schema` with the chosen columns, and `_set_blocks`. It defines `_read(block)`, which
-    returns a record batch.
+    returns record batches.
     """
 
     schema: Any
@@ -69,11 +70,12 @@ class Table(Format):
     def _set_kept(self) -> None:
         self._kept: Kept[int, Block] = Kept(self.keep)
         self._shared: Shared | None = None
+        self._mapped: set[int] = set()  # blocks of `_kept` that are shared memory
         self._decoded = self._used = 0  # rows
         self._is_judged = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared", "_mapped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -93,8 +95,8 @@ class Table(Format):
 
     # What a subclass defines.
 
-    def _read(self, block: int) -> Any:
-        """The record batch of a block. It may raise anything if the file is damaged."""
+    def _read(self, block: int) -> list[Any]:
+        """The record batches of a block: one, unless it has more than fits into one. Raises anything if damaged."""
         raise NotImplementedError
 
     def _set_blocks(self, rows: Sequence[NDArray[np.int64]]) -> None:
@@ -131,47 +133,52 @@ class Table(Format):
         return self._kept.get(number, self._opened)
 
     def _opened(self, number: int) -> tuple[Block, int]:
-        from penstock.formats._cells import cells
+        from penstock.formats._cells import cells_of
 
         expected = int(self._starts[number + 1] - self._starts[number])
         try:
-            batch, is_elsewhere = self._batch(number)
-            batch.validate()
-            if batch.num_rows != expected:
-                raise ValueError(f"it has {batch.num_rows:,} rows, but {expected:,} were expected")
-            block = Block([cells(batch.column(name)) for name in self.columns])
+            batches, is_elsewhere = self._batches_of(number)
+            for batch in batches:
+                batch.validate()
+            rows = sum(batch.num_rows for batch in batches)
+            if rows != expected:
+                raise ValueError(f"it has {rows:,} rows, but {expected:,} were expected")
+            block = Block([cells_of([batch.column(name) for batch in batches]) for name in self.columns])
         except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
             self._damaged(number, error)
-        return block, _VIEW if is_elsewhere else batch.nbytes
+        return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
-    def _batch(self, number: int) -> tuple[Any, bool]:
-        """The record batch of a block, and whether it is in memory that other processes have as well."""
+    def _batches_of(self, number: int) -> tuple[list[Any], bool]:
+        """The record batches of a block, and whether they are in memory that other processes have as well."""
         if self._is_mapped(number):
             return self._read(number), True
-        if not is_worker_process():  # its threads have `_kept` in common
+        if not is_worker_process() or not self._lasts:  # threads have `_kept` in common
             return self._decode(number), False
         if self._shared is None:
             self._shared = Shared(self._identity(), self.keep)
         found = self._shared.get(number, lambda: [self._serialized(number)])
         if found is None:
             return self._decode(number), False
-        self._kept.drop({*self._kept} - self._shared.blocks())
-        return deserialized(found)[0], True
+        # A block that could not be shared counts as one of this process, and stays while `keep` bytes have room.
+        shared = self._shared.blocks()
+        self._kept.drop(self._mapped - shared)
+        self._mapped = (self._mapped | {number}) & shared
+        return deserialized(found), number in shared
 
     def _serialized(self, number: int) -> NDArray[np.uint8]:
-        batch = self._decode(number)
-        return serialized(batch.schema, [batch])  # its own: files may differ in types whose values are the same
+        batches = self._decode(number)
+        return serialized(batches[0].schema, batches)  # its own: files may differ in types whose values are the same
 
     def __foresee__(self, forecast: Forecast) -> Any:
         """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
-        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept))
+        return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept, self.keep))
 
-    def _decode(self, number: int) -> Any:
+    def _decode(self, number: int) -> list[Any]:
         counting().decoded += 1
         self._decoded += int(self._starts[number + 1] - self._starts[number])
         self._check_use()
@@ -179,8 +186,12 @@ class Table(Format):
 
     def _identity(self) -> str:
         """The same in all processes that read the same columns of the same files."""
-        about = type(self).__name__, self.columns, [(file.path, file.size, file.modified) for file in self._files]
-        return blake2b(repr(about).encode(), digest_size=16).hexdigest()
+        return digest_of((file.identity for file in self._files), type(self).__name__, self.columns)
+
+    @cached_property
+    def _lasts(self) -> bool:
+        """True if other processes can tell the content of all files from any other."""
+        return all(file.identity.lasts for file in self._files)
 
     def _check_use(self) -> None:
         """Warns, once, if blocks are decoded again and again for a few of their rows."""
@@ -296,7 +307,11 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for what pyarrow has raised, which is of many types and may be long."""
+    """Raises FormatError for what pyarrow has raised, which is of many types and may be long.
+
+    An error that does not come from the content is raised as it is.
+    """
+    raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
         f"{where} cannot be read ({type(error).__name__}: {said}). The file is damaged or cut off, or has another "

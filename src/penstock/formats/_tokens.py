@@ -20,6 +20,7 @@ from penstock.formats._format import Format
 from penstock.formats._index import for_each
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._mapping import mapped
+from penstock.formats._megatron import dtype_beside
 from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
 from penstock.formats._span import Span, span_of
@@ -31,6 +32,16 @@ _BLOCK = 8 << 20  # bytes of a block of samples
 # The dtype of ids by the first number of llm.c's header.
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
+_NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
+_INDEX = "Pass the .bin beside it, or read both files by penstock.formats.Megatron(prefix)."
+# Other files, by their first bytes: only those with so many that no ids begin like them.
+_NO_IDS = (
+    (b"\x93NUMPY", "a .npy file", _NPY),
+    (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
+    (b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
+    (b"ARROW1\0\0", "an Arrow file", "Read it by penstock.formats.Arrow(path)."),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
+)
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
 _SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
@@ -286,10 +297,16 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
     begin = file.peek(0, min(file.size, 12))
-    if begin.startswith(b"\x93NUMPY"):
+    for magic, what, remedy in _NO_IDS:
+        if begin.startswith(magic):
+            raise FormatError(
+                f"{file.path}, byte 0: this is {what}, which would be read as ids. {remedy.format(dtype=str(dtype))}"
+            )
+    named = dtype_beside(file)
+    if named is not None and named != dtype:
         raise FormatError(
-            f"{file.path}, byte 0: this is a .npy file, whose header would be read as ids. Write the ids alone: "
-            f"np.load(path).astype({str(dtype)!r}).tofile('ids.bin')."
+            f"{file.path}: the .idx beside it is Megatron's, and says that the ids are {named}, but dtype is "
+            f"{dtype}. Pass dtype={str(named)!r}, or read both files by penstock.formats.Megatron."
         )
     if file.size >= _LLMC_HEADER:
         magic, _, ids = np.frombuffer(begin, "<i4").tolist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
 from penstock.source._dataset import Dataset
+from penstock.source._folders import PICTURES, files_below
 from penstock.source._packed import PackedList
 
 Source = Callable[[Any], tuple[bytes | NDArray[Any], Any, str]]
@@ -91,8 +94,6 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
         raise named from None
 
 
-_COMMON = {".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"}
-SUFFIXES = frozenset(_COMMON | {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"})
 CHECKED = 8  # first files of a list, of which one must exist
 
 
@@ -124,7 +125,7 @@ class ImageFolder(Images):
         elif not os.path.isdir(self.root):
             raise FileNotFoundError(f"ImageFolder: there is no folder or list {self.root!r}.")
         if listing is not None:
-            paths, targets = _read_list(os.fspath(listing), labels)
+            paths, targets = _read_list(os.fspath(listing), self.root, labels)
         elif labels:
             paths, targets = self._read_classes()
         else:
@@ -145,6 +146,18 @@ class ImageFolder(Images):
             return data, None, path
         label = self.targets[key]
         return data, label if label.ndim else label.item(), path
+
+    def __fingerprint__(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Of the names and labels: the files themselves are not looked at."""
+        # A user may have put a list in its place.
+        paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
+        parts: list[NDArray[Any]] = [paths.data, paths.offsets, np.asarray(self.targets)]
+        digest = blake2b(b"".join(part.tobytes() for part in parts), digest_size=8)
+        return f"{len(self):,} images, {digest.hexdigest()}"
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
         with os.scandir(self.root) as entries:
@@ -177,53 +190,58 @@ class ImageFolder(Images):
 
 
 def _images(root: str, folder: str) -> list[str]:
-    paths = list(_below(root, folder))
+    paths = [path for path in files_below(root, folder) if os.path.splitext(path)[1].lower() in PICTURES]
     if not paths:
         what, remedy = (f"the class {folder!r} in ", "Remove the folder, or name") if folder else ("", "Name")
         raise FileNotFoundError(
-            f"ImageFolder: {what}{root!r} has no images (files that end in {', '.join(sorted(SUFFIXES))}). {remedy} "
+            f"ImageFolder: {what}{root!r} has no images (files that end in {', '.join(sorted(PICTURES))}). {remedy} "
             "the images in a list and pass listing=."
         )
     return paths
 
 
-def _below(root: str, folder: str) -> Iterator[str]:
-    """The paths, relative to root, of all images below a folder, sorted by name."""
-    with os.scandir(os.path.join(root, folder)) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-    for name, is_folder in found:
-        path = os.path.join(folder, name)
-        if is_folder:
-            yield from _below(root, path)
-        elif os.path.splitext(name)[1].lower() in SUFFIXES:
-            yield path
-
-
-def _read_list(listing: str, labels: bool) -> tuple[list[str], list[Any]]:
+def _read_list(listing: str, root: str, labels: bool) -> tuple[list[str], list[Any]]:
+    text = Path(listing).read_text(encoding="utf-8-sig", errors="surrogateescape")
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"ImageFolder: the list {listing!r} is empty.")
+    if not labels:
+        return _without_labels([line for _, line in lines], root), []
     paths: list[str] = []
     targets: list[Any] = []
-    text = Path(listing).read_text(encoding="utf-8-sig", errors="surrogateescape")
-    for number, line in enumerate(text.split("\n"), 1):
-        if not (line := line.strip()):
-            continue
+    for number, line in lines:
         path, label = _read_line(line)
         if label is None or not path:
-            if labels:
-                raise ValueError(
-                    f"ImageFolder: line {number} of {listing!r} must be a path and its label, a number, with a space "
-                    f"between, but it is {line!r}. Without labels pass labels=False."
-                )
-            path = line
-        elif labels and targets and np.shape(label) != np.shape(targets[0]):
+            raise ValueError(
+                f"ImageFolder: line {number} of {listing!r} must be a path and its label, a number, with a space "
+                f"between, but it is {line!r}. Without labels pass labels=False."
+            )
+        if targets and np.shape(label) != np.shape(targets[0]):
             raise ValueError(
                 f"ImageFolder: line {number} of {listing!r} has {np.size(label)} labels, but the first has "
                 f"{np.size(targets[0])}. All lines must have the same number."
             )
         paths.append(path)
         targets.append(label)
-    if not paths:
-        raise ValueError(f"ImageFolder: the list {listing!r} is empty.")
-    return paths, targets if labels else []
+    return paths, targets
+
+
+def _without_labels(lines: list[str], root: str) -> list[str]:
+    """The paths of a list whose labels are not used. A number at the end may be a label, or part of the name.
+
+    It is a part of the name ("scan 1") if there is such a file. Where all lines end in a number, only the first few
+    files are looked for: a list may have millions.
+    """
+    def is_file(path: str) -> bool:
+        return os.path.isfile(os.path.join(root, path))
+
+    found = [path if label is not None else "" for path, label in map(_read_line, lines)]
+    if all(found) and not any(map(is_file, lines[:CHECKED])):
+        return found
+    return [
+        path if path and is_file(path) and not is_file(line) else line
+        for path, line in zip(found, lines, strict=True)
+    ]
 
 
 def _read_line(line: str) -> tuple[str, Any]:

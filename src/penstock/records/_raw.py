@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from penstock._shortage import is_shortage
 from penstock.errors import RecordError
 
 _AHEAD = 1000  # reads that the kernel is told of in advance
@@ -40,6 +41,8 @@ class RawFile:
         try:
             found = os.pread(self._fd, size, start)
         except OSError as error:
+            if is_shortage(error):
+                raise
             raise RecordError(
                 f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}."
             ) from error

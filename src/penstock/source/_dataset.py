@@ -65,6 +65,7 @@ class Dataset(Generic[T_co]):
     - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch. Define it if fetching
       many at once is cheaper than one by one (a database, a remote store, a compressed block).
     - `__foresee__(forecast)`, if defined, is told which keys a loader will ask for: see docs/cache.md.
+    - `__fingerprint__() -> str`, if defined, is kept in resume states: see docs/resume.md.
     - `a + b` concatenates two datasets.
 
     >>> class Squares(Dataset[int]):

@@ -1,10 +1,11 @@
-"""Datasets inside others: blocks and forecasts go through `Subset` and `ConcatDataset`, ours and torch's."""
+"""Datasets inside others: blocks, forecasts and fingerprints go through `Subset` and `ConcatDataset`, ours or not."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ Foresee = Callable[[Forecast], Any]
 
 
 def method_of(dataset: object, name: str) -> Any:
-    """The dataset's method `__getitems__`, `__gather__` or `__foresee__`, or None if its class has none."""
+    """The dataset's method `__getitems__`, `__gather__`, `__foresee__` or ..., or None if its class has none."""
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
@@ -112,6 +113,25 @@ def _keys(indices: Any, length: int) -> Keys | None:
         return None
     keys = found.astype(np.int64, copy=False)
     return np.where(keys < 0, keys + length, keys) if keys.size and keys.min() < 0 else keys
+
+
+# Fingerprints.
+
+
+def fingerprint_of(dataset: Any) -> str | None:
+    """What tells the dataset from one with other samples: `__fingerprint__()` of it, or of those inside it; or None.
+
+    It is short, in words that an error may show, and the same wherever the same files are.
+    """
+    if _is("Subset", dataset, "__fingerprint__"):
+        return fingerprint_of(dataset.dataset)
+    if _is("ConcatDataset", dataset, "__fingerprint__"):
+        found = [fingerprint_of(part) for part in dataset.datasets]
+        if len(found) > 1 and any(found):
+            return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"
+        return found[0]
+    method = method_of(dataset, "__fingerprint__")
+    return None if method is None else method()
 
 
 # Forecasts.

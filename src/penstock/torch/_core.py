@@ -56,7 +56,6 @@ class SeededRunner(Runner):
 
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self.job
-        torch.set_num_threads(1)
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
 

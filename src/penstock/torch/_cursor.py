@@ -18,6 +18,7 @@ from penstock._resume.reading import Mark, Reading, asked, has_state, initial, k
 from penstock._resume.state import Progress, State, damaged, number
 from penstock._wire.task import Task
 from penstock.errors import StateError
+from penstock.source._nested import fingerprint_of
 from penstock.torch import _private as private
 from penstock.torch._sampling import Lent, Sampling, given_to, parse_states, sampler_of, set_all, texts_of
 
@@ -273,6 +274,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
     return {
         "kind": "torch's, a stream" if sampling is None else "torch's, by key",
         "length": cursor.length,
+        "files": fingerprint_of(loader.dataset),
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         **({} if sampling is None else sampling.about),

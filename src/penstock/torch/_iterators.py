@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,8 @@ from penstock._measure.meter import Meter, Stopwatch
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
 from penstock._work.runner import Job
-from penstock.backends._process.backend import start
+from penstock.backends._process.backend import ProcessBackend, start
+from penstock.backends._process.forking import breaks_in_child
 from penstock.backends._process.methods import choose_method, configured_method, is_chosen
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
@@ -272,6 +274,19 @@ def _begun(loader: Any, cursor: Cursor | None = None) -> None:
         loader._saved, loader._cursor = None, cursor
 
 
+def _started(job: Job, context: Any) -> ProcessBackend:
+    """A backend with torch's default start method: a program that works with torch's loader works here unchanged.
+
+    Except if a forked worker could not use what the program uses: then a safe method, if the dataset can be sent.
+    """
+    if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
+        context = configured_method()
+        if context == "fork" and breaks_in_child():
+            with suppress(Exception):  # pickling runs the user's code
+                return start(job, choose_method(None), explicit=False)
+    return start(job, choose_method(context), explicit=is_chosen(context))
+
+
 def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> Engine:
     workers = loader.num_workers
     resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
@@ -289,11 +304,7 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> En
         make_runner=partial(Replica, stream=cursor.is_stream, marks=marks, resumed=resumed),
         assigned=True,
     )
-    # torch's default start method: a program that works with torch's loader works here without changes.
-    context = loader.multiprocessing_context
-    if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
-        context = configured_method()
-    backend = start(job, choose_method(context), explicit=is_chosen(context))
+    backend = _started(job, loader.multiprocessing_context)
     try:
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)

@@ -234,5 +234,8 @@ class _Torch:
     def can_pin(self) -> bool:
         return torch.accelerator.is_available()
 
+    def limit_threads(self, most: int) -> None:
+        torch.set_num_threads(most)
+
 
 GUEST: Guest = _Torch()

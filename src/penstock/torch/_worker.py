@@ -17,6 +17,7 @@ from penstock._at_work import set_worker_info
 from penstock._fill.cast import Into
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge, Slow
 from penstock._memory.layout import Writer
+from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
@@ -63,7 +64,6 @@ class Replica:
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
         with suppress(OSError), open("/proc/self/comm", "w") as name:
             name.write("pt_data_worker")
-        torch.set_num_threads(1)
         seed = job.seed + seat
         random.seed(seed)
         torch.manual_seed(seed)
@@ -73,8 +73,9 @@ class Replica:
         if job.worker_init_fn is not None:
             try:
                 job.worker_init_fn(seat)
-            except Exception as error:
-                kept = caught(error)
+            except BaseException as error:
+                if not isinstance(kept := caught(error), Exception):
+                    raise
                 self._init_error = kept, kept.__traceback__
 
     def prepare(self, task: Task) -> None:
@@ -100,6 +101,7 @@ class Replica:
 
     def capture(self, error: BaseException, task: Task) -> bytes:
         """The exception as bytes, in torch's words. SystemExit and the like are raised here: they end the worker."""
+        error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
         forget_earlier(error)

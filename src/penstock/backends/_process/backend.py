@@ -26,6 +26,7 @@ from penstock._work.runner import Job
 from penstock.backends import _stack as stack
 from penstock.backends._base import HUNG, LONGEST_WAIT, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
+from penstock.backends._process.forking import other_threads
 from penstock.backends._process.launcher import Launcher
 from penstock.backends._process.methods import choose_method
 from penstock.backends._process.process import LINGER, SEATS, WorkerProcess, fate, phrase
@@ -40,6 +41,12 @@ _MOST_REPLIES = 1024
 _FORKED_ANYWAY = (
     "A worker is forked beside threads that were started after the first worker. If such a thread holds a lock now, "
     "the worker may wait for that lock for ever. Every other way to start the worker failed:"
+)
+
+_FORKED_BESIDE = (
+    "Most often this comes from a fork beside threads: the worker waits for a lock or a thread pool, and was forked "
+    "while this process had {threads}. A forked process has none of those threads, so no lock that one of them held "
+    'is released, and no pool of them works. Give multiprocessing_context="forkserver".'
 )
 
 
@@ -95,7 +102,7 @@ class ProcessBackend:
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         began = time.perf_counter()
-        Launcher(method, main, payload, theirs, among=self._launchers)
+        Launcher(method, main, payload, theirs, explicit=explicit, among=self._launchers)
         self.shipped = 0.0 if method == "fork" else time.perf_counter() - began
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
@@ -181,7 +188,7 @@ class ProcessBackend:
         self._slabs.cool(slab)
 
     def encode(self, change: Change) -> bytes:
-        return encode(change, self._known)
+        return encode(change, self._known, fresh=not self._main_is_there)
 
     def update(self, change: bytes) -> None:
         self._log.write(self._theirs["updates"], change)
@@ -237,13 +244,22 @@ class ProcessBackend:
     def doing(self, seq: int | None) -> list[Doing]:
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         held = {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
+        asked = [worker for worker in held if held[worker][0] == seq] or list(self._workers)
         at_work = []
-        for worker in [worker for worker in held if held[worker][0] == seq] or self._workers:
-            process = self._workers[worker]
-            told = stack.ask(process.pid, process.fileno(), self._theirs["stacks"])
+        for worker, told in zip(asked, self._stacks(asked), strict=True):
             if told or worker in held:
-                at_work.append(Doing(self._names[worker], told, *held.get(worker, ())))
+                at_work.append(self._doing(worker, told, *held.get(worker, (None, -1, -1))))
         return at_work
+
+    def _doing(self, worker: int, told: str, seq: int | None, epoch: int, step: int) -> Doing:
+        process, likely = self._workers[worker], ""
+        if process.beside and stack.waits_for_thread(process.pid):
+            likely = _FORKED_BESIDE.format(threads=other_threads(process.beside))
+        return Doing(self._names[worker], told, seq, epoch, step, likely)
+
+    def _stacks(self, workers: list[int]) -> list[str]:
+        processes = [self._workers[worker] for worker in workers]
+        return stack.ask([(one.pid, one.fileno()) for one in processes], self._theirs["stacks"])
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -257,13 +273,12 @@ class ProcessBackend:
             if worker not in self._hung and 0 < self.gauges.counts(process.worker).since < before
         }
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()} if stuck else {}
+        hung = [worker for worker in stuck if worker in slots]  # the others were about to be done
         found = []
-        for worker, process in stuck.items():
-            if worker in slots:  # else it was about to be done
-                told = stack.ask(process.pid, process.fileno(), self._theirs["stacks"])
-                found.append(Doing(self._names[worker], told, *self._board.doing(slots[worker])))
-                self._hung[worker] = seconds
-                process.kill()
+        for worker, told in zip(hung, self._stacks(hung), strict=True):
+            found.append(self._doing(worker, told, *self._board.doing(slots[worker])))
+            self._hung[worker] = seconds
+            stuck[worker].kill()
         return found
 
     def wake(self) -> None:

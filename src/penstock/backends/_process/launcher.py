@@ -12,7 +12,11 @@ imported there, so a program needs no `if __name__ == "__main__"`. The template 
 workers share this copy. Parent and template talk over a socket, one answer to each request:
 
     request  START number, child | REAP pid
-    answer   READY | STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
+    answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
+             | FAILED, with the exception
+
+Unpickling the dataset may import JAX or start threads in the template. Then the template must not be forked: it says
+so instead of READY, and the launcher starts all workers by spawn, from the same shipment.
 
 The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
 
@@ -41,7 +45,8 @@ from penstock._limits import no_more_processes
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
-from penstock.backends._process import methods
+from penstock.backends._native_threads import limit, look_up, opencv_stopped, variables
+from penstock.backends._process import forking, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProcess, fork, live, seat_of
 from penstock.backends._process.relatives import Itself, Lineage, inheriting, next_child
@@ -49,7 +54,7 @@ from penstock.errors import InternalError, WorkerLost
 
 _REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
-_START, _REAP, _READY, _STARTED, _REAPED, _FAILED = range(6)
+_START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # as it travels beside an answer
 
@@ -67,8 +72,9 @@ class Launcher:
     """Starts workers that each run `main(number, payload, fds)`.
 
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
-    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. Before it acquires
-    anything, the launcher adds itself to the list `among`: see `_interrupts.py`.
+    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. `explicit`: the
+    program has named the method, and is warned if another has to be used. Before it acquires anything, the launcher
+    adds itself to the list `among`: see `_interrupts.py`.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Launcher:
         payload: object,
         fds: Mapping[str, int],
         *,
+        explicit: bool = False,
         among: list[Launcher] | None = None,
     ) -> None:
         _require_linux()
@@ -85,6 +92,7 @@ class Launcher:
         self._main = main
         self._payload = payload
         self._fds = dict(fds)
+        self._explicit = explicit
         self.owner = os.getpid()
         self.lineage = Lineage.of_children(self.method)
         self._closed = False
@@ -163,14 +171,18 @@ class Launcher:
             child = next_child()
             if self.template is not None:
                 return WorkerProcess(number, child, *self.template.fork(number, child), self)
-            pid = self._fork(number, child) if self.method == "fork" else self._spawn("worker", number, child)
-            return WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
+            forked = self.method == "fork"
+            pid = self._fork(number, child) if forked else self._spawn("worker", number, child)
+            process = WorkerProcess(number, child, pid, processes.pidfd_of_child(pid), self)
+            process.beside = forking.threads_beside() if forked else 0
+            return process
 
     def _fork(self, number: int, child: int) -> int:
         lifeline = self.own["lifeline"]
+        look_up()
         own_fork.now = True
         try:
-            with kept_by_child((*self._fds.values(), lifeline)):
+            with opencv_stopped(), kept_by_child((*self._fds.values(), lifeline)):
                 pid = fork()
             if pid == 0:
                 itself = Itself(self.lineage, child)
@@ -198,13 +210,21 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, until the template can fork. A template that died is replaced once."""
-        assert self.template is not None
+        """Waits, interruptibly, until the template can fork. A template that died is replaced once.
+
+        If the template must not be forked, workers are started by spawn from now on.
+        """
+        if self.template is None:  # another thread was here first
+            return
         if not self.template.ready():
             self.template.release()
             self._start_template()
             if not self.template.ready():
                 raise WorkerLost(self.template.obituary())
+        if self.template.obstacle:
+            template, self.template, self.method = self.template, None, "spawn"
+            template.release()
+            methods.give_up_templates(template.obstacle, asked=self._explicit)
 
 
 def _require_linux() -> None:
@@ -230,6 +250,7 @@ class Template(Handle):
         self._link = link.fileno()
         self._talk = threading.Lock()
         self._is_ready = False
+        self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
         """Waits until the template has unpacked the payload; False if it is dead."""
@@ -301,13 +322,15 @@ class Template(Handle):
             if len(answer) < _ANSWER.size:
                 return None
             what, number, length = _ANSWER.unpack(answer)
-            failure = link.recv(length, socket.MSG_WAITALL) if what == _FAILED else b""
+            said = link.recv(length, socket.MSG_WAITALL) if length else b""
         except (BrokenPipeError, ConnectionResetError):
             return None
         finally:
             link.detach()
-        if failure:
-            raise restore(failure)
+        if what == _FAILED:
+            raise restore(said)
+        if what == _UNFORKABLE:
+            self.obstacle = said.decode()
         self._is_ready = True
         return number, pidfds
 
@@ -337,7 +360,8 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     # The mask survives exec: a Ctrl-C is held back until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+        environment = {**os.environ, **variables()}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
     except OSError as error:
         raise no_more_processes(error) from None
     finally:
@@ -384,7 +408,9 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
     """Is the template."""
     gc.freeze()  # the payload too: a collection in a worker copies none of its pages
-    requests.sendall(_ANSWER.pack(_READY, os.getpid(), 0))
+    limit()  # the template's workers inherit it
+    obstacle = forking.obstacle().encode()
+    requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
         request = requests.recv(_REQUEST.size, socket.MSG_WAITALL)
         if len(request) < _REQUEST.size:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import sys
-import threading
-import time
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy  # noqa: F401  (its BLAS starts threads, which must exist when the threads are counted)
-
 from penstock._interrupts import import_whole
 from penstock._warning import warn_caller
+from penstock.backends._process.forking import obstacle
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -22,36 +19,10 @@ METHODS = ("fork", "spawn", "forkserver")
 _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
-def _threads() -> int:
-    try:
-        threads = os.listdir("/proc/self/task")
-    except OSError:
-        return threading.active_count()
-    return len(threads) - (sum(map(_is_jemallocs, threads)) if "pyarrow" in sys.modules else 0)
-
-
-def _is_jemallocs(thread: str) -> bool:
-    """True for a thread of jemalloc, which pyarrow starts when it is imported. jemalloc stops it before a fork."""
-    try:
-        with open(f"/proc/self/task/{thread}/comm") as name:
-            return name.read() == "jemalloc_bg_thd\n"
-    except OSError:  # it has ended
-        return False
-
-
-# Threads that Python does not know, right after the import of numpy: those of OpenBLAS, which stops them before a
-# fork and starts them again after it. Threads that come later are not known to survive a fork. OpenBLAS has one
-# thread less than there are cores, so any more than that belong to another library already now.
-_NATIVE_THREADS = min(_threads() - threading.active_count(), (os.cpu_count() or 1) - 1)
-
-# Libraries whose threads hold locks at almost any moment, or which refuse to work in a forked child.
-_NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")
-
-
 def choose_method(asked: str | BaseContext | None) -> str:
     """The start method to use: the requested one, else the one set in multiprocessing, else a safe one.
 
-    The safe one is fork while this process is single-threaded, because fork is fastest and sends nothing; else
+    The safe one is fork while this process has a single thread, because fork is fastest and sends nothing; else
     forkserver, because a fork copies the locks that other threads hold, and no thread in the child releases them.
 
     Where fork is multiprocessing's default, finding fork set there does not count as a choice: multiprocessing fixes
@@ -98,7 +69,32 @@ def _configured() -> str | None:
 
 
 def _safe() -> str:
-    return "fork" if survives_fork() else "forkserver"
+    return "fork" if survives_fork() else _without_fork
+
+
+_without_fork = "forkserver"  # what is used where this process must not be forked
+_told: set[bool] = set()
+
+
+def give_up_templates(obstacle: str, *, asked: bool) -> None:
+    """Notes that a template could not be forked: from now on the default is spawn and not forkserver.
+
+    A program that has `asked` for forkserver is warned once. Else the choice is ours, and only logged.
+    """
+    global _without_fork
+    _without_fork = "spawn"
+    if asked in _told:
+        return
+    _told.add(asked)
+    text = (
+        "Workers are started by spawn and not by forkserver: unpickling the dataset has made the process from which "
+        f"workers are forked unsafe to fork ({obstacle}). Each worker imports and unpickles for itself. Give "
+        'multiprocessing_context="spawn" to confirm this.'
+    )
+    if asked:
+        warn_caller(text)
+    else:
+        logging.getLogger("penstock").info(text)
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
@@ -141,14 +137,5 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if a fork of this process copies no lock that another thread may hold."""
-    if threading.active_count() > 1 or any(name in sys.modules for name in _NEVER_FORKED):
-        return False
-    # A thread of jemalloc that has just been started, as after a fork, has no name of its own yet.
-    looks = 20 if "pyarrow" in sys.modules else 1
-    while _threads() - 1 > _NATIVE_THREADS:
-        looks -= 1
-        if not looks:
-            return False
-        time.sleep(0.001)
-    return True
+    """True if this process has a single thread at the moment of a fork: then a fork copies no lock that is held."""
+    return not obstacle()

@@ -146,6 +146,7 @@ class WorkerProcess(Handle, Child):
         self.worker = seat_of(number)
         self._launcher = launcher
         self._past = -1
+        self.beside = 0  # other threads of this process when the worker was forked from it
         launcher.hold()
         self.register()
 

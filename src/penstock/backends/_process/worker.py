@@ -16,6 +16,7 @@ from penstock._memory.slabs import Arena, Region
 from penstock._wire.reply import Replier, StrayFiles
 from penstock._work.runner import Job
 from penstock.backends._desk import Desk
+from penstock.backends._native_threads import limit
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.process import SEATS
 from penstock.backends._stack import tell_when_asked
@@ -33,6 +34,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
         _give_way()
     at_work.source = None  # a forked worker may have been started from inside a dataset
     tell_when_asked(fds["stacks"])
+    limit()
     board = Board(fds["board"])
     gauge = Gauge(Gauges(fds["gauges"]), seat, os.getpid(), process_time_ns)
     arena = Arena(fds["slabs"])

@@ -29,6 +29,7 @@ from penstock._wire.task import NOTICE, Notice
 from penstock._work.runner import Job
 from penstock.backends import _stack as stack
 from penstock.backends._desk import Desk
+from penstock.backends._native_threads import limit
 from penstock.backends._ray.handshake import connect, this_process
 from penstock.backends._ray.link import (
     BROKEN,
@@ -85,7 +86,9 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
         shipped = memoryview(fetch()).cast("B")
         memory = mapped(None, max(1, len(shipped)))
         memory[: len(shipped)] = shipped  # a copy of its own: the dataset may write to its arrays
+        limit()  # before libraries are imported, and again for what they do at import
         job: Job = unpack_from(memory[: len(shipped)])
+        limit()
         gauge = Gauge(gauges, seat, os.getpid(), process_time_ns)
         desk = Desk(job, seat, who, gauge, Replier(worker, made.make))
     except Exception as error:

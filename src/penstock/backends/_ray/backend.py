@@ -70,7 +70,8 @@ class RayBackend(Exchange):
         call = Call(self._door.address, self._cluster.tls is not None, self._door.token, worker, seat)
         try:
             with interrupts_deferred():
-                remote.actor = self._cluster.start(call, self._shipment, partial(self._told, remote))
+                told = partial(self._told, remote)
+                remote.actor = self._cluster.start(call, self._shipment, told, self._silent_nodes())
         except BaseException:
             self._forget(remote)
             raise
@@ -218,15 +219,23 @@ class RayBackend(Exchange):
         if is_alone:
             raise RuntimeError(
                 f"No worker has started on the cluster within {self._patience:g} s. "
-                f"{self._cluster.shortage(len(late))}\n  To wait longer, as for nodes that are being added, give "
+                f"{self._shortage(len(late))}\n  To wait longer, as for nodes that are being added, give "
                 'ray_options={"patience": seconds}.'
             )
         self._warn(
             "late",
             f"{len(late)} of {len(remotes)} workers have not started on the cluster within {self._patience:g} s; the "
-            f"others do their work. {self._cluster.shortage(len(late))}",
+            f"others do their work. {self._shortage(len(late))}",
         )
         return LONGEST_WAIT
+
+    def _shortage(self, workers: int) -> str:
+        """What is known about why so many workers have not started."""
+        silent = self._silent_nodes().items()
+        known = [f"Node {node} has not answered for {seconds:.0f} s." for node, seconds in silent]
+        if known:
+            known.append("Workers are started on other nodes, if those have room.")
+        return " ".join([*known, self._cluster.shortage(workers)])
 
 
 def start(job: Job, cluster: Cluster, patience: float) -> RayBackend:

@@ -7,6 +7,8 @@ Found out about Ray 2.60, and relied upon:
   a reference whose callback is pending must not be dropped: that aborts the process.
 - Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
   not.
+- A node that is cut off counts as alive for 15 s, or longer, and its resources as free. An actor that is placed there
+  waits until Ray declares the node dead.
 - The class of an actor is pickled by value if it is local to a function. Then a node without penstock can say so.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 import ray
 from ray import exceptions
 from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from penstock.backends._ray.handshake import Tls
 from penstock.backends._ray.remote import Actor, Call, End
@@ -55,10 +58,12 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(self, call: Call, shipped: object, told: Callable[[End], None]) -> Actor:
+    def start(
+        self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]
+    ) -> Actor:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
-        actor = _worker_class().options(**self._options).remote()
+        actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
         # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call:
         # the worker says hello first, and then fetches the job.
         reference = actor.serve.remote(tuple(call), [shipped])
@@ -71,9 +76,13 @@ class RayCluster:
         wanted = _wanted(self._options)
         named = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items()) or "nothing"
         there = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}" for name in wanted or ("CPU",))
+        if all(free.get(name, 0) >= workers * amount for name, amount in wanted.items()):
+            verdict = "which is enough, unless no single node has it, or a node was lost that Ray still counts."
+        else:
+            verdict = "which is too little. Use fewer workers, give ray_options= that need less, or add nodes."
         return (
-            f"{workers} worker{'s' * (workers != 1)} wait{'s' * (workers == 1)} for a place: each wants {named}, and "
-            f"free are {there}. Use fewer workers, give ray_options= that want less, or add nodes."
+            f"{workers} worker{'s' * (workers != 1)} wait{'s' * (workers == 1)} for a place: each needs {named}. Ray "
+            f"says that {there} are free, {verdict}"
         )
 
 
@@ -129,6 +138,20 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}
+
+
+def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
+    """The options for an actor that had better not be on these nodes. A strategy of the user's stays as it is.
+
+    If no other node has room, the actor waits for, or gets, a place on these: the preference is soft.
+    """
+    if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
+        return options
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]
+    if not nodes:
+        return options
+    others = NodeLabelSchedulingStrategy(hard={}, soft={"ray.io/node-id": NotIn(*nodes)})
+    return {**options, "scheduling_strategy": others}
 
 
 def _ended(reference: Any, told: Callable[[End], None], future: Any) -> None:

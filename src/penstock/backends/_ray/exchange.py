@@ -58,6 +58,8 @@ _REASON = 0.5
 # Seconds that Ray has to kill workers. A cluster that is gone may take for ever.
 _GRACE = 1.0
 
+_SILENT = 60.0  # seconds for which a node that did not answer is avoided
+
 _TOOK = 8  # the field of a reply: nanoseconds
 
 
@@ -109,6 +111,7 @@ class Exchange:
         self._changes: list[bytes] = []
         self._closed = False
         self._alone_since = time.monotonic()  # when the last worker was lost
+        self._silent: dict[str, float] = {}  # nodes that do not answer, and since when
         self._versions = handshake.versions()
         self._warned: set[str] = set()
         self._names: dict[int, str] = {}
@@ -152,6 +155,7 @@ class Exchange:
             remote.greet(hello, link)
             self._names[remote.id] = remote.who
             self.gauges.nodes = {**self.gauges.nodes, remote.worker: remote.node}
+            self._silent.pop(remote.node, None)
         wrong = handshake.refusal(self._versions, hello.versions, hello.node)
         if wrong:
             self._news.put(partial(_raise, RuntimeError(wrong)))
@@ -282,6 +286,11 @@ class Exchange:
             return None
         left = remote.state is State.LEAVING
         seq, steps = self._forget(remote)
+        # Ray tells of a process that dies on a node that lives. If a node is lost, Ray takes 15 s to notice, and has
+        # started other workers there meanwhile.
+        if remote.end is None and remote.link is not None and not left:
+            with self._lock:
+                self._silent.setdefault(remote.node, time.monotonic())
         self._kill([remote])
         if left:
             return Left(remote.id)
@@ -305,6 +314,13 @@ class Exchange:
             self.gauges.begun(remote.worker, 0)
         self._receiver.forget(remote.id)
         return seq, steps
+
+    def _silent_nodes(self) -> dict[str, float]:
+        """The nodes that do not answer, and for how many seconds. After a minute one gets another chance."""
+        now = time.monotonic()
+        with self._lock:
+            self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
+            return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
         """Cuts the connections of workers, and has Ray kill them, without waiting for a cluster that is gone."""

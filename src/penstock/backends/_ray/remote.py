@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections.abc import Collection
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -50,14 +51,17 @@ class Cluster(Protocol):
     def ship(self, data: memoryview) -> object:
         """Makes these bytes available on all nodes."""
 
-    def start(self, call: Call, shipped: object, told: Any) -> Actor:
-        """Starts a worker on some node, as soon as one has room. `told(end)` is called once, from any thread."""
+    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> Actor:
+        """Starts a worker on some node, as soon as one has room. `told(end)` is called once, from any thread.
+
+        `avoid`: addresses of nodes that do not answer. They are used only if no other node has room.
+        """
 
     def is_there(self) -> bool:
         """False if the cluster was shut down: it must not be asked for anything any more."""
 
     def shortage(self, workers: int) -> str:
-        """What so many workers want and what is free, in words."""
+        """What so many workers need and what is free, in words, and what to do if that is too little."""
 
 
 class State(enum.Enum):

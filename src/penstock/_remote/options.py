@@ -1,0 +1,236 @@
+"""The options of a store as people write them, under the names that obstore has for them.
+
+boto3, s3fs, pyarrow, gcsfs and adlfs have other names for the same options, and so have environment variables: all of
+these are understood. obstore decides which options exist. It panics if it is given an option of its connections among
+those of the store, or a server that is not a URL: neither reaches it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from penstock._remote.urls import is_web, scheme_of
+
+
+class _Kind(NamedTuple):
+    """A kind of store: how its options begin, other names of options, the server, and where variables name it."""
+
+    prefixes: tuple[str, ...]
+    others: Mapping[str, str]
+    server: str
+    variables: tuple[str, ...]
+    known: tuple[str, ...]
+    """Options that exist, to suggest one. obstore may have more."""
+
+
+_ANYBODY = {"anon": "skip_signature", "anonymous": "skip_signature"}
+_S3 = _Kind(
+    ("aws_",),
+    {
+        **_ANYBODY,
+        **dict.fromkeys(("endpoint_url", "endpoint_url_s3", "endpoint_override"), "endpoint"),
+        **dict.fromkeys(("key", "access_key"), "access_key_id"),
+        **dict.fromkeys(("secret", "secret_key"), "secret_access_key"),
+        "token": "session_token",
+        "region_name": "region",
+        "bucket_name": "bucket",
+        "requester_pays": "request_payer",
+    },
+    "endpoint",
+    ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),  # as in boto3, the narrower one first
+    (
+        *("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "skip_signature", "bucket"),
+        *("default_region", "virtual_hosted_style_request", "request_payer", "metadata_endpoint", "imdsv1_fallback"),
+        *("role_arn", "role_session_name", "web_identity_token_file", "unsigned_payload", "s3_express"),
+        *("container_credentials_full_uri", "container_credentials_relative_uri", "sse_customer_key_base64"),
+    ),
+)
+_GOOGLE = _Kind(
+    ("google_",),
+    {
+        **_ANYBODY,
+        **dict.fromkeys(("endpoint", "endpoint_url"), "base_url"),
+        "service_account_path": "service_account",
+    },
+    "base_url",
+    ("GOOGLE_BASE_URL",),
+    (
+        *("service_account", "service_account_key", "application_credentials", "bearer_token", "base_url", "bucket"),
+        "skip_signature",
+    ),
+)
+_AZURE = _Kind(
+    ("azure_storage_", "azure_"),
+    {
+        **_ANYBODY,
+        **dict.fromkeys(("access_key", "master_key"), "account_key"),
+        "account": "account_name",
+        "endpoint_url": "endpoint",
+        "sas_token": "sas_key",
+        "bearer_token": "token",
+        "authority_id": "tenant_id",
+        "identity_endpoint": "msi_endpoint",
+    },
+    "endpoint",
+    ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    (
+        *("account_name", "account_key", "sas_key", "token", "client_id", "client_secret", "tenant_id", "endpoint"),
+        *("authority_host", "use_emulator", "use_azure_cli", "use_fabric_endpoint", "skip_signature"),
+        *("msi_endpoint", "msi_resource_id", "object_id", "federated_token_file", "container_name"),
+    ),
+)
+_WEB = _Kind((), {}, "", (), ())
+_KINDS = {
+    **dict.fromkeys(("s3", "s3a"), _S3),
+    "gs": _GOOGLE,
+    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), _AZURE),
+    **dict.fromkeys(("http", "https"), _WEB),
+}
+SCHEMES = tuple(_KINDS)
+"""Those that obstore reads."""
+
+_SECONDS = ("timeout", "connect_timeout", "read_timeout", "pool_idle_timeout", "http2_keep_alive_timeout")
+_CLIENT = {
+    *_SECONDS,
+    *("allow_http", "allow_invalid_certificates", "default_content_type", "default_headers", "user_agent"),
+    *("http1_only", "http2_only", "http2_keep_alive_interval", "http2_keep_alive_while_idle", "http2_max_frame_size"),
+    *("pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate"),
+    "randomize_addresses",
+}
+_OF_CLIENT = {"headers": "default_headers"}  # as fsspec calls it
+_NESTED = ("client_kwargs", "config")  # dicts of options: s3fs's and obstore's
+_INSTEAD = {  # options of other libraries that obstore has nothing for
+    "profile": "Profiles are not read. `aws configure export-credentials --profile NAME --format env` prints the "
+    "variables of a profile: set these.",
+    "connection_string": 'Pass its parts: {"account_name": ..., "account_key": ..., "endpoint": ...}.',
+    "verify": 'For a private authority pass {"root_certificate": text of its file}, or set SSL_CERT_FILE.',
+    "use_ssl": "Whether the connection is encrypted is said by the endpoint: https:// or http://.",
+}
+_INSTEAD["profile_name"] = _INSTEAD["profile"]
+_UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|unexpected keyword argument '([^']*)'")
+
+
+def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The options with obstore's names, those of connections below "client_options"; with the server of a variable.
+
+    The variable is read here, where a dataset is made: workers on other machines read from the same server. Raises
+    ValueError, or TypeError, for options that cannot be right. What is named once stays as it is.
+    """
+    kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
+    found: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for given, value in _flat(storage):
+        name = _plain(given, kind)
+        name = kind.others.get(name, _OF_CLIENT.get(name, name))
+        name, value = _told(given, name, value, kind)
+        if not name:
+            continue
+        into = client if name in _CLIENT else found
+        if into.get(name, value) != value:
+            raise ValueError(f"storage has {spelt[name]!r} and {given!r}, which are the same option. Pass one.")
+        into[name], spelt[name] = _checked(given, name, value, kind), given
+    kept = {**(_whole(storage, "client_options") or {}), **client}
+    if kept:
+        found["client_options"] = kept
+    for name in kind.variables if kind.server and kind.server not in found else ():
+        if name in environment:
+            found[kind.server], spelt[kind.server] = environment[name], name
+            break
+    if kind.server in found and not is_web(str(found[kind.server])):
+        said = spelt[kind.server]
+        where = f"The variable {said}" if said in kind.variables else f"storage[{said!r}]"
+        raise ValueError(
+            f"{where} is not a URL. It names the server of {scheme}:// with its scheme, such as "
+            "'https://minio.example' or 'http://127.0.0.1:9000'; leave it out for the cloud's own servers."
+        )
+    return found
+
+
+def client_options(
+    url: str, options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """The options of connections: those given, and those of variables such as AWS_ALLOW_HTTP.
+
+    obstore reads these variables only if it is given no option of connections, and it always is. Who names a server
+    by http:// wants http.
+    """
+    kind = _KINDS[scheme_of(url)]
+    found: dict[str, Any] = {
+        name: environment[variable]
+        for prefix in kind.prefixes
+        for name in sorted(_CLIENT)
+        if (variable := f"{prefix}{name}".upper()) in environment
+    }
+    found |= options.get("client_options", {})
+    if any(str(each).startswith("http://") for each in (url, options.get(kind.server, ""))):
+        found.setdefault("allow_http", True)
+    return found
+
+
+def unknown(url: str, error: Exception) -> ValueError | None:
+    """The error for an option that obstore does not know, with the nearest that it does; None for other errors."""
+    found = _UNKNOWN.search(str(error).partition("\n")[0])
+    if found is None:
+        return None
+    scheme = scheme_of(url)
+    kind, name = _KINDS[scheme], next(filter(None, found.groups()), "")
+    names = {*kind.known, *kind.others, *_CLIENT, *_OF_CLIENT}
+    near = get_close_matches(name, sorted(names), 1)
+    some = ", ".join([*kind.known[:6], "timeout", "proxy_url"] if kind.known else sorted(_CLIENT))
+    hint = f"Did you mean {near[0]!r}?" if near else f"Some that exist: {some}."
+    return ValueError(f"storage has the option {name!r}, which {scheme}:// does not have. {hint}")
+
+
+def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All options but None, which is how programs pass what is not set."""
+    for name, value in storage.items():
+        if name in _NESTED:
+            yield from _flat(_whole(storage, name) or {})
+        elif value is not None and name != "client_options":
+            yield name, value
+
+
+def _whole(storage: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value: Mapping[str, Any] | None = storage.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"storage[{name!r}] must be a dict of options, but it is a {type(value).__name__}.")
+    return value
+
+
+def _plain(name: str, kind: _Kind) -> str:
+    """The name in small letters, and without what the names of variables begin with."""
+    name = str(name).lower()
+    return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
+
+
+def _told(given: str, name: str, value: Any, kind: _Kind) -> tuple[str, Any]:
+    """Name and value of options that other libraries spell by their value. No name: there is nothing to pass on."""
+    if name == "verify" and isinstance(value, bool):
+        return ("", None) if value else ("allow_invalid_certificates", True)
+    if name == "use_ssl" and value is True:
+        return "", None
+    if kind is _GOOGLE and name == "token":
+        if value != "anon":
+            raise ValueError(
+                "storage['token'] of gs:// can only be 'anon'. Pass the path of a key file as 'service_account', or "
+                "a token as 'bearer_token'."
+            )
+        return "skip_signature", True
+    if name in _INSTEAD and name not in kind.known:
+        raise ValueError(f"storage has the option {given!r}, which penstock cannot use. {_INSTEAD[name]}")
+    return name, value
+
+
+def _checked(given: str, name: str, value: Any, kind: _Kind) -> Any:
+    if name in _SECONDS and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{round(value * 1000)}ms"
+    if name not in kind.known or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"storage[{given!r}] must be text, True or False, but it is of type {type(value).__name__}.")

@@ -1,0 +1,41 @@
+"""Tells a lack of memory, descriptors, threads or disk space from an error of a sample."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from penstock.errors import FormatError
+
+_LACKS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
+# Errors of libraries that the core does not import: an array that would be too large for its type, a device without
+# memory. Others are plain RuntimeErrors, an OSError without a number, or an `error`, with these words.
+_NAMES = ("ArrowCapacityError", "OutOfMemoryError")
+_WORDS = re.compile(
+    r"can't allocate memory|can't start new thread|insufficient memory|too many open files|RESOURCE_EXHAUSTED", re.I
+)
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """True for an error that says nothing about a sample: a later try, or another machine, may have what is missing.
+
+    An error that was raised `from` such an error is one, too, except for a FormatError, which says that a file is
+    damaged: see `is_damage`.
+    """
+    while error is not None and not isinstance(error, FormatError):
+        kind = type(error)
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _LACKS):
+            return True
+        if kind.__name__ in _NAMES:
+            return True
+        if (isinstance(error, (RuntimeError, OSError)) or kind.__name__ == "error") and _WORDS.search(_text(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a class of the user's
+        return ""

@@ -1,0 +1,160 @@
+"""Native threads in workers: one for each thread pool of a library, before the first sample.
+
+As many workers as processors, each with pools of as many threads, slow each other down: torch.sum of 300,000 numbers
+takes five times as long then. PENSTOCK_WORKER_THREADS sets another number; 0 leaves the libraries as they are.
+
+A library that is not loaded yet reads an environment variable when it is. One that is loaded has a function:
+
+    fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
+    forked worker       sets the variables, and calls the functions
+
+The functions of shared libraries are looked up before a fork (`look_up`), once for all workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from penstock._memory import guests
+
+_VARIABLE = "PENSTOCK_WORKER_THREADS"
+
+_VARIABLES = (
+    "OMP_NUM_THREADS",  # pyarrow reads this one, too
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "POLARS_MAX_THREADS",
+    "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
+)
+
+# By the name of a shared library: its functions. Wheels of numpy and scipy rename those of OpenBLAS.
+_FUNCTIONS = {
+    r"lib(gomp|iomp5|omp)\b": ("omp_set_num_threads",),
+    r"libmkl_(intel|gnu|tbb)_thread\b": ("MKL_Set_Num_Threads",),
+    r"libblis\b": ("bli_thread_set_num_threads",),
+    r"lib\w*openblas": tuple(
+        f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
+    ),
+}
+
+# OpenBLAS's own number of threads. Its function starts all threads again after a fork, before it uses fewer of them.
+_OPENBLAS_NUMBER = "blas_cpu_number"
+
+# Modules with a function for it.
+_MODULES = {
+    "cv2": "setNumThreads",
+    "numexpr": "set_num_threads",
+    "pyarrow": "set_cpu_count",  # and not its threads for input and output, which wait more than they compute
+}
+
+Setter = Callable[[int], object]
+
+_looked_up: tuple[int, list[Setter]] = 0, []  # the number of modules by then, and what was found
+
+
+def count() -> int:
+    """The number of threads for each pool in each worker; 0 for the libraries' own choice."""
+    given = os.environ.get(_VARIABLE, "1")
+    if not given.isdecimal():
+        raise ValueError(
+            f"{_VARIABLE} is the number of threads that each library may use in each worker, or 0 for the library's "
+            f"own choice, not {given!r}."
+        )
+    return int(given)
+
+
+def variables() -> dict[str, str]:
+    """What a fresh interpreter finds in its environment."""
+    return dict.fromkeys(_VARIABLES, str(count())) if count() else {}
+
+
+def look_up() -> None:
+    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children."""
+    global _looked_up
+    if count() and _looked_up[0] != len(sys.modules):  # a library is loaded by importing a module
+        guests.meet_imported()
+        _looked_up = len(sys.modules), list(_setters())
+
+
+def limit() -> None:
+    """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` runs later, and wins."""
+    most = count()
+    if not most:
+        return
+    look_up()
+    launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
+    # numba refuses to compile if its variable has changed after its threads were started.
+    os.environ.update((name, value) for name, value in variables().items() if not (launched and "NUMBA" in name))
+    for setter in _looked_up[1]:
+        setter(most)
+    guests.limit_threads(most)
+    for name, function in _MODULES.items():
+        with suppress(AttributeError):  # it is not imported, or still being imported
+            getattr(sys.modules.get(name), function)(most)
+
+
+@contextmanager
+def opencv_stopped() -> Iterator[None]:
+    """In the block, OpenCV has no threads: a child that is forked meanwhile need not end them.
+
+    OpenCV ends its threads when it gets one, under locks that they use. In a forked child it may wait for ever.
+    """
+    module: Any = sys.modules.get("cv2")
+    before = getattr(module, "getNumThreads", int)() if count() else 0
+    if before > 1:
+        module.setNumThreads(1)
+    try:
+        yield
+    finally:
+        if before > 1:
+            module.setNumThreads(before)
+
+
+def _setters() -> Iterator[Setter]:
+    for path in _libraries():
+        name = os.path.basename(path)
+        for pattern, functions in _FUNCTIONS.items():
+            if re.match(pattern, name):
+                with suppress(OSError):  # it was unloaded meanwhile
+                    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+                    yield from _setters_of(library, functions)
+
+
+def _setters_of(library: ctypes.CDLL, functions: tuple[str, ...]) -> Iterator[Setter]:
+    if any("openblas" in name for name in functions):
+        with suppress(ValueError):  # numpy 2.5 hides it
+            number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
+            yield lambda most: setattr(number, "value", min(most, number.value))
+            return
+    yield from (getattr(library, name) for name in functions if hasattr(library, name))
+
+
+class _Library(ctypes.Structure):
+    """The beginning of the C library's dl_phdr_info."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
+
+
+_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
+
+
+def _libraries() -> list[str]:
+    """The paths of the shared libraries that this process has loaded."""
+    found: list[str] = []
+
+    def visit(library: Any, size: int, data: object) -> int:
+        found.append(os.fsdecode(library.contents.path or b""))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(_Visit(visit), None)
+    return found

@@ -1,0 +1,124 @@
+"""Whether this process may be forked: only if it has a single thread at the moment of the fork.
+
+A fork copies one thread, and all locks and thread pools as they are. What another thread holds is held for ever in
+the child, and a pool waits for ever for threads that the child does not have.
+
+A thread cannot be asked who made it, and counting threads is a guess: of two threads, one may be OpenBLAS's, which
+OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries themselves. Its
+child ends at once, without running any code of the program. Threads that are still there after the trial are the
+ones that a real fork would leave behind. Without other threads, no trial is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+# Libraries that refuse to work in a forked child, or do not work there, even if they have no threads yet.
+_NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")
+
+# Seconds that a new thread of jemalloc has to take its name.
+_NAMING = 0.1
+
+_PF_EXITING = 0x4  # a flag of Linux, in /proc: the thread runs no more code of the program
+
+_Thread = tuple[int, int]  # its id, and when it was started: the system uses ids again
+
+_stayed: frozenset[_Thread] = frozenset()  # the threads that were there after the last trial
+
+
+def obstacle() -> str:
+    """Why this process must not be forked, as a clause about "it"; "" if it may be."""
+    for name in _NEVER_FORKED:
+        if name in sys.modules:
+            return f"it has imported {name}"
+    count = threading.active_count() - 1 or len(_left_after_a_trial())
+    return f"it has {other_threads(count)}" if count else ""
+
+
+def breaks_in_child() -> bool:
+    """True if a library is in use here that a forked child cannot use: JAX, or numba with threads of OpenMP.
+
+    Other libraries and threads are a risk, which torch's own loader takes. These two fail, or warn of each fork.
+    """
+    return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
+
+
+def other_threads(count: int) -> str:
+    """`1 other thread`, `2 other threads`."""
+    return f"{count} other thread{'s' * (count != 1)}"
+
+
+def threads_beside() -> int:
+    """The number of other threads of this process. Right after a fork: of those that were there during the fork."""
+    try:
+        return len(_others())
+    except OSError:
+        return threading.active_count() - 1
+
+
+def _left_after_a_trial() -> frozenset[_Thread]:
+    """Other threads that do not end before a fork."""
+    global _stayed
+    try:
+        others = _others()
+        if not others or others & _stayed:
+            return others
+        _fork_for_trial()
+        _stayed = _others()
+        # jemalloc starts a new thread after a fork, which has no name of its own yet.
+        until = time.monotonic() + (_NAMING if "pyarrow" in sys.modules else 0)
+        while _stayed and time.monotonic() < until:
+            time.sleep(0.001)
+            _stayed = _others()
+    except OSError:  # no /proc, or no memory for another process: nothing is known about threads
+        return frozenset({(0, 0)})
+    return _stayed
+
+
+def _others() -> frozenset[_Thread]:
+    """The living threads of this process but the calling one, and those of jemalloc, which are safe to fork."""
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) == 1:
+        return frozenset()
+    found, own = set[_Thread](), threading.get_native_id()
+    for task in map(int, tasks):
+        if task != own:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                with open(f"/proc/self/task/{task}/stat") as file:
+                    head, _, tail = file.read().rpartition(")")
+                fields = tail.split()
+                # A thread that was joined may still be listed for a while, exiting.
+                if not int(fields[6]) & _PF_EXITING and not head.endswith("(jemalloc_bg_thd"):
+                    found.add((task, int(fields[19])))
+    return frozenset(found)
+
+
+def _fork_for_trial() -> None:
+    """Forks a child that ends at once.
+
+    By the C library, and not os.fork: only the libraries' own handlers run, none of the program's hooks. No signal
+    handler and no garbage collection may run in the child.
+    """
+    libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
+    fork, leave, collecting = libc.fork, libc._exit, gc.isenabled()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.disable()
+    try:
+        pid = fork()
+        if pid == 0:
+            leave(0)
+    finally:
+        if collecting:
+            gc.enable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with suppress(ChildProcessError):  # the program ignores SIGCHLD, or its handler has reaped the child
+        os.waitpid(pid, 0)

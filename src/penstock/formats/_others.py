@@ -1,0 +1,268 @@
+"""Files for which penstock has no reader: what they are, and the few lines of Python that make a dataset of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock._remote.urls import is_url
+from penstock.errors import FormatError
+from penstock.formats._files import AnyFile, File
+
+
+class _Kind(NamedTuple):
+    """A kind of file, by the ends of names or the first bytes.
+
+    `lines` is the program that makes the dataset; FILE stands for the path, and STEM.parquet for the same path with
+    another end.
+    """
+
+    name: str
+    ends: tuple[str, ...]
+    begins: tuple[bytes, ...]
+    advice: str
+    lines: str = ""
+
+
+_TO_PARQUET = "Convert the file to Parquet once, which is also faster:"
+_IN_MEMORY = "If the file fits into memory:"
+_OWN = (
+    "If the library that writes such files has a dataset, pass that to penstock.DataLoader: any object with __len__ "
+    "and __getitem__ will do."
+)
+
+_KINDS = (
+    _Kind(
+        "CSV",
+        (".csv",),
+        (),
+        _TO_PARQUET,
+        """
+import penstock, pyarrow.csv, pyarrow.parquet
+pyarrow.parquet.write_table(pyarrow.csv.read_csv(FILE), STEM.parquet)
+data = penstock.open(STEM.parquet)""",
+    ),
+    _Kind(
+        "TSV",
+        (".tsv", ".tab"),
+        (),
+        _TO_PARQUET,
+        r"""
+import penstock, pyarrow.csv, pyarrow.parquet
+table = pyarrow.csv.read_csv(FILE, parse_options=pyarrow.csv.ParseOptions(delimiter="\t"))
+pyarrow.parquet.write_table(table, STEM.parquet)
+data = penstock.open(STEM.parquet)""",
+    ),
+    _Kind(
+        "ORC",
+        (".orc",),
+        (),
+        _TO_PARQUET,
+        """
+import penstock, pyarrow.orc, pyarrow.parquet
+pyarrow.parquet.write_table(pyarrow.orc.read_table(FILE), STEM.parquet)
+data = penstock.open(STEM.parquet)""",
+    ),
+    _Kind(
+        "NumPy's .npy",
+        (".npy",),
+        (b"\x93NUMPY",),
+        "An array is a dataset of its rows:",
+        """
+import numpy, penstock
+data = penstock.ArrayDataset(numpy.load(FILE, mmap_mode="r"))""",
+    ),
+    _Kind(
+        "NumPy's .npz",
+        (".npz",),
+        (),
+        "Arrays of the same length are a dataset of their rows:",
+        """
+import numpy, penstock
+data = penstock.ArrayDataset(**numpy.load(FILE))""",
+    ),
+    _Kind(
+        "HDF5",
+        (".h5", ".hdf5", ".he5"),
+        (b"\x89HDF\r\n\x1a\n",),
+        "Wrap it, with the name of your array for 'x'. An open file cannot be sent to workers: each read opens it.",
+        """
+import h5py
+class Rows:
+    def __len__(self):
+        with h5py.File(FILE) as file: return len(file["x"])
+    def __getitem__(self, key):
+        with h5py.File(FILE) as file: return file["x"][key]
+data = Rows()""",
+    ),
+    _Kind(
+        "zip",
+        (".zip",),
+        (),
+        "Unpack it and pass the folder, or wrap it:",
+        """
+import zipfile
+class Members:
+    with zipfile.ZipFile(FILE) as file: names = [name for name in file.namelist() if not name.endswith("/")]
+    def __len__(self): return len(self.names)
+    def __getitem__(self, key):
+        with zipfile.ZipFile(FILE) as file: return file.read(self.names[key])
+data = Members()""",
+    ),
+    _Kind(
+        "pickle",
+        (".pkl", ".pickle"),
+        (),
+        _IN_MEMORY,
+        """
+import pickle
+with open(FILE, "rb") as file: data = pickle.load(file)
+# A list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
+    ),
+    _Kind(
+        "PyTorch's .pt",
+        (".pt", ".pth"),
+        (),
+        _IN_MEMORY,
+        """
+import torch
+data = torch.load(FILE)
+# A tensor or a list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
+    ),
+    _Kind(
+        "TFRecord",
+        (".tfrecord", ".tfrecords"),
+        (),
+        "It can only be read from its beginning: rewrite the samples once as tar or Parquet, or read it as a stream, "
+        "a penstock.IterableDataset whose __iter__ yields the samples.",
+    ),
+    _Kind(
+        "Excel's files",
+        (".xlsx", ".xls"),
+        (),
+        _TO_PARQUET,
+        """
+import pandas, penstock
+pandas.read_excel(FILE).to_parquet(STEM.parquet)
+data = penstock.open(STEM.parquet)""",
+    ),
+    *(_Kind(end, (end,), (), _OWN) for end in (".mds", ".beton", ".lance", ".zarr", ".avro")),
+)
+_ARRAY = _Kind(
+    "JSON arrays",
+    (".json",),
+    (),
+    "If the file fits into memory (else write JSON lines, for example by jq -c '.[]'):",
+    """
+import json
+with open(FILE) as file: data = json.load(file)  # a list is a dataset: penstock.DataLoader(data, ...)""",
+)
+_VALUE = _Kind(
+    "a file that is one JSON value",
+    (".json",),
+    (),
+    "If a part of the value is the list of samples:",
+    """
+import json
+with open(FILE) as file: data = json.load(file)["samples"]  # a list is a dataset: penstock.DataLoader(data, ...)""",
+)
+_READ = "Parquet, Arrow, tar, JSON lines, text, token ids, Megatron's .bin and .idx, MXNet's .rec, LMDB"
+_MANY = """
+class Files:
+    def __init__(self, paths): self.paths = paths
+    def __len__(self): return len(self.paths)
+    def __getitem__(self, key): return read(self.paths[key])  # your function: from a path to a sample"""
+_LOOK = 64 << 10  # bytes of a JSON file
+_KNOWN = {end for kind in _KINDS for end in kind.ends}
+
+
+def advice(file: AnyFile) -> str | None:
+    """What is said of a file that is known by its name or content; None if it is not."""
+    begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
+    if end == ".json":
+        return _of_json(file.path, begin)
+    for kind in _KINDS:
+        if begin.startswith(kind.begins) or end in kind.ends:
+            return _said(kind, file.path)
+    return None
+
+
+def unknown(file: AnyFile, pictures: Iterable[str]) -> str:
+    """What is said of any other file."""
+    begin, end = bytes(file.peek(0, min(file.size, 16))), os.path.splitext(file.path)[1].lower()
+    if end in pictures:
+        return (
+            f"{file.path} is a single image. Pass a folder with one folder of images for each class, or read images "
+            "by a list of names and labels: penstock.image.ImageFolder(folder, listing=...)."
+        )
+    return (
+        f"{file.path}: the format is not known. Its name ends in {end!r}, and it begins with {begin!r}. penstock "
+        f"reads {_READ}, and folders of images. If it is text, pass it to penstock.formats.TextLines. For one sample "
+        f"in each file, write a dataset:{_indented(_MANY)}"
+    )
+
+
+def of_folder(folder: str, pictures: Iterable[str]) -> str | None:
+    """What is said of a local folder in which no file is one that penstock reads; None if it has no files."""
+    found = _below(folder)
+    if not found:
+        return None
+    end = max(found, key=lambda end: (end in _KNOWN, end == ".json", len(found[end])))
+    file, count = File(found[end][0]), len(found[end])
+    said = advice(file) or unknown(file, pictures)
+    ending = f"{count:,} files below it end" if count > 1 else "1 file below it ends"
+    return f"{folder} has no file that penstock reads; {ending} in {end!r}. {said}"
+
+
+def refuse_beside_text(folder: str, pictures: Iterable[str]) -> None:
+    """Raises FormatError for a folder with no more texts than other samples: a text may be a note about these."""
+    found = _below(folder)
+    others = {end: paths for end, paths in found.items() if end in _KNOWN or end in pictures}
+    if not others or sum(map(len, others.values())) < len(found[".txt"]):
+        return
+    counts = ", ".join(f"{len(paths):,} in {end!r}" for end, paths in sorted(others.items()))
+    images = ", or the images by penstock.image.ImageFolder(folder)" if others.keys() & set(pictures) else ""
+    raise FormatError(
+        f"{folder} has files of text ({len(found['.txt']):,} in '.txt') beside others ({counts}). Name those that "
+        f"are meant, such as {os.path.join(folder, '**', '*.txt')!r}{images}."
+    )
+
+
+def _below(folder: str) -> dict[str, list[str]]:
+    """The files below a folder but hidden ones, by the ends of their names."""
+    found: dict[str, list[str]] = {}
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            found.setdefault(os.path.splitext(name)[1].lower(), []).append(os.path.join(where, name))
+    return found
+
+
+def _of_json(path: str, begin: bytes) -> str:
+    line, _, rest = begin.lstrip().partition(b"\n")
+    try:
+        json.loads(line)
+        is_lines = bool(rest.strip())
+    except ValueError:
+        is_lines = False
+    if is_lines:
+        return (
+            f"{path} has one JSON value on each line. penstock.formats.JsonLines reads it, and so does penstock.open "
+            "if its name ends in .jsonl."
+        )
+    if begin.lstrip().startswith(b"["):
+        return _said(_ARRAY, path)
+    return _said(_VALUE, path)
+
+
+def _said(kind: _Kind, path: str) -> str:
+    stem = os.path.splitext(path)[0]
+    lines = kind.lines.replace("FILE", repr(path)).replace("STEM.parquet", repr(f"{stem}.parquet"))
+    copy = " Copy the file to a local disk first." if is_url(path) else ""
+    return f"{path}: penstock has no reader for {kind.name}.{copy} {kind.advice}{_indented(lines)}"
+
+
+def _indented(lines: str) -> str:
+    return lines.replace("\n", "\n    ")

@@ -1,0 +1,75 @@
+"""Files below a folder, by way of links, too; and which of them are pictures.
+
+Needs no package, so that all who look for files know the same suffixes: `ImageFolder`, `Tar`, `penstock.open`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+PICTURES = frozenset(
+    [".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"]
+)
+"""Ends of the names of pictures that `penstock.image` decodes."""
+
+Above = tuple[tuple[int, int], ...]
+"""A folder and those above it up to where the search began, by device and number."""
+
+
+def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
+    """The paths, relative to `root`, of all files below a folder in it, in the order of names, folders included.
+
+    A link to a folder is followed, unless it leads back to a folder above. Raises OSError for a folder that cannot be
+    read.
+    """
+    here = os.path.join(root, folder)
+    found, above = _inside(here, above or (_number(root),), hidden=False)
+    for name, is_folder in found:
+        path = os.path.join(folder, name)
+        if not is_folder:
+            yield path
+        elif not _leads_back(os.path.join(here, name), above):
+            yield from files_below(root, path, above)
+
+
+def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
+    """The folder and those below it, each before those inside it, with the names of its files.
+
+    Links are followed as by `files_below`. Folders that cannot be read are left out: lost+found is one.
+    """
+    try:
+        found, above = _inside(folder, above, hidden)
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # not those of a lack, such as EMFILE
+        return
+    yield folder, [name for name, is_folder in found if not is_folder]
+    for path in (os.path.join(folder, name) for name, is_folder in found if is_folder):
+        if not _leads_back(path, above):
+            yield from folders_below(path, hidden=hidden, above=above)
+
+
+def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
+    """The names in a folder, sorted, with whether each is a folder; and the folder with those above it."""
+    with os.scandir(folder) as entries:
+        found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
+    return found, (*above, _number(folder))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that cannot be read
+        return False
+
+
+def _leads_back(folder: str, above: Above) -> bool:
+    """True for a link to one of the folders above: what is below it was found already."""
+    try:
+        return _number(folder) in above
+    except OSError:  # opening it says more
+        return False
+
+
+def _number(folder: str) -> tuple[int, int]:
+    about = os.stat(folder)
+    return about.st_dev, about.st_ino
