@@ -3,13 +3,14 @@
 CPython runs a handler in the main thread, between two instructions: at the entry of a Python function, at a backward
 jump, and after a call of C code, whose result is then lost. It runs none at an assignment, at an attribute, at the
 return of a Python function, or at the entry and exit of `with` on a lock. (Python 3.11 to 3.13: the opcodes RESUME,
-JUMP_BACKWARD and CALL.) Hence three rules:
+JUMP_BACKWARD and CALL.) Hence four rules:
 
 - What is acquired is known to its owner first, or is acquired by `acquire`. A constructor is C code to its caller: an
   object that acquires something in its constructor adds itself to a list of its owner's before it does.
 - What is changed for a while is restored by `with_loan`, in a `finally` of the function that has changed it. A
   context manager written in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
 - What is released is released under `interrupts_deferred`.
+- What is imported late is imported by `import_whole`.
 
 Threads wait for each other by `Changes`, not by a Condition or an Event of `threading`.
 
@@ -22,6 +23,7 @@ import _thread
 import importlib
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -191,13 +193,20 @@ class Living(Generic[T]):
         return iter([one for one in found if one is not None])
 
 
+over: list[bool] = []
+"""Not empty once the program is ending, and everything of ours with it (see `_exit.py`)."""
+
+
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
     """A `__del__` that calls `release`, which can be repeated. An interrupt in it comes out of the code around it.
 
-    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`.
+    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`. At the end of the
+    interpreter it does nothing: modules are being cleared, and `release` might miss a global.
     """
 
-    def __del__(self: Any) -> None:
+    def __del__(self: Any, over: list[bool] = over) -> None:
+        if over:
+            return
         ends: list[object] = []  # with this function
         try:
             _release(release, self, ends)
@@ -247,6 +256,16 @@ def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
         while taken:
             give_back(taken.pop())
         raise
+
+
+def import_whole(name: str) -> None:
+    """Imports a module, and lets no handler run meanwhile: one that needs the module would find half of it.
+
+    To be called before an import inside of a function. Costs 0.1 µs if the module is there.
+    """
+    if name not in sys.modules:
+        with interrupts_deferred():
+            importlib.import_module(name)
 
 
 class Loan(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,12 +108,12 @@ class Options:
         given["backend"] = (given["backend"] or backends.DEFAULT) if workers else "inline"
         _check_machine(given["backend"], workers)
         if given["pin_memory"]:
-            warnings.warn(
+            warn_caller(
                 "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
-                stacklevel=3,
+                UserWarning,
             )
         if given["pin_memory_device"]:
-            warnings.warn("pin_memory_device is deprecated and ignored, as in torch.", stacklevel=3)
+            warn_caller("pin_memory_device is deprecated and ignored, as in torch.", UserWarning)
         return cls(**given)
 
     @property
@@ -460,10 +459,10 @@ def _check_machine(backend: str, workers: int) -> None:
                 f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
                 f"num_workers={usable} keeps all CPUs busy."
             )
-        warnings.warn(
+        warn_caller(
             f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
             f'samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
-            stacklevel=4,
+            UserWarning,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from penstock._at_work import is_worker_process
+from penstock._exit import ends_at_exit
 from penstock._interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
@@ -86,11 +87,13 @@ class Showing:
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
         bar.showing = weakref.ref(self)
+        ends_at_exit(self)
 
     def close(self) -> None:
         with interrupts_deferred():
             _screen.remove(self._bar)
 
+    at_exit = close
     __del__ = finalizer(close)
 
 

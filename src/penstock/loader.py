@@ -404,6 +404,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         own = self._release, self.__len__, self._deliver, measures, self._tick
         setup = Setup(feed, timeout, options.max_errors, *own)
         with self._engines.changing():
+            self._take_back()
             measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
             plan = feed.plan(self.seed, start.consumed)
@@ -438,6 +439,17 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
             self._skipped = reader.skipped
             epochs.begin(progress)
             return reader
+
+    def _take_back(self) -> None:
+        """Ends the epochs of iterators that have handed out their last batch, and whose end was not asked for.
+
+        Half of all training loops take a fixed number of batches, and never ask.
+        """
+        free = self._engines.taken_back() if self._feed.knows_end else []
+        for engine in free:
+            self._release(engine)
+        if free:
+            self._measures.end_epoch()
 
     def _take_engine(self, plan: Plan | None, length: int | None) -> Engine:
         """The idle engine, if its workers have the present dataset and order; else a new one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -23,6 +22,7 @@ from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
 from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, start
 from penstock._threads import GRACE
+from penstock._warning import warn_caller
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -104,7 +104,7 @@ class Prefetcher(Measured):
             raise ValueError(f"pin_memory must be True or False, got {pin_memory!r}.")
         deliver = pinning() if pin_memory else None
         if pin_memory and deliver is None:
-            warnings.warn("pin_memory=True has no effect here: no accelerator is available.", stacklevel=3)
+            warn_caller("pin_memory=True has no effect here: no accelerator is available.", UserWarning)
         self._source = source
         self._gate = Gate(self)  # replaced by the thread's own when that starts
         copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)

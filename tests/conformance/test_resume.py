@@ -1113,3 +1113,37 @@ def test_a_dataset_that_grows_before_the_first_batch_leaves_the_length_of_the_ep
     again = DataLoader(Noisy(12), 3, shuffle=True, seed=1)
     again.load_state_dict(state)
     assert same(list(again), list(batches))
+
+
+class Empty(IterableDataset[int]):
+    """A stream with a state, and without samples."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def state_dict(self) -> Any:
+        return {"at": 0}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class EmptyIterator(Empty):
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        raise StopIteration
+
+
+@pytest.mark.parametrize("kind", [Empty, EmptyIterator])
+@pytest.mark.parametrize("shard", [None, (1, 2)])
+@pytest.mark.parametrize("when", ["before its first epoch", "after it"])
+def test_an_empty_stream_is_empty_when_it_is_resumed(kind: Any, shard: Any, when: str) -> None:
+    settings: dict[str, Any] = {"seed": 1, "shard": shard, "last_batch": "keep"}
+    loader = DataLoader(kind(), 4, **settings)
+    if when == "after it":
+        assert list(loader) == []
+    other = DataLoader(kind(), 4, **settings)
+    other.load_state_dict(through_a_file(loader.state_dict()))
+    assert list(other) == list(other) == []

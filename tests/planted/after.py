@@ -249,6 +249,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "workers keep the old seed when a state with another is loaded": {
         "old": "            self._engines.close()  # workers have the seed from the beginning\n",
     },
+    "steps handed out early are not counted when the gap before them closes": {
+        "old": "        while beyond and steps in beyond:\n",
+        "new": "        if beyond and steps in beyond:\n",
+    },
     "set_epoch does not forget a loaded state": {
         "file": "_resume/state.py",
         "old": "self.progress = self.loaded = None",

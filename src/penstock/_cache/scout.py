@@ -56,7 +56,8 @@ class Scout:
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
-        self._thread = started("penstock-scout", self._work, self._fetches.stop)
+        with suppress(RuntimeError):  # no thread is to be had: workers fetch what they need themselves
+            self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
         """Ends the scout. Fetches that are under way end in the background."""

@@ -20,6 +20,7 @@ from penstock._epoch.held import Held
 from penstock._epoch.pace import Pace
 from penstock._epoch.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
 from penstock._epoch.turn import NEXT
+from penstock._exit import rest_if_over
 from penstock._feed.base import Run
 from penstock._measure.cached import warn_of
 from penstock._measure.gauges import Gauges
@@ -83,6 +84,7 @@ class Engine(Held):
         self._events: deque[Event] = deque()
         self._answer: Handout | None = None
         self._begun = False
+        self._end_is_told = False  # of the current run
         self.reference = weakref.ref(self)
         if self.stopwatch.meter.follow is not None:
             self.stopwatch.meter.follow(self)
@@ -131,6 +133,7 @@ class Engine(Held):
 
     def _open(self, run: Run) -> None:
         self._course.open(run)
+        self._end_is_told = False
         self.stopwatch.stop(0)
         if self._losses:
             blamed = self._scheduler.blamed & self._losses.keys()
@@ -139,7 +142,26 @@ class Engine(Held):
         self.backend.flush()
         self._begun = True
 
-    def next(self, timeout: float | None) -> Handout:
+    def take_back(self) -> bool:
+        """Takes the engine from an iterator that has handed out its last batch and was not asked for the end.
+
+        From then on that iterator is at its end, and the engine is free for another. False if there is more to come,
+        or if another thread uses the engine.
+        """
+        taken: list[bool] = []
+        self.held(partial(self._take_back, taken), wait=False)
+        return bool(taken)
+
+    def _take_back(self, taken: list[bool]) -> None:
+        course, scheduler = self._course, self._scheduler
+        run = course.run
+        if run is None or run.error is not None or course.ready or self._answer is not None or self._end_is_told:
+            return
+        if scheduler.run_is_over and not scheduler.ask_is_open and not self.closed:
+            run.is_left = self._end_is_told = True
+            taken.append(True)
+
+    def next(self, timeout: float | None, run: Run | None = None) -> Handout:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
         if not self._turn.is_ours():
             raise RuntimeError(
@@ -149,12 +171,15 @@ class Engine(Held):
         turn, hold = self._turn, (get_ident(), NEXT)
         try:
             turn.take(hold)
+            if run is not None and run.is_left:
+                return _END
             return self._next(timeout)
         finally:
             if turn.holder is hold:
                 turn.holder = None
             if turn.waiting or turn.ended_by:
                 self._let_go()
+                rest_if_over()
 
     def _next(self, timeout: float | None) -> Handout:
         if self._turn.ended_by:
@@ -193,22 +218,24 @@ class Engine(Held):
             if self._turn.ended_by:  # by another thread, which leaves the rest to this one
                 raise self._turn.closed_error()
 
-    def cancel(self, timeout: float | None = None) -> None:
+    def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
         """Drops what was prefetched, without waiting: a step that a worker is doing is void.
 
         Only with a fixed assignment, the steps that workers have are waited for. A LoaderTimeout leaves that to the
         next call. While another thread waits for a batch, the engine is closed instead.
+
+        With a `run` that has lost its engine to another one, nothing happens.
         """
         if not self.is_ours():
             return
         late: list[bool] = []
-        if not self.held(partial(self._cancel, timeout, late), wait=False):
+        if not self.held(partial(self._cancel, timeout, late, run), wait=False) and not _has_left(run):
             self.close()
         if late:
             raise self._timed_out(timeout)
 
-    def _cancel(self, timeout: float | None, late: list[bool]) -> None:
-        if self.closed:  # asked only now: from here on no other thread ends it
+    def _cancel(self, timeout: float | None, late: list[bool], run: Run | None) -> None:
+        if self.closed or _has_left(run):  # asked only now: from here on no other thread ends it, or takes it
             return
         self.stopwatch.stop(len(self._course.ready))
         self._course.cancel()
@@ -456,11 +483,18 @@ class Engine(Held):
     def _finish(self, command: commands.Finish) -> None:
         assert self._course.run is not None
         error, self._course.run.error = self._course.run.error, None
-        self._course.run.is_over = True
+        self._course.run.is_over = self._end_is_told = True
         self._answer = Handout(None, error=error)
 
     def _cool(self, command: commands.Cool) -> None:
         self.backend.cool(command.slab)
+
+
+_END = Handout(None)
+
+
+def _has_left(run: Run | None) -> bool:
+    return run is not None and run.is_left
 
 
 _PERFORM: dict[type, Callable[[Engine, Any], None]] = {

@@ -104,6 +104,10 @@ class Engines:
         """An epoch was begun on it."""
         self._last = engine.reference
 
+    def taken_back(self) -> list[Engine]:
+        """Those whose iterators have handed out their last batch, and were not asked for the end: they are free."""
+        return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
+
     def put(self, engine: Engine) -> None:
         if engine.reference() is None:
             # The garbage collector found it in a cycle, and has cleared all weak references: it is not in `live` any

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
+from penstock._exit import ends_at_exit
 from penstock._feed.base import Plan
 from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._measure.cached import CacheCounts
@@ -48,6 +49,7 @@ class Foresight(NoForesight):
         self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
         self._forecast.counts = counts
         with interrupts_deferred():  # what it returns must not be lost
+            ends_at_exit(self)
             self._returned = told(self._forecast)
             self._start = getattr(self._returned, "start", None)
 
@@ -70,6 +72,7 @@ class Foresight(NoForesight):
             if returned is not None and self._process == os.getpid():
                 returned.close()
 
+    at_exit = close
     __del__ = finalizer(close)
 
 

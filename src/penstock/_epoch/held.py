@@ -9,6 +9,7 @@ from functools import partial
 from threading import get_ident
 
 from penstock._epoch.turn import CHANGE, Turn, close_at_last
+from penstock._exit import ends_at_exit
 from penstock._interrupts import finalizer, interrupts_deferred
 from penstock.backends import Backend
 
@@ -19,9 +20,11 @@ class Held:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._turn = Turn()
-        # For an engine that nobody closed, also at the interpreter's exit.
+        # For an engine that nobody closed.
         last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
+        self._finalizer.atexit = False  # `at_exit` is for that
+        ends_at_exit(self)
 
     @property
     def closed(self) -> bool:
@@ -65,6 +68,10 @@ class Held:
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
+
+    def at_exit(self) -> None:
+        """Ends the workers, unless a daemon thread is using the engine: then they end with this process."""
+        self._finalizer()
 
     def _let_go(self) -> None:
         """The turn is free: others may go on, and what another thread's close() left to this one is done."""

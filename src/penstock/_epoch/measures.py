@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._epoch.engine import Engine
-from penstock._interrupts import interrupts_deferred
+from penstock._interrupts import import_whole, interrupts_deferred
 from penstock._measure import page
 from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
@@ -226,6 +226,7 @@ class Measures:
         return None if longest is None else Outage(longest.store, longest.seconds)
 
     def report(self, path: str | os.PathLike[str]) -> None:
+        import_whole("penstock.stats._report")
         from penstock.stats._report import write
 
         write(self.stats(), path)

@@ -67,7 +67,7 @@ class Reader:
             if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
                 self._loader.tick(engine)
             try:
-                delivery = engine.next(self._timeout)
+                delivery = engine.next(self._timeout, self._run)
                 if delivery.task is not None:
                     if delivery.task.step in self._run.repeated:
                         continue
@@ -84,7 +84,8 @@ class Reader:
             if delivery.task is None:
                 self.told.finish(self._run.end)
                 try:
-                    self._loader.measures.end_epoch()
+                    if not self._run.is_left:  # else the figures are those of the next epoch
+                        self._loader.measures.end_epoch()
                 finally:
                     self._let_go(cancel=False)
                 return _ENDED
@@ -138,8 +139,9 @@ class Reader:
         if engine.closed:
             return
         if cancel:
-            engine.cancel()
-        self._loader.release(engine)
+            engine.cancel(run=self._run)
+        if not self._run.is_left:
+            self._loader.release(engine)
 
     def __reduce__(self) -> Any:
         raise TypeError(

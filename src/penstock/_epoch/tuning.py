@@ -13,6 +13,7 @@ from penstock._epoch import engines
 from penstock._epoch.engine import Engine
 from penstock._epoch.measures import Measures
 from penstock._feed import Feed
+from penstock._interrupts import import_whole
 from penstock._measure.gauges import delay_ns
 from penstock._measure.meter import TICK
 from penstock._options import Options, is_int
@@ -106,6 +107,7 @@ class Tuning:
 
     def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
         # Here, because few programs need them.
+        import_whole("penstock._schedule.tuner")
         from penstock._schedule.tuner import Tuner
 
         self._measures = measures
@@ -120,6 +122,7 @@ class Tuning:
     def ask(self, engine: Engine) -> Resize | None:
         """What to change, if anything."""
         from penstock._schedule.tuner import RESTING, Interval
+        import_whole("penstock.stats._machine")
         from penstock.stats._machine import machine
 
         now, before = self._count(engine), self._before or _NOTHING
@@ -172,7 +175,9 @@ def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
 
 
 def _bounds(options: Options, feed: Feed) -> Bounds:
+    import_whole("penstock._schedule.tuner")
     from penstock._schedule.tuner import Bounds, Range
+    import_whole("penstock.stats._machine")
     from penstock.stats._machine import machine
 
     found = machine()

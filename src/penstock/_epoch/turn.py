@@ -96,8 +96,9 @@ class Turn:
             raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
         if self.holder is not None and self.holder[1] is NEXT:
             raise RuntimeError(
-                "Two threads asked one iterator for a batch at the same time. Give each its own iter(loader), "
-                "or let them take turns."
+                "Two threads asked one iterator for a batch at the same time. To deal the batches of one epoch to "
+                "several threads, give each thread one of the iterators that loader.share(n) returns; for an epoch "
+                "of its own, give it its own iter(loader)."
             )
 
     def closed_error(self) -> RuntimeError:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import Source, at_work
-from penstock._interrupts import Loan, with_loan
+from penstock._interrupts import Loan, import_whole, with_loan
 from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, initial, opened, taken
 from penstock._wire.failure import caught
@@ -77,6 +77,7 @@ class Run:
         self.repeated = at.beyond if repeats else frozenset()
         self.error: BaseException | None = None
         self.is_over = False
+        self.is_left = False  # all of it was handed out, and then its engine was taken for another epoch
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
         self._numbers = numbers
@@ -150,6 +151,8 @@ class Feed:
     fetch: ClassVar[Any]  # makes the worker's half, a `Fetch`, for a runner
     one_reader = False
     """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
+    knows_end = False
+    """Whether the end is known as soon as the last step was handed out, and not only when the next is asked for."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
@@ -194,6 +197,7 @@ class Feed:
 
         So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
         """
+        import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
@@ -276,6 +280,7 @@ class StepSource(Source):
 
     def rng(self) -> Generator:
         if self._rng is None:
+            import_whole("penstock._work.seeding")
             from penstock._work.seeding import generator  # late: see InlineBackend
 
             self._rng = generator(*self._of)

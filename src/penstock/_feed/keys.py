@@ -87,6 +87,7 @@ class ByKey(Feed):
 
     names = "keys", "key"
     fetch = KeyFetch
+    knows_end = True
 
     def check(self) -> None:
         if isinstance(self.dataset, (str, os.PathLike)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from time import perf_counter_ns
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._measure.gauges import Slow
 from penstock._resume.reading import Mark, Reading, taken
+from penstock._warning import warn_caller
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
 from penstock.plan import END, Calls, OrderPlan, Rest, Sequential
@@ -37,10 +37,10 @@ class Stream(Feed):
 
     def count(self, yielded: int) -> None:
         if self._promised is not None and yielded == self._promised + 1:
-            warnings.warn(
+            warn_caller(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
                 f"{self._promised} batches, and yields more. Its __len__ is wrong.",
-                stacklevel=5,
+                UserWarning,
             )
 
 
@@ -207,10 +207,10 @@ class ByStream(Stream):
                 "exception there."
             )
         if options.num_workers > 1:
-            warnings.warn(
+            warn_caller(
                 f"A stream is read by one reader, so {options.num_workers - 1} of num_workers={options.num_workers} "
                 f"have nothing to do and are not started. {to_load_in_parallel(self.dataset)}.",
-                stacklevel=5,
+                UserWarning,
             )
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:

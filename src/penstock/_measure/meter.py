@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import struct
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import interrupts_deferred
 from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, Slow
 from penstock._measure.histogram import BUCKETS, buckets
@@ -23,7 +26,7 @@ TICK = 500_000_000  # ns between two moments of the history
 
 # Answers are kept packed, and counted many at once: that takes a tenth of the time.
 _ANSWER = struct.Struct("6q")
-_MOST = 1024 * _ANSWER.size
+_MOST = 1024
 
 
 class Answer(NamedTuple):
@@ -64,7 +67,7 @@ class Totals(NamedTuple):
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
-    def plus(self, answers: bytes | bytearray) -> Totals:
+    def plus(self, answers: bytes) -> Totals:
         """These totals and more answers, packed."""
         if not answers:
             return self
@@ -102,7 +105,9 @@ def _nothing() -> None:
 
 
 class Meter:
-    """The counters of one loader, over its life. One thread at a time reads the loader; any thread may ask.
+    """The counters of one loader, over its life. Several threads may read the loader, and any thread may ask.
+
+    Nothing here waits for a lock: a finalizer may count too, in the middle of any of these functions.
 
     `due` becomes True twice a second, while batches are handed out.
     """
@@ -117,8 +122,13 @@ class Meter:
         self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
-        # Counted, and not yet counted. In one tuple, so that another thread sees each answer once.
-        self._state = _NOTHING, bytearray()
+        # The answers that are kept, by number; and the totals, with the answers among those that are counted in them.
+        # In one tuple, so that another thread sees each answer once. Of a dict, single entries are added and removed,
+        # and the whole is copied: each at once, as far as other threads can see (guaranteed by the GIL).
+        self._kept: dict[int, bytes] = {}
+        self._numbers = itertools.count()
+        self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
+        self._adding = threading.Lock()  # never waited for
         self._cpu = time.process_time_ns()
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:
@@ -128,25 +138,38 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Counts an answer, once the caller has asked for the next, or has ended. Returns how many bytes are kept."""
-        answers = self._state[1]
-        answers += _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
+        """Counts an answer, once the caller has asked for the next, or has ended. Returns how many are kept."""
+        self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
             each = work // max(1, steps)
             for kept in (longest, self.longest_ever):
                 kept[:] = max(kept[0], wait), max(kept[1], each)
-        return len(answers)
+        return len(self._kept)
 
     def add_up(self) -> None:
         """Counts the answers that are kept. Not called by finalizers: see `keep`."""
-        totals, answers = self._state
-        self._state = totals.plus(answers), bytearray()
+        with interrupts_deferred():
+            if self._adding.acquire(blocking=False):  # else another thread is at it
+                try:
+                    (totals, _), counted = self._state, self._kept.copy()
+                    totals = totals.plus(b"".join(counted.values()))
+                    self._state = totals, counted
+                    for number in counted:
+                        del self._kept[number]
+                    self._state = totals, {}
+                finally:
+                    self._adding.release()
 
     def mark(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> Mark:
         """What was counted until now; `open_answers` were not counted yet."""
-        totals, kept = self._state
-        answers = b"".join([bytes(kept), *(_ANSWER.pack(*answer) for answer in open_answers)])
+        state, kept = None, self._kept
+        while state is not self._state:
+            state = self._state
+            kept = self._kept.copy()
+        totals, counted = state
+        uncounted = [answer for number, answer in kept.items() if number not in counted]
+        answers = b"".join([*uncounted, *(_ANSWER.pack(*answer) for answer in open_answers)])
         troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
         cpu = time.process_time_ns() - self._cpu
         ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes

@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from penstock._interrupts import import_whole
 from penstock._memory.forms import Table
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def guest_in(module: object) -> Guest | None:
         return None
     guest = _met.get(name)
     if guest is None:
+        import_whole(GUESTS[name])
         guest = _met[name] = import_module(GUESTS[name]).GUEST
         REDUCERS.update(guest.reducers)
     return guest

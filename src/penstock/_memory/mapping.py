@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import resource
 from functools import partial
 from typing import Any
 
@@ -40,6 +42,22 @@ def copy_map(address: int, length: int, to: int) -> None:
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def grow(fd: int, size: int) -> None:
+    """Gives a file so many bytes of address space. Its memory is allocated as its pages are written."""
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        raise OSError(
+            error.errno,
+            f"Shared memory for batches needs {size:,} bytes, but no file of this process may have more than "
+            f"{most:,} (ulimit -f, which counts shared memory too). Raise that limit before Python starts, as by "
+            '"ulimit -f unlimited"; or use backend="thread" or num_workers=0, which need no shared memory.',
+        ) from None
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from penstock._interrupts import Living
 from penstock._memory import forks
-from penstock._memory.mapping import advise, mapped
+from penstock._memory.mapping import advise, grow, mapped
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -137,7 +137,7 @@ class Slabs:
         extent, length = self._end, max(1, EXTENT // capacity) * capacity
         self._end += length
         if self.arena.fd is not None:
-            os.ftruncate(self.arena.fd, self._end)
+            grow(self.arena.fd, self._end)
         # A generator: an extent may hold ten thousand regions, few of which are ever used.
         regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
         self._unused[capacity] = regions

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from penstock._at_work import at_work
+from penstock._threads import started
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -30,10 +31,9 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
             yield call(item, time.sleep)
         return
     run = _Run(call, items, 2 * threads)
-    workers = [threading.Thread(target=run.work, daemon=True) for _ in range(min(threads, len(items)))]
-    for worker in workers:
-        worker.start()
     try:
+        count = min(threads, len(items))
+        workers = [started("penstock-request", run.work, run.end) for _ in range(count)]
         for number in range(len(items)):
             yield run.result(number)
     finally:
@@ -47,8 +47,7 @@ def interruptibly(call: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     run = _Run(lambda *_: call(), [None], 1)
-    thread = threading.Thread(target=run.work, daemon=True)
-    thread.start()
+    thread = started("penstock-request", run.work, run.end)
     try:
         result: T = run.result(0)
     finally:

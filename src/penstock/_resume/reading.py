@@ -20,7 +20,8 @@ class Mark(NamedTuple):
     """A position: after `read` batches, with the states of the iterable and of its iterator.
 
     `states` is None at the end of an epoch. `kept` are the states there: the next epoch starts with them, so the mark
-    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable.
+    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable,
+    and "fresh": whether the iterable has any items is not known.
     """
 
     read: int
@@ -32,7 +33,7 @@ class Mark(NamedTuple):
         """The mark with these parts, from a state that was saved; a ValueError if it is damaged."""
         parts = [states, kept]
         plain = [{} if part is None else part for part in parts]
-        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator"} for part in plain)
+        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator", "fresh"} for part in plain)
         # With `states` empty the iterable is read from its beginning, so nothing was read before.
         if not sound or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
@@ -118,7 +119,7 @@ class Reading:
             self._kept = mark.kept
         elif mark.kept:
             _renew(self.source, mark.kept, self.restore)
-            self._items, self._renewed = None, True
+            self._items, self._renewed = None, "fresh" not in mark.kept
         elif "iterable" in mark.states:
             self.restore(self.source, mark.states["iterable"])
 
@@ -248,7 +249,7 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
     with suppress(Exception):  # some have a state only while they are iterated
-        return encode_mark(Mark(0, {}, {"iterable": source.state_dict()}))
+        return encode_mark(Mark(0, {}, {"iterable": source.state_dict(), "fresh": True}))
     return None
 
 

@@ -186,31 +186,44 @@ class Progress:
         self._plan = plan
         self.begin = begin
         self._about = begin.about
-        # The number of steps without a gap, the steps beyond with their marks, and the last mark: one value that is
-        # replaced and never changed, so that another thread may take a state at any moment.
-        self._at: tuple[int, Mapping[int, bytes | None], bytes | None]
-        self._at = begin.steps, dict.fromkeys(begin.beyond), None
+        # The number of steps without a gap, and the last mark: one value that is replaced and never changed, so that
+        # another thread may take a state at any moment (see `_now`).
+        self._at: tuple[int, bytes | None] = begin.steps, None
+        self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps do not count
         self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None) -> None:
         """The step was handed out, as a batch or as an error; `mark`: see `Task`."""
-        steps, beyond, last = self._at
-        if step != steps:
-            self._at = steps, {**beyond, step: mark}, last
+        (first, last), beyond = self._at, self._beyond
+        if step != first:
+            beyond[step] = mark
             return
-        steps, last = steps + 1, mark or last
-        if beyond:
-            left = dict(beyond)
-            while steps in left:
-                steps, last = steps + 1, left.pop(steps) or last
-            beyond = left
-        self._at = steps, beyond, last
+        steps, last = first + 1, mark or last
+        while beyond and steps in beyond:
+            steps, last = steps + 1, beyond[steps] or last
+        self._at = steps, last
+        for passed in range(first + 1, steps):  # not before
+            beyond.pop(passed, None)
+
+    def _now(self) -> tuple[int, list[int], bytes | None]:
+        """The number of steps without a gap, the steps beyond, and the last mark, all of one moment."""
+        at, beyond = None, self._beyond
+        while at is not self._at:
+            at = self._at
+            beyond = self._beyond.copy()  # at once, as far as other threads can see: guaranteed by the GIL
+        steps, last = at
+        return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None) -> None:
         """The epoch is over; `end`: see `Run`."""
         # An epoch without batches keeps no mark: the next one must not have to have some.
         self._end = end if self.steps else None
         self.is_over = True
+
+    def __copy__(self) -> Progress:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, _beyond=self._beyond.copy())
+        return made
 
     @property
     def steps(self) -> int:
@@ -219,16 +232,16 @@ class Progress:
     @property
     def mark(self) -> bytes | Mark | None:
         """The mark of the last step that was handed out, or of an earlier one; at the end, for the next epoch."""
-        return self._end if self.is_over else self._at[2] or self.begin.mark
+        return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
         """The steps that were handed out early."""
-        return sorted(self._at[1])
+        return self._now()[1]
 
     def as_dict(self) -> dict[str, Any]:
         """The state, without seed and dataset."""
-        (steps, beyond, mark), plan, consumed = self._at, self._plan, None
+        (steps, beyond, mark), plan, consumed = self._now(), self._plan, None
         if not steps and not beyond:
             consumed = 0
         elif "sampler" not in self._about:  # once in an epoch: hashing many keys takes time

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import import_whole
 from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
 from penstock._wire.modules import sent_by_value
 
@@ -99,6 +100,7 @@ def dump(
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
     if by_value:
+        import_whole("cloudpickle")
         import cloudpickle
 
         make, common = cloudpickle.Pickler, cloudpickle.Pickler.dispatch_table

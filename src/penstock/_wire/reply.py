@@ -29,7 +29,7 @@ from penstock._descriptors import close, close_in_child, no_fork
 from penstock._interrupts import Living, interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import grow, mapped
 from penstock._memory.tree import Spec
 from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
@@ -184,7 +184,7 @@ class StrayFiles:
     def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
         fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, nbytes)
+            grow(fd, nbytes)
             writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
             yield writer
             if not writer.overflow:

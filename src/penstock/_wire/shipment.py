@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock._descriptors import close, close_in_child, no_fork, open_memfd
+from penstock._interrupts import import_whole
 from penstock._memory.guests import Shipping
 from penstock._wire.failure import type_name
 from penstock._wire.pickling import adopt, dump, dumps, loads, tag
@@ -120,6 +121,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 def _reduce_shared(part: Any) -> Any:
     """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot; None for other objects."""
+    import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
     reduce: Any = ForkingPickler._extra_reducers.get(type(part))  # type: ignore[attr-defined]
@@ -136,6 +138,7 @@ def _reduce_shared(part: Any) -> Any:
 
 def _stays_here() -> bool:
     """True while what is pickled is for processes of this machine."""
+    import_whole("multiprocessing.context")
     from multiprocessing import context
 
     return context.get_spawning_popen() is not None
@@ -144,6 +147,7 @@ def _stays_here() -> bool:
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
     """In the block, multiprocessing takes this thread to be starting a process that inherits `descriptors`."""
+    import_whole("multiprocessing.context")
     from multiprocessing import context
 
     outer = context.get_spawning_popen()

@@ -11,7 +11,7 @@ from typing import Any
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
-from penstock._interrupts import Loan
+from penstock._interrupts import Loan, import_whole
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
 from penstock._memory.layout import Writer
 from penstock._wire.failure import Failure, caught, copied, dict_of, shown
@@ -86,6 +86,7 @@ class Runner:
         """
         job = self.job
         if alone:
+            import_whole("penstock._work.seeding")
             from penstock._work.seeding import seed_step  # late: see InlineBackend
 
             self._seed_step = seed_step
@@ -125,6 +126,7 @@ class Runner:
 
     def borrowed(self, task: Task) -> Loan:
         """In the caller's own process: as `prepare`, and the generators are put back afterwards (see `with_loan`)."""
+        import_whole("penstock._work.seeding")
         from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
         self._seed_step = seed_step

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock._at_work import Source
+from penstock._interrupts import import_whole
 from penstock._measure.gauges import Slow
 from penstock._panics import raise_ordinary
 from penstock._shortage import is_shortage
@@ -113,6 +114,7 @@ class Samples(Source):
         item, row = (None, -1) if self._loop is None else _now(self._loop)
         found = self._rngs.get(row)
         if found is None:
+            import_whole("penstock._work.seeding")
             from penstock._work import seeding  # late: see InlineBackend
 
             runner = self._runner
@@ -229,6 +231,7 @@ class Samples(Source):
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
         """What replaces the sample of a row: a sample from anywhere in the epoch's order, or else from its step."""
+        import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 
         order = self._job.order

@@ -6,12 +6,15 @@ The global generators are seeded for each step; `penstock.rng()` makes a generat
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import random
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random.bit_generator import ISpawnableSeedSequence
@@ -103,24 +106,105 @@ def number_of(key: object) -> int:
     return int.from_bytes(blake2b(pickle.dumps(key, 5), digest_size=8).digest(), "little")
 
 
+class Saved(Protocol):
+    """How the generators were. `put_back` may be repeated, and works also if `take` was interrupted."""
+
+    def take(self) -> None: ...
+    def put_back(self) -> None: ...
+
+
+class Lending:
+    """Generators that all threads of a process share, and that several may borrow at the same time.
+
+    The first thread that borrows notes how the generators are, the last one that returns them restores that: so they
+    are as the program left them, whoever came first. A thread that borrows again, in the middle of a step, restores
+    what that step had. While two threads borrow, each disturbs the other's numbers; refused: to let one wait for the
+    other's step, which may itself wait for a batch that the waiting thread makes.
+    """
+
+    def __init__(self, saved: Callable[[], Saved]) -> None:
+        self._saved = saved
+        self._renew()
+        os.register_at_fork(after_in_child=self._adopt)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()  # the thread that has it may be interrupted, and borrow
+        self._open: dict[int, Lent] = {}  # the outermost of each thread
+
+    def _adopt(self) -> None:
+        """In a forked child, which has one thread: what the others borrowed is returned."""
+        mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
+        saved = next((lent.saved for lent in others if lent.saved is not None), None)
+        self._renew()
+        if mine is not None:
+            mine.saved = saved
+            self._open[threading.get_ident()] = mine
+        elif saved is not None:
+            saved.put_back()
+
+    def begin(self, lent: Lent) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            if me in self._open or not self._open:
+                lent.saved = self._saved()
+                lent.saved.take()
+            self._open.setdefault(me, lent)
+
+    def end(self, lent: Lent) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            outermost = self._open.get(me) is lent
+            heirs = [other for thread, other in self._open.items() if thread != me] if outermost else []
+            if lent.saved is not None:
+                if heirs:
+                    heirs[0].saved = lent.saved
+                else:
+                    lent.saved.put_back()
+                lent.saved = None
+            if outermost:
+                del self._open[me]
+
+
+class Lent:
+    """One loan. `saved`: what it restores, if that is its task."""
+
+    saved: Saved | None = None
+
+
 class Borrowed:
     """The global generators of the caller's process, seeded for a step: see `with_loan`. Takes about 50 µs."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
-        self._python: Any = None
-        self._numpy = _NumpyState()
+        self._lent = Lent()
 
     def begin(self) -> int:
         """Returns what `seed_step` returns."""
-        self._python = random.getstate()
-        self._numpy.take()
+        _lending.begin(self._lent)
         return seed_step(*self._of)
 
     def end(self) -> None:
+        _lending.end(self._lent)
+
+
+class _State:
+    """The states of `random` and `numpy.random`."""
+
+    def __init__(self) -> None:
+        self._python: Any = None
+        self._numpy = _NumpyState()
+
+    def take(self) -> None:
+        self._python = random.getstate()
+        self._numpy.take()
+
+    def put_back(self) -> None:
         if self._python is not None:
             random.setstate(self._python)
             self._numpy.put_back()
+
+
+_lending = Lending(_State)
 
 
 class _NumpyState:

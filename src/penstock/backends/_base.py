@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from penstock._interrupts import import_whole
 from penstock._measure.gauges import Gauges
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
@@ -150,18 +151,21 @@ Make = Callable[[Job, Any], Backend]
 
 
 def _inline(job: Job, context: Any) -> Backend:
+    import_whole("penstock.backends._local")
     from penstock.backends._local import InlineBackend
 
     return InlineBackend(job)
 
 
 def _thread(job: Job, context: Any) -> Backend:
+    import_whole("penstock.backends._local")
     from penstock.backends._local import ThreadBackend
 
     return ThreadBackend(job)
 
 
 def _process(job: Job, context: Any) -> Backend:
+    import_whole("penstock.backends._process.backend")
     from penstock.backends._process.backend import start
     from penstock.backends._process.methods import choose_method, is_chosen
 
@@ -169,6 +173,7 @@ def _process(job: Job, context: Any) -> Backend:
 
 
 def _ray(job: Job, options: Any) -> Backend:
+    import_whole("penstock.backends._ray.backend")
     from penstock.backends._ray.backend import start
     from penstock.backends._ray.settings import check
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock._interrupts import interrupts_deferred, with_loan
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
+from penstock._threads import started
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
@@ -162,11 +164,9 @@ class ThreadBackend(_LocalBackend):
 
     def hire(self, worker: int, seat: int) -> None:
         runner = self._runners[worker] = Runner(self._job, f"worker {seat} (thread)")
-        thread = threading.Thread(target=self._work, args=(runner, worker, seat), name=f"penstock-{seat}")
-        thread.daemon = True
         with interrupts_deferred():
-            thread.start()
-            self._threads[worker] = thread
+            work = partial(self._work, runner, worker, seat)
+            self._threads[worker] = started(f"penstock-{seat}", work, self._stop)
 
     def retire(self, seat: int = -1) -> None:
         self._leaves.append(None)
@@ -217,11 +217,15 @@ class ThreadBackend(_LocalBackend):
     def wake(self) -> None:
         self._outcomes.put(None)
 
-    def close(self) -> None:
+    def _stop(self) -> None:
+        """Ends the threads, each after the step that it is at."""
         self._posted.clear()
-        threads = tuple(self._threads.items())  # meanwhile a thread may take a leave
-        for _ in threads:
+        for _ in tuple(self._threads):
             self._permits.put(False)
+
+    def close(self) -> None:
+        self._stop()
+        threads = tuple(self._threads.items())  # meanwhile a thread may take a leave
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
             if thread is not threading.current_thread():  # in which the garbage collector has found the engine

@@ -10,7 +10,7 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -175,7 +175,7 @@ class Descriptor:
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at the exit
         number: int | None = getattr(self, "number", None)
         if number is not None:
-            os.close(number)
+            close(number)

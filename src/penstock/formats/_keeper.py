@@ -54,7 +54,8 @@ class Keeper:
             return
         # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
         work = partial(_look_on, weakref.ref(self), self._bell)
-        started("penstock-keeper", work, partial(self._bell.put, None))
+        with suppress(RuntimeError):  # no thread is to be had: blocks stay until the epoch is over
+            started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
         """Claims the blocks that are needed now, and drops those that no loader of this machine claims."""

@@ -11,6 +11,8 @@ from typing import SupportsInt
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import import_whole
+
 MASK = (1 << 64) - 1
 # The odd constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
 GAMMA = 0x9E3779B97F4A7C15
@@ -60,6 +62,7 @@ def _fold(number: int) -> int:
 def draw_key(generator: np.random.Generator | None) -> int:
     """A new key drawn from the generator, or from numpy's global state if that is None."""
     if generator is None:
+        import_whole("numpy.random")
         return int(np.random.randint(0, 1 << 63, dtype=np.uint64))
     return int(generator.integers(0, 1 << 63, dtype=np.uint64))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from penstock._shortage import is_shortage
@@ -80,7 +81,7 @@ class RawFile:
                 "positions of its records are not valid. Open it again when no program writes to it."
             )
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at the exit
         fd: int | None = self.__dict__.pop("_fd", None)
         if fd is not None:
-            os.close(fd)
+            close(fd)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import accumulate
 from numbers import Integral
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
+from penstock._warning import warn_caller
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
 from penstock.plan._seeds import check_generator, draw_key
@@ -366,7 +366,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         counts[rest % len(counts)] += 1
     for position, (count, fraction) in enumerate(zip(counts, lengths, strict=True)):
         if count == 0:
-            warnings.warn(f"part {position} of random_split is empty: {fraction} of {n} samples", stacklevel=3)
+            warn_caller(f"part {position} of random_split is empty: {fraction} of {n} samples", UserWarning)
     return counts
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._interrupts import import_whole
 from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, Inside, Keys, chosen, joined
 
@@ -164,6 +165,7 @@ def foresee_of_parts(joint: Any) -> Foresee | None:
         return None
 
     def foresee(forecast: Forecast) -> Any:
+        import_whole("penstock._cache.watches")
         from penstock._cache.watches import Watches  # late: it imports much that few loaders need
 
         watches = Watches()

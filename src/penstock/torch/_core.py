@@ -18,7 +18,7 @@ from penstock._interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._work.runner import Runner
-from penstock._work.seeding import Borrowed, seed_step
+from penstock._work.seeding import Borrowed, Lending, Lent, seed_step
 from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
@@ -73,18 +73,35 @@ class SeededRunner(Runner):
 class _Borrowed(Borrowed):
     """Torch's global generator too."""
 
-    _torch: torch.Tensor | None = None
+    def __init__(self, *of: int) -> None:
+        super().__init__(*of)
+        self._torch = Lent()
 
     def begin(self) -> int:
-        self._torch = torch.get_rng_state()
+        _lending.begin(self._torch)
         state = super().begin()
         torch.default_generator.manual_seed(state)
         return state
 
     def end(self) -> None:
         super().end()
+        _lending.end(self._torch)
+
+
+class _State:
+    """The state of torch's global generator."""
+
+    _torch: torch.Tensor | None = None
+
+    def take(self) -> None:
+        self._torch = torch.get_rng_state()
+
+    def put_back(self) -> None:
         if self._torch is not None:
             torch.set_rng_state(self._torch)
+
+
+_lending = Lending(_State)
 
 
 class Core(DataLoader[Any]):

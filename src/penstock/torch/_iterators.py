@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 
 from penstock._ending import END, Instead, never_ends, raises_instead
 from penstock._epoch.engine import Engine
+from penstock._epoch.measures import Measures
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
 from penstock._interrupts import finalizer, interrupts_deferred
@@ -32,7 +33,7 @@ from penstock.torch import _private as private
 from penstock.torch._collate import explained
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
-from penstock.torch._measured import measured
+from penstock.torch._measured import Measured, measured
 from penstock.torch._status import begun_on_penstock
 from penstock.torch._worker import Replica, sealed
 
@@ -109,6 +110,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """torch's semantics: each worker has its own steps, seeds and copy of the dataset."""
 
+    _measures: Measures
+
     @property
     def steps_before(self) -> int:
         """See `Reader.steps_before`."""
@@ -135,6 +138,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
             engine = None
         if engine is not None:
+            if not self._cursor.is_stream and engine.take_back():
+                self._measures.end_epoch()
             engine.cancel(self._timeout or None)
         if not first_iter:
             self._cursor = Cursor(loader, before=self._cursor, lives=True)
@@ -143,6 +148,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         figures.look(loader)
         self._measures = figures.measures
         if engine is None:
+            if not cursor.is_stream:
+                _end_those_that_are_done(figures)
             engine = self._engine = _new_engine(loader, self._base_seed, cursor, self._measures.meter)
             figures.engines.add(engine)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
@@ -175,7 +182,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             self._measures.tick()
         engine, run, delivery = self._engine, self._run, None
         try:
-            delivery = engine.next(self._timeout or None)
+            delivery = engine.next(self._timeout or None, run)
             if delivery.task is not None:
                 self._cursor.passed(delivery.task, delivery.worker)
         except BaseException:
@@ -190,7 +197,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             return Instead(error)
         if delivery.task is None:
             self._cursor.end(run.ends.items())
-            self._measures.end_epoch()
+            if not run.is_left:  # else the figures are those of the next epoch
+                self._measures.end_epoch()
             if not self._persistent_workers:
                 self._shutdown_workers()
             return END
@@ -233,8 +241,9 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._stream = _Closed()  # gives its engine back
         self._core = core = core_of(loader)
+        core._take_back()
+        self._stream = _Closed()  # gives its engine back
         self._stream = iter(core)
         self._handles: dict[int, Any] = getattr(self._stream._engine.backend, "handles", {})
         _begun(loader)
@@ -265,6 +274,15 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
             engine.close()  # its workers are idle: no other iterator uses them
 
     __del__ = finalizer(_drop)
+
+
+def _end_those_that_are_done(figures: Measured) -> None:
+    """Ends the workers of earlier iterators that have handed out their last batch, and were not asked for the end."""
+    done = [engine for engine in tuple(figures.engines) if engine.is_ours() and engine.take_back()]
+    for engine in done:
+        engine.close()
+    if done:
+        figures.measures.end_epoch()
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Gauges
+from penstock._memory.mapping import grow
 from penstock._memory.slabs import Slabs
 from penstock._warning import warn_caller
 from penstock._wire.failure import described
@@ -79,7 +80,7 @@ class ProcessBackend:
                 name: self._opened(os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC))[0]
                 for name in ("slabs", "board", "updates", "stacks", "gauges")
             }
-            os.ftruncate(theirs["gauges"], Gauges.SIZE)
+            grow(theirs["gauges"], Gauges.SIZE)
             for pipe in range(job.num_workers if job.assigned else 1):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)

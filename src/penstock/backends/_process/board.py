@@ -26,7 +26,7 @@ import fcntl
 import os
 import struct
 
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import grow, mapped
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 
@@ -60,7 +60,7 @@ class Board:
         self._fd = fd
         size = _ENDINGS + SLOTS
         if os.fstat(fd).st_size < size:
-            os.ftruncate(fd, size)
+            grow(fd, size)
         self._memory = memoryview(mapped(fd, size)).cast("B")
         self._words = self._memory.cast("q")
         self._free: list[int] = []

@@ -40,7 +40,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
-from penstock._interrupts import acquire, interrupts_deferred
+from penstock._interrupts import acquire, import_whole, interrupts_deferred
+from penstock._limits import no_more_processes
 from penstock._memory.slabs import own_fork
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
@@ -346,6 +347,7 @@ def tracker_fd() -> int | None:
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
     """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
+    import_whole("subprocess")
     import subprocess  # late: fork needs none of it
 
     if not sys.executable:
@@ -360,6 +362,8 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     try:
         environment = {**os.environ, **variables()}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
+    except OSError as error:
+        raise no_more_processes(error) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from penstock._interrupts import import_whole
 from penstock._warning import warn_caller
 from penstock.backends._process.forking import obstacle
 
@@ -44,6 +45,7 @@ def is_chosen(asked: str | BaseContext | None) -> bool:
 
 def configured_method() -> str:
     """The start method that is set in multiprocessing, or else multiprocessing's default."""
+    import_whole("multiprocessing")
     import multiprocessing
 
     method = multiprocessing.get_start_method()

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock._descriptors import close, close_in_child, no_fork
 from penstock._interrupts import interrupts_deferred
+from penstock._limits import no_more_processes
+from penstock._threads import started
 from penstock._wire.failure import Failure, restore
 from penstock.backends._process.relatives import Child, Itself
 
@@ -196,13 +198,17 @@ class WorkerProcess(Handle, Child):
 def _reap_later(pidfd: int) -> None:
     """Waits in a thread for a killed process that is stuck in the kernel: else it would stay as a zombie."""
 
+    stopped: list[bool] = []  # by the interpreter's exit
+
     def wait() -> None:
+        while not stopped and not readable(pidfd, 0.5):
+            pass
         with suppress(ChildProcessError):  # not our child, but the template's
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         close(pidfd)
 
     try:
-        threading.Thread(target=wait, name="penstock-reaper", daemon=True).start()
+        started("penstock-reaper", wait, partial(stopped.append, True))
     except RuntimeError:  # the interpreter exits, or the system has no thread to give
         close(pidfd)
 
@@ -274,6 +280,8 @@ def fork() -> int:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
+    except OSError as error:
+        raise no_more_processes(error) from None
     finally:
         if pid != 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.mapping import mapped
+from penstock._threads import started
 from penstock._wire.failure import Failure
 from penstock._wire.pickling import loads
 from penstock._wire.reply import REPLY, Replier, used_bytes
@@ -123,7 +124,7 @@ class Inbox:
         self.orders: SimpleQueue[tuple[Notice, bytearray] | bytearray | None] = SimpleQueue()
         self.void: set[int] = set()  # tasks that are not wanted any more
         self.doing = -1, 0  # the task, and which of its steps
-        threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
+        started("penstock-inbox", self._receive, link.cut)
 
     def _receive(self) -> None:
         try:

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from penstock._descriptors import no_fork
+from penstock._threads import started
 from penstock.backends._ray import handshake
 from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
@@ -30,8 +32,7 @@ class Door:
         with no_fork():
             self._listener = handshake.listen(address)
         self._bell, self._ring = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._accept, name="penstock-door", daemon=True)
-        self._thread.start()
+        self._thread = started("penstock-door", self._accept, self._stop)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -44,7 +45,7 @@ class Door:
         watch.register(self._bell, select.POLLIN)
         while not self._closed:
             watch.poll()
-            with suppress(OSError):  # the other side is gone already
+            with suppress(OSError, RuntimeError):  # the other side is gone already, or no thread is to be had
                 with no_fork():
                     sock, _ = self._listener.accept()
                 self._admit(sock)
@@ -52,10 +53,9 @@ class Door:
     def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         link = Link(sock, DRIVER_PATIENCE, self._tls)
-        thread = threading.Thread(target=self._live, args=(link,), name="penstock-link", daemon=True)
-        with self._lock:
+        with self._lock:  # before the thread looks for itself there
+            thread = started("penstock-link", partial(self._live, link), link.cut)
             self._links[thread] = link
-        thread.start()
 
     def _live(self, link: Link) -> None:
         try:
@@ -72,11 +72,15 @@ class Door:
             with self._lock:
                 self._links.pop(threading.current_thread(), None)
 
-    def close(self, deadline: float) -> None:
-        """Cuts all connections, and waits until their threads have ended, or the deadline has passed."""
+    def _stop(self) -> None:
+        """Ends the thread that accepts connections."""
         if not self._closed:
             self._closed = True
             os.write(self._ring, b"\0")
+
+    def close(self, deadline: float) -> None:
+        """Cuts all connections, and waits until their threads have ended, or the deadline has passed."""
+        self._stop()
         with self._lock:
             links = {**self._links}
         for link in links.values():

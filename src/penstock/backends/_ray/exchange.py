@@ -24,6 +24,7 @@ from penstock._interrupts import Living
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import mapped
 from penstock._memory.slabs import Slabs
+from penstock._threads import started
 from penstock._warning import warn_caller
 from penstock._wire.failure import annotate, restore
 from penstock._wire.reply import REPLY, Receiver, may_teach
@@ -334,10 +335,8 @@ class Exchange:
                 with suppress(Exception):  # dead already, or the cluster is being shut down
                     remote.actor.kill()
 
-        killer = threading.Thread(target=kill, name="penstock-killer", daemon=True)
         with suppress(RuntimeError):  # the interpreter exits: Ray ends the actors of a driver that is gone
-            killer.start()
-            killer.join(_GRACE)
+            started("penstock-killer", kill, bool).join(_GRACE)
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:

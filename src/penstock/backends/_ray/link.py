@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock._interrupts import Living
+from penstock._threads import started
 
 HEAD = struct.Struct("<6q")
 STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length
@@ -113,7 +114,10 @@ class Link:
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # It holds the lock until it is done.
-                threading.Thread(target=self._send_and_release, name="penstock-sender", daemon=True).start()
+                try:
+                    started("penstock-sender", self._send_and_release, self.cut)
+                except RuntimeError:  # the interpreter exits, or the system has no thread to give
+                    self._send_and_release()
             else:
                 self._send_and_release()
 

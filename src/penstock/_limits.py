@@ -1,0 +1,45 @@
+"""Limits that the system sets to a process, for the messages about those that were met."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import suppress
+
+
+def no_more_processes(error: OSError) -> OSError:
+    """The error of a fork, with the limits that may be its reason; other errors stay as they are."""
+    if error.errno != errno.EAGAIN:
+        return error
+    return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
+
+
+def room_for_tasks() -> str:
+    """How many processes and threads there are, how many there may be, and what to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    found = []
+    if limit != resource.RLIM_INFINITY:
+        found.append(f"this user may have {limit:,} processes and threads (ulimit -u), and has {_of_this_user():,}")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        most, now = (_number(f"/sys/fs/cgroup/pids.{name}") for name in ("max", "current"))
+        found.append(f"this container may have {most:,} (pids.max), and has {now:,}")
+    known = "; ".join(found) or "no limit of this user is known, so it may be one of the whole machine"
+    return (
+        f"the system allows no more processes or threads. They count together: {known}. Use fewer workers (and fewer "
+        "threads in libraries, as by OMP_NUM_THREADS=1), end other programs, or raise the limit."
+    )
+
+
+def _of_this_user() -> int:
+    user, count = os.getuid(), 0
+    for pid in os.listdir("/proc"):
+        with suppress(OSError):  # it has ended
+            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
+                count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
+
+
+def _number(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
