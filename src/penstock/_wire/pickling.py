@@ -165,7 +165,7 @@ def by_tag(only: frozenset[bytes] | None = None) -> Override:
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
             with suppress(TypeError):  # a metaclass may make its classes unhashable
-                known = _tag_of.get(part)
+                known = _tag(part)
                 if known is not None and (only is None or known in only):
                     return _tagged, (known,)
                 if known is None and only is None and _is_nameless_exception(part):
@@ -181,11 +181,17 @@ def _tagged(known: bytes) -> type:
 
 def tag(cls: type) -> bytes:
     """The tag under which this process and its workers know `cls`."""
-    known = _tag_of.get(cls)
+    known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not counted: tags made in two processes never collide
         adopt({known: cls})
     return known
+
+
+def _tag(cls: type) -> bytes | None:
+    """The tag of a class, if it leads back to the class: it may have gone to a copy that is dead by now."""
+    known = _tag_of.get(cls)
+    return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
