@@ -52,19 +52,21 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
         try:
             work()
         finally:
-            running.pop(thread, None)
+            running.pop(threading.current_thread(), None)  # not `thread`, which would be a cycle if it is not started
 
     thread = threading.Thread(target=run, name=name, daemon=True)
+    refused = ""
     with interrupts_deferred():  # `Thread.start` waits for an Event
         running[thread] = stop
         try:
             thread.start()
-        except RuntimeError as error:
+        except BaseException as error:
             del running[thread]
-            raise RuntimeError(f"A thread could not be started ({error}): {room_for_tasks()}") from None
-        except BaseException:
-            del running[thread]
-            raise
+            if not isinstance(error, RuntimeError):
+                raise
+            refused = str(error)
+    if refused:  # outside of the block: the error must have no context, whose traceback would keep the engine alive
+        raise RuntimeError(f"A thread could not be started ({refused}): {room_for_tasks()}")
     return thread
 
 

@@ -352,7 +352,7 @@ def test_a_wrong_name_is_a_short_error(folder: Path) -> None:
     [
         ("shelf:model", "penstock profile: shelf:model is no dataset"),
         ("shelf:Needy", "penstock profile: shelf:Needy is called without arguments"),
-        ("shelf:arrays", "penstock profile: shelf:arrays cannot be loaded. KeyError: 0"),
+        ("shelf:arrays", "penstock profile: shelf:arrays cannot be loaded. TypeError: The dataset is a dict"),
     ],
 )
 def test_where_no_code_of_the_user_s_failed_there_is_no_traceback(folder: Path, name: str, said: str) -> None:

@@ -97,7 +97,7 @@ def tar(folder: Path) -> Any:
             info, data = tarfile.TarInfo(f"{number}.json"), b'{"x": %d}' % number
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return Tar(folder / "some.tar")
+    return Tar(folder / "some.tar", fields=("json",))
 
 
 def lines(folder: Path) -> Any:

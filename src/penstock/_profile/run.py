@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
         errors.print(f"penstock profile: {error}")
         return 2
     done: dict[Choice, tuple[Trial, Stats | None]] = {}
-    limits = _limits(subject, options.max_workers)
     try:
+        limits = _limits(subject, options.max_workers)
         with _shown(errors, subject) as show:
             while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
                 done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
