@@ -35,7 +35,7 @@ test-engine: $(VENV)/.developed
 	$(PYTEST) $(ENGINE) | sed -u 's/^/engine  /'
 
 test-faces: $(VENV)/.developed
-	$(PYTEST) $(addprefix --ignore ,$(ENGINE)) | sed -u 's/^/faces   /'
+	$(PYTEST) --numprocesses 3 $(addprefix --ignore ,$(ENGINE)) | sed -u 's/^/faces   /'
 
 # Between two edits, in less than a minute: lint, the pure parts and the model, and a little of everything else.
 check: lint

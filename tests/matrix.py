@@ -100,7 +100,8 @@ def _environment(name: str, command: str, packages: list[str]) -> Path:
         subprocess.run([command, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
         subprocess.run([*pip, *packages], check=True, stderr=subprocess.DEVNULL)
-        subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True, stderr=subprocess.DEVNULL)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "penstock.pth").write_text(f"{ROOT / 'src'}\n")
         stamp.write_text("\n".join(packages))
     return python
 

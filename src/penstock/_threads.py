@@ -24,7 +24,7 @@ GRACE = 1.0
 Code of the user's in it cannot be interrupted: it finishes in the background.
 """
 
-PATIENCE = 5.0
+PATIENCE = 2.0
 """Seconds after which the exit no longer waits for a thread that has used no processor time.
 
 Such a thread waits for something that may never come, such as an answer from a network. It cannot abort the process
