@@ -175,7 +175,11 @@ def tensor_of(samples: Any) -> Any:
 
 @pytest.mark.imports_torch
 @pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=["inline", "spawn"]
+    "workers",
+    [
+        pytest.param({}, id="inline"),
+        pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.wide, id="spawn"),
+    ],
 )
 def test_tensors_are_converted_in_a_process_that_has_not_imported_penstock_torch(
     workers: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
     assert list(RecordFile(path)) == list(RecordFile(path, idx=False)) == []
 
 
+@pytest.mark.wide
 def test_a_million_records_in_an_index_are_read_in_seconds(tmp_path: Path) -> None:
     count = 1_000_000
     path = tmp_path / "many.rec"
