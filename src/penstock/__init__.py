@@ -1,5 +1,8 @@
 """penstock: a dataset at one end, a training step at the other, and no pause between."""
 
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+
 from penstock._memory.guests import GUESTS as _GUESTS
 from penstock._open import open
 from penstock._progress import progress
@@ -44,8 +47,14 @@ from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
 
-# Modules that users import by name.
-_MODULES = ("errors", "formats", "image", "records", "stats", "testing", *_GUESTS)
+_LATE = ("formats", "image", "records", "testing")  # imported when a program first names them
+_MODULES = ("errors", "stats", *_LATE, *_GUESTS)
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name in _LATE:
+        return _import_module(f"penstock.{name}")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

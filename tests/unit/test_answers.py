@@ -80,3 +80,8 @@ def test_dir_shows_what_is_public() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == "['__doc__', '__version__']\n"
     assert set(penstock.__all__) < set(dir(penstock))
+
+
+def test_modules_of_formats_are_there_without_an_import_of_their_own() -> None:
+    code = "import sys, penstock; print('penstock.formats' in sys.modules, penstock.formats.Tokens.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False Tokens\n"

@@ -963,12 +963,12 @@ def test_a_forked_child_has_the_batches_and_not_the_thread() -> None:
         assert values(ahead) == list(range(3, 1000))
 
 
-WHILE_BLOCKED = "next(ahead); blocked.wait()"
+ENDINGS = ("del ahead", "raise SystemExit(0)", "next(ahead); blocked.wait()")
 
 
 @pytest.mark.parametrize(
     "ending",
-    ["", *(pytest.param(each, marks=pytest.mark.wide) for each in ("del ahead", "raise SystemExit(0)", WHILE_BLOCKED))],
+    ["", *(pytest.param(each, marks=pytest.mark.wide) for each in ENDINGS)],
 )
 def test_the_interpreter_exits_in_the_middle_of_an_epoch(ending: str) -> None:
     program = f"""

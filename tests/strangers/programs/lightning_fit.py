@@ -7,10 +7,11 @@ import warnings
 
 import torch
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", module="lightning")
 import lightning  # noqa: E402
+
+for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", module="lightning")
 
 from penstock.torch import DataLoader  # noqa: E402
 

@@ -15,7 +15,7 @@ class Rows(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         row = frame.iloc[i]
-        return {"text": row["text"], "value": torch.tensor(float(row["value"])), "weekday": row["day"].dayofweek}
+        return {"text": row["text"], "value": torch.tensor(float(row["value"])), "weekday": row["day"].day_of_week}
 
 
 assert frame.groupby(frame.day.dt.month).value.sum().sum() == sum(range(50))
