@@ -8,6 +8,12 @@ import warnings
 from types import FrameType
 
 _OURS = os.path.dirname(__file__) + os.sep
+_between: set[str] = set()  # files of libraries that call penstock for the user
+
+
+def called_through(filename: str) -> None:
+    """Declares a file of a library that calls penstock for the user: warnings point to the line that called the library."""
+    _between.add(filename)
 
 
 def is_ours(filename: str) -> bool:
@@ -19,6 +25,6 @@ def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)"""
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and is_ours(frame.f_code.co_filename):
+    while frame is not None and (is_ours(file := frame.f_code.co_filename) or file in _between):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

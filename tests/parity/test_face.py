@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 import penstock.torch
 from parity import sources
 from parity.pair import Ours, Tape, Theirs, begin, both, epoch, take
+from penstock import _options
 from penstock.torch._core import core_of
 
 
@@ -482,3 +483,12 @@ class Own(Theirs):
 def test_enable_reads_no_seed_from_loaders_that_are_not_ours() -> None:
     with penstock.torch.enable():
         assert [int(batch) for batch in Own(range(4), None, num_workers=1)] == [0, 1, 2, 3]
+
+
+def test_warnings_point_to_the_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_options, "_has_warned", False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="every rank gets the same batches") as said:
+        list(Ours(range(4), seed=1))
+    assert [one.filename for one in said] == [__file__]
