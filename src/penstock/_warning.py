@@ -12,7 +12,7 @@ _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
 def called_through(filename: str) -> None:
-    """Declares a file of a library that calls penstock for the user: warnings point to the line that called the library."""
+    """Declares a file of a library that calls penstock for the user: warnings point to the line that called it."""
     _between.add(filename)
 
 
