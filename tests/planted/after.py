@@ -376,6 +376,24 @@ _MORE = [
         ("conformance/test_found.py::test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound",),
         "The garbage collector clears weak references before it calls finalizers: updates would miss the engine.",
     ),
+    Bug(
+        "programs that a worker starts inherit the slabs",
+        "starting",
+        "backends/_process/launcher.py",
+        "    os.set_inheritable(fd, False)\n",
+        "    pass\n",
+        ("faults/test_started_programs.py",),
+        "A program that the dataset starts can change batches, and holds their memory after close().",
+    ),
+    Bug(
+        "programs that are started while a template unpickles inherit its socket",
+        "starting",
+        "backends/_process/launcher.py",
+        'boot["passed"] + [number] * (role == "template")',
+        'boot["passed"]',
+        ("faults/test_started_programs.py",),
+        "Such a program can answer for the template, and keeps the template alive.",
+    ),
     # These are for the random histories, which must find each of them too.
     Bug(
         "an update loses the steps of a bundle that waited to be handed out",
