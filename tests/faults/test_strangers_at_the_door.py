@@ -165,7 +165,7 @@ def test_workers_come_in_while_another_program_hammers_at_the_door() -> None:
             dropped = visitors.door.refused
             visitors.comes(worker)
             until(lambda dropped=dropped: visitors.door.refused > dropped, "strangers come and go")
-        assert len(visitors.door.strangers) <= MOST
+        assert len(visitors.door.strangers) <= MOST + 1  # one is accepted before another is dropped
 
 
 def test_strangers_of_one_address_take_no_place_of_another() -> None:
