@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
 import secrets
 import socket
 import ssl
@@ -208,7 +207,8 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         except BaseException:
             sock.close()
             raise
-        time.sleep(random.uniform(*_PAUSE))  # at random: other workers may have been dropped at the same moment
+        # At random: other workers may have been dropped at the same moment.
+        time.sleep(secrets.SystemRandom().uniform(*_PAUSE))
 
 
 def _reach(address: tuple[str, int], node: str) -> socket.socket:
