@@ -128,11 +128,11 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
     write_data(tmp_path)
     with serving(tmp_path) as server, small_disk(place) as is_small:
         expected = [training.digest(each) for each in training.datasets(str(tmp_path))]
-        cache = str(place / "cache")
-        trained = [sys.executable, "-m", "tests.neighbours.training", server.url, cache, str(400_000)]
+        cache, told = str(place / "cache"), tmp_path / "workers"
+        trained = [sys.executable, "-m", "tests.neighbours.training", server.url, cache, str(400_000), str(told)]
         with program(*trained, stdin=subprocess.PIPE) as run:
             table = first(run)["table"]
-            with _neighbours(run.pid, place, cache, table, is_small) as them:
+            with _neighbours(run.pid, told, place, cache, table, is_small) as them:
                 epochs, warned = _watched(run, SECONDS)
                 said = {name: end_of(process) for name, process in them.items()}
     assert run.returncode == 0
@@ -153,10 +153,10 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
 
 @contextmanager
 def _neighbours(
-    pid: int, place: Path, cache: str, table: str, is_small: bool
+    pid: int, told: Path, place: Path, cache: str, table: str, is_small: bool
 ) -> Iterator[dict[str, subprocess.Popen[str]]]:
     small = "small" if is_small else "large"
-    with program(sys.executable, "-m", "tests.neighbours.sibling", str(pid), cache, small) as sibling:
+    with program(sys.executable, "-m", "tests.neighbours.sibling", str(told), cache, small) as sibling:
         first(sibling)
         if not may_be_nobody():
             yield {"sibling": sibling}

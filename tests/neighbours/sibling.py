@@ -1,6 +1,6 @@
 """Another program of the same user. He is trusted with the data, but he crashes, is stopped, and leaves a mess.
 
-    python -m tests.neighbours.sibling PID CACHE small|large
+    python -m tests.neighbours.sibling WORKERS CACHE small|large
 
 He uses the same cache, and is stopped while he has its locks; stops and kills workers of the run; leaves wrong
 pieces, agendas and pages; deletes pieces; and fills the disk of the cache, if that is small. Prints what he did.
@@ -17,8 +17,9 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
-from tests.neighbours.stranger import family, memfd
+from tests.neighbours.stranger import memfd
 
 done: Counter[str] = Counter()
 
@@ -76,9 +77,9 @@ def mess(cache: str, rng: random.Random) -> None:
         done["mess"] += 1
 
 
-def strike(pid: int, rng: random.Random) -> None:
+def strike(told: Path, rng: random.Random) -> None:
     """Stops or kills a worker of the run."""
-    workers = [each for each in family(pid) if each != pid]
+    workers = list(map(int, told.read_text().split())) if told.exists() else []
     if not workers:
         return
     victim, kind = rng.choice(workers), rng.choice(("stop", "stop", "kill"))
@@ -109,8 +110,8 @@ def fill_disk(cache: str) -> None:
             os.unlink(path)
 
 
-def main(pid: int, cache: str, small: bool) -> None:
-    rng, stop = random.Random(pid), list[int]()
+def main(told: Path, cache: str, small: bool) -> None:
+    rng, stop = random.Random(5), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     fds = [
         memfd(name, rng.randbytes(5000))
@@ -119,7 +120,7 @@ def main(pid: int, cache: str, small: bool) -> None:
     print(json.dumps({"pid": os.getpid(), "planted": len(fds)}), flush=True)
     began, held = time.monotonic(), 0.0
     while not stop:
-        strike(pid, rng)
+        strike(told, rng)
         mess(cache, rng)
         if small and rng.random() < 0.1:
             fill_disk(cache)
@@ -133,4 +134,4 @@ def main(pid: int, cache: str, small: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "small")
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "small")
