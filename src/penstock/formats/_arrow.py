@@ -29,7 +29,7 @@ class Arrow(Table):
     remote are read as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent
     to workers once, and they share one copy. Needs `pip install ".[parquet]"`.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
 
@@ -52,6 +52,7 @@ class Arrow(Table):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         need_pyarrow("Arrow")
         super().__init__(keep)
@@ -60,7 +61,7 @@ class Arrow(Table):
         if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
             self._from_table(table_or_paths, columns)
         else:
-            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes))
+            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes, cache_shared))
 
     def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
         import pyarrow as pa

@@ -30,7 +30,7 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -49,8 +49,9 @@ class TextLines(Extents):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
-        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
+        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes, cache_shared))
 
     def _checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere

@@ -41,7 +41,7 @@ class Megatron(Extents):
 
     Sequences differ in length, so batches need a `collate_fn`, or `batch_size=1`.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
     """
 
     suffixes = (".idx",)
@@ -53,9 +53,10 @@ class Megatron(Extents):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         given = [prefix] if isinstance(prefix, (str, os.PathLike, AnyFile)) else list(prefix)
-        access = Access(storage, cache, cache_bytes)
+        access = Access(storage, cache, cache_bytes, cache_shared)
         indexes = find_files(map(idx_path, given), self.suffixes, type(self).__name__, access)
         self._files = list(for_each(_bin_of, indexes))
         self._set_indexes(cached_each(indexes, "megatron-1", find_sequences))

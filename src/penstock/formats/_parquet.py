@@ -40,7 +40,7 @@ class Parquet(Table):
     the last ones, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
     docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"
@@ -62,11 +62,12 @@ class Parquet(Table):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         need_pyarrow("Parquet")
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths, Access(storage, cache, cache_bytes))
+        Format.__init__(self, paths, Access(storage, cache, cache_bytes, cache_shared))
         super().__init__(keep)
         footers = list(for_each(_footer, self._files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))

@@ -49,7 +49,7 @@ class Tar(Extents):
     header, the sample there stands for the rest of the tar. So are links, sparse files, fields that come twice, and
     members of a sample that are not beside each other.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import io, tarfile, tempfile
     >>> path = tempfile.mkdtemp() + "/shard-000.tar"
@@ -74,12 +74,13 @@ class Tar(Extents):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         self._wanted = None if fields is None else wanted_fields(fields)
         self.decode = decode  # first: it raises for what is no function, before files are read
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
         self._given = index
-        super().__init__(paths, KIND, find_samples, Access(storage, cache, cache_bytes))
+        super().__init__(paths, KIND, find_samples, Access(storage, cache, cache_bytes, cache_shared))
 
     def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
         beside = self._beside(kind, access)

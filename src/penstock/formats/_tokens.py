@@ -59,7 +59,7 @@ class Tokens(Format):
     reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
     loader.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"
@@ -82,8 +82,9 @@ class Tokens(Format):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        cache_shared: bool = False,
     ) -> None:
-        super().__init__(paths, Access(storage, cache, cache_bytes))
+        super().__init__(paths, Access(storage, cache, cache_bytes, cache_shared))
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
