@@ -18,22 +18,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends._ray import handshake
+from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.handshake import Hello, Tls, connect, this_process
-from penstock.backends._ray.link import DRIVER_PATIENCE, Link, head
+from penstock.backends._ray.link import DRIVER_PATIENCE, Link, Secure, head
 
 
 def pair(tls: Tls | None = None) -> tuple[Link, Link]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
-    if tls is None:
-        return Link(ends[0], DRIVER_PATIENCE), Link(ends[1], DRIVER_PATIENCE)
-    ours = Link(ends[0], DRIVER_PATIENCE, tls.context(server=False), server="127.0.0.1")
-    theirs = Link(ends[1], DRIVER_PATIENCE, tls.context(server=True))
-    shaking = threading.Thread(target=ours.shake_hands)
-    shaking.start()
-    theirs.shake_hands()
-    shaking.join()
+    both = (None, None) if tls is None else shaken(tls)
+    ours, theirs = (Link(end, DRIVER_PATIENCE, secure) for end, secure in zip(ends, both, strict=True))
+    return ours, theirs
+
+
+def shaken(tls: Tls) -> tuple[Secure, Secure]:
+    """Two ends of TLS whose handshake is done."""
+    ours, theirs = Secure(tls.context(server=False), "127.0.0.1"), Secure(tls.context(server=True))
+    for one, other in [(ours, theirs), (theirs, ours)] * 2:
+        with suppress(ssl.SSLWantReadError):
+            one.tls.do_handshake()
+        other.incoming.write(one.outgoing.read())
     return ours, theirs
 
 
@@ -196,12 +201,15 @@ def until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-def say(address: tuple[str, int], said: bytes) -> None:
-    """Says this, and hears nothing."""
-    with socket.create_connection(address, 10) as sock, suppress(OSError):
+def say(address: tuple[str, int], said: bytes) -> bytes:
+    """Says this, and returns what is answered until the connection ends."""
+    heard = b""
+    with socket.create_connection(address, 10) as sock, suppress(ConnectionError):
         sock.sendall(said)
         sock.shutdown(socket.SHUT_WR)
-        assert sock.recv(1) == b""
+        while data := sock.recv(1000):
+            heard += data
+    return heard
 
 
 def test_who_has_the_token_comes_in() -> None:
@@ -219,16 +227,19 @@ def test_who_has_the_token_comes_in() -> None:
 )
 def test_a_wrong_token_is_dropped_and_counted(said: bytes) -> None:
     with Visitors() as visitors:
-        say(visitors.door.address, said)
+        assert say(visitors.door.address, said) == b""
         until(lambda: visitors.door.refused == 1)
         assert not visitors.came
 
 
-def test_nothing_is_unpickled_before_the_token_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_before_the_token_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake.json, "loads", lambda said: pytest.fail("it was read"))
     with Visitors() as visitors:
-        say(visitors.door.address, b"y" * 32 + (5).to_bytes(8, "little") + b"hello")
+        said = PREFACE + b"n" * NONCE_SIZE + b"p" * PROOF_SIZE + (5).to_bytes(4, "little") + b"hello"
+        heard = say(visitors.door.address, said)
+        assert heard.startswith(PREFACE) and len(heard) == len(PREFACE) + NONCE_SIZE + PROOF_SIZE
         until(lambda: visitors.door.refused == 1)
+        assert not visitors.came
 
 
 def test_the_door_is_at_one_address_only() -> None:
@@ -243,9 +254,9 @@ def test_a_door_that_is_closed_lets_nobody_in_and_leaves_nothing() -> None:
     with Visitors() as visitors:
         address = visitors.door.address
         with socket.create_connection(address, 10) as silent:  # says no token
-            until(lambda: visitors.door._links)
+            until(lambda: visitors.door.strangers)
             visitors.door.close(time.monotonic() + 5)
-            assert silent.recv(1) == b"" and not visitors.door._links
+            assert silent.recv(1) == b"" and not visitors.door.strangers
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, 10)
 
@@ -275,9 +286,10 @@ def test_an_encrypted_door_is_closed_to_others(
     certificate: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with Visitors(certificate) as visitors:
-        plain = connect(visitors.door.address, False, visitors.door.token, this_process(1, "here", 0))
+        monkeypatch.setattr(handshake, "_PATIENCE", 0)  # it would be tried again
+        with pytest.raises(ConnectionError, match="the driver at 127"):
+            connect(visitors.door.address, False, visitors.door.token, this_process(1, "here", 0))
         until(lambda: visitors.door.refused == 1)
-        plain.close()
         for name, value in environment(new_certificate(tmp_path)).items():  # of another authority
             monkeypatch.setenv(name, value)
         with pytest.raises(ssl.SSLCertVerificationError):

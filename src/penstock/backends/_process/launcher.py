@@ -7,6 +7,9 @@ lifeline. So `Launcher.close` does not kill a worker that is ending by itself, a
 The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
 processes that have armed the read end (see `process.py`).
 
+A fresh interpreter gets its descriptors by inheritance, and makes them close-on-exec before anything is imported:
+else every program that the dataset starts could write to the slabs, and would keep them.
+
 A fresh interpreter becomes a spawned worker, or the template, which forks a worker at each request. `__main__` is not
 imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload once, and all its
 workers share this copy. Parent and template talk over a socket, one answer to each request:
@@ -62,6 +65,8 @@ _ENTER = """\
 import marshal, os, sys
 boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
 role, number, child = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+for fd in boot["passed"] + [number] * (role == "template"):
+    os.set_inheritable(fd, False)
 sys.path[:] = boot["path"]
 from penstock.backends._process.launcher import enter
 enter(boot, role, number, child)
@@ -129,8 +134,8 @@ class Launcher:
         self.own["boot"] = open_memfd("penstock-boot")
         path, tracker = [entry for entry in sys.path if isinstance(entry, str)], tracker_fd()
         boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
-        boot |= {"lineage": tuple(self.lineage), "tracker": tracker}
         self._lent = () if tracker is None else (tracker,)
+        boot |= {"lineage": tuple(self.lineage), "tracker": tracker, "passed": [*self._passed()]}
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
@@ -191,9 +196,11 @@ class Launcher:
             own_fork.now = False
         return pid
 
+    def _passed(self) -> tuple[int, ...]:
+        return (*self._fds.values(), *self.own.values(), *self._lent)
+
     def _spawn(self, role: str, number: int, child: int, *further: int) -> int:
-        fds = (*self._fds.values(), *self.own.values(), *self._lent, *further)
-        return start_python(self.own["boot"], role, number, child, fds)
+        return start_python(self.own["boot"], role, number, child, (*self._passed(), *further))
 
     def _start_template(self) -> None:
         with interrupts_deferred():

@@ -1,26 +1,80 @@
-"""The door: where workers connect. Each connection gets a thread, and whoever does not have the token is dropped."""
+"""The door: where workers connect, and where strangers are kept out.
+
+One thread accepts connections and does the handshakes of all, without waiting for any. A connection is a *stranger*
+until the other end has proved that it has the token; then it is a link, and gets a thread. All that a stranger costs
+is a descriptor and some hundred bytes, for at most ten seconds, and there are at most MOST of them:
+
+- With one more, one must go: a random one of the network address that has most of them. So a machine that hammers at
+  the door takes the places of its own connections, not those of workers on other machines. A worker on that same
+  machine may be dropped, at whatever pace strangers come, but never surely: it tries again, and comes in. (If the
+  oldest had to go, strangers that come fast enough would shut it out for good; if the newest, silent ones would.)
+- None is dropped before what it has sent was looked at.
+- Without a descriptor or memory for another connection, one stranger is dropped, and there is a pause.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from penstock._descriptors import no_fork
+from penstock._descriptors import close, close_in_child, no_fork
+from penstock._interrupts import Living
 from penstock._threads import started
 from penstock.backends._ray import handshake
 from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
+MOST = 128
+"""Strangers at a time. Each has a descriptor, of which a process often has 1,024."""
+
+_SECONDS = 10.0  # for a whole handshake
+_PAUSE = 0.1  # seconds without accepting, after it has failed
+_AT_ONCE = 16  # connections that are accepted before strangers are heard again
+
+
+class Stranger:
+    """A connection whose other end has not proved yet that it has the token."""
+
+    def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
+        self.sock = sock
+        # Of IPv6, the half that a machine cannot choose by itself.
+        self.network = socket.inet_pton(sock.family, host.partition("%")[0])[:8]
+        self.deadline = time.monotonic() + _SECONDS
+        self.challenge, self.handshake = handshake.awaited(token, tls)
+
+    def hear(self) -> bool:
+        """Receives what has come, and answers. True if it is a worker."""
+        data = self.sock.recv(self.handshake.wants)
+        if not data:
+            raise EOFError("the connection has ended")
+        self._send(self.handshake.receive(data))
+        return self.handshake.is_done
+
+    def _send(self, said: bytes) -> None:
+        if said and self.sock.send(said) < len(said):
+            raise BrokenPipeError("it does not read what it is answered")
+
+    def drop(self, error: Exception | None = None) -> None:
+        if error is not None:
+            with suppress(OSError):
+                self._send(self.handshake.last_words(error))
+        self.sock.close()
+
 
 class Door:
-    """Listens on one address, at a free port. `serve(link, hello)` is the life of one connection, in its thread."""
+    """Listens on one address, at a free port. `serve(link, hello)` is the life of one connection, in its thread.
+
+    `refused`: how many strangers were dropped.
+    """
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
         self._tls, self._serve = tls, serve
@@ -29,54 +83,145 @@ class Door:
         self._closed = False
         self._lock = threading.Lock()
         self._links: dict[threading.Thread, Link] = {}
+        self.strangers: dict[int, Stranger] = {}  # by descriptor, oldest first
+        self._watch = select.poll()
         with no_fork():
             self._listener = handshake.listen(address)
-        self._bell, self._ring = os.pipe2(os.O_CLOEXEC)
-        self._thread = started("penstock-door", self._accept, self._stop)
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            close_in_child(self._bell)
+            _living.add(self)
+        try:
+            self._thread = started("penstock-door", self._keep, self._stop)
+        except BaseException:
+            self._listener.close()
+            close(self._bell)
+            raise
 
     @property
     def address(self) -> tuple[str, int]:
         host, port, *_ = self._listener.getsockname()
         return host, port
 
-    def _accept(self) -> None:
-        watch = select.poll()
-        watch.register(self._listener, select.POLLIN)
-        watch.register(self._bell, select.POLLIN)
-        while not self._closed:
-            watch.poll()
-            with suppress(OSError, RuntimeError):  # the other side is gone already, or no thread is to be had
-                with no_fork():
-                    sock, _ = self._listener.accept()
-                self._admit(sock)
+    # In the thread of the door.
 
-    def _admit(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        link = Link(sock, DRIVER_PATIENCE, self._tls)
-        with self._lock:  # before the thread looks for itself there
-            thread = started("penstock-link", partial(self._live, link), link.cut)
-            self._links[thread] = link
-
-    def _live(self, link: Link) -> None:
+    def _keep(self) -> None:
+        listening = self._listener.fileno()
+        self._watch.register(listening, select.POLLIN)
+        self._watch.register(self._bell, select.POLLIN)
+        paused = 0.0  # until when nothing is accepted
         try:
-            hello = None
-            with suppress(OSError, EOFError, ValueError, TypeError):  # it is silent, or says what no worker says
-                hello = handshake.admit(link, self.token)
-            if hello is not None:
-                self._serve(link, hello)
-            else:
-                self.refused += 1
+            while not self._closed:
+                found = [fd for fd, _ in self._watch.poll(self._wait(paused))]
+                for fd in found:
+                    if fd in self.strangers:
+                        self._hear(self.strangers[fd])
+                self._drop_late()
+                if not paused and listening in found and not self._accept():
+                    paused = time.monotonic() + _PAUSE
+                    self._watch.modify(listening, 0)
+                elif paused and time.monotonic() >= paused:
+                    paused = 0.0
+                    self._watch.modify(listening, select.POLLIN)
+        finally:
+            for stranger in [*self.strangers.values()]:
+                self._drop(stranger)
+
+    def _wait(self, paused: float) -> float | None:
+        """Milliseconds until something is due; None if nothing is."""
+        oldest = next(iter(self.strangers.values()), None)
+        due = [] if oldest is None else [oldest.deadline]
+        if paused:
+            due.append(paused)
+        return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+
+    def _accept(self) -> bool:
+        """Accepts connections that wait; False if the system has no room for another."""
+        for _ in range(_AT_ONCE):
+            try:
+                with no_fork():  # until a forked child would find it among the strangers
+                    sock, (host, *_) = self._listener.accept()
+                    sock.setblocking(False)
+                    stranger = Stranger(sock, host, self.token, self._tls)
+                    self.strangers[sock.fileno()] = stranger
+            except BlockingIOError:
+                return True
+            except (OSError, MemoryError):  # no descriptor, no memory, or a connection that was cut already
+                self._make_room()
+                return False
+            self._watch.register(sock, select.POLLIN)
+            if len(self.strangers) > MOST:
+                self._make_room()
+        return True
+
+    def _make_room(self) -> None:
+        """Drops a random stranger of the network that has most of them."""
+        networks = Counter(stranger.network for stranger in self.strangers.values())
+        for network, _ in networks.most_common(1):
+            self._expel(random.choice([each for each in self.strangers.values() if each.network == network]))
+
+    def _expel(self, stranger: Stranger) -> None:
+        """Drops it, unless what it has sent meanwhile makes it a worker."""
+        self._hear(stranger)
+        if stranger.sock.fileno() in self.strangers:
+            self._drop(stranger)
+
+    def _hear(self, stranger: Stranger) -> None:
+        try:
+            if stranger.hear():
+                self._admit(stranger)
+        except BlockingIOError:
+            pass
+        except Exception as error:  # whatever it said, it does not end this thread
+            self._drop(stranger, error)
+
+    def _admit(self, stranger: Stranger) -> None:
+        hello = handshake.told(stranger.challenge.hello)
+        stranger.sock.setblocking(True)
+        with no_fork():  # it is a link before it is no stranger any more
+            link = Link(stranger.sock, DRIVER_PATIENCE, stranger.handshake.secure)
+            self._forget(stranger)
+        try:
+            with self._lock:  # before the thread looks for itself there
+                thread = started("penstock-link", partial(self._live, link, hello), link.cut)
+                self._links[thread] = link
+        except RuntimeError:  # no thread is to be had
+            link.close()
+
+    def _forget(self, stranger: Stranger) -> None:
+        del self.strangers[stranger.sock.fileno()]
+        self._watch.unregister(stranger.sock)
+
+    def _drop(self, stranger: Stranger, error: Exception | None = None) -> None:
+        self.refused += 1
+        with no_fork():
+            self._forget(stranger)
+            stranger.drop(error)
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for stranger in [*self.strangers.values()]:
+            if now < stranger.deadline:
+                break
+            self._expel(stranger)
+
+    # In the threads of links.
+
+    def _live(self, link: Link, hello: Hello) -> None:
+        try:
+            self._serve(link, hello)
         finally:
             link.cut()
             link.close()
             with self._lock:
                 self._links.pop(threading.current_thread(), None)
 
+    # The end.
+
     def _stop(self) -> None:
         """Ends the thread that accepts connections."""
         if not self._closed:
             self._closed = True
-            os.write(self._ring, b"\0")
+            os.eventfd_write(self._bell, 1)
 
     def close(self, deadline: float) -> None:
         """Cuts all connections, and waits until their threads have ended, or the deadline has passed."""
@@ -89,7 +234,23 @@ class Door:
             if thread is not threading.current_thread():  # in which the garbage collector has found the engine
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._listener.close()
-        for fd in (self._bell, self._ring):
-            if fd >= 0:
-                os.close(fd)
-        self._bell = self._ring = -1
+        if self._bell >= 0:
+            bell, self._bell = self._bell, -1
+            close(bell)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the port and the strangers are the parent's."""
+        for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
+            with suppress(OSError):
+                os.close(sock.detach())
+
+
+_living = Living[Door]()
+
+
+def _leave_all_to_parent() -> None:
+    for door in _living:
+        door.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

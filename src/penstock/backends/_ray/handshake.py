@@ -1,9 +1,10 @@
-"""The handshake: a token, then what each side is. Nothing is unpickled before the token was checked.
+"""The handshake: each side proves that it has the token, then the worker says what it is.
 
-    worker   connects --token, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
-    driver   listens on the node's address; a wrong token is dropped
+    worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
+    driver   listens on the node's address; a connection without the token is dropped (see `door.py`)
 
-The token is 32 random bytes, which Ray gives to the worker with its arguments.
+The token is 32 random bytes, which Ray gives to the worker with its arguments. It is never sent: see `challenge.py`.
+Nothing is unpickled, on either side, before the other has proved that it has the token.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import secrets
 import socket
 import ssl
-import struct
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock._memory.guests import GUESTS
-from penstock.backends._ray.link import WORKER_PATIENCE, Link
+from penstock.backends._ray.challenge import NONCE_SIZE, TOKEN_SIZE, Challenge, Driver, Refused, State, Worker
+from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
-TOKEN_SIZE = 32
-_LENGTH = struct.Struct("<q")
-_MOST = 1 << 16  # bytes of a hello
-_SECONDS = 10.0  # that each side gives the other, for each message
+_CONNECT = 10.0  # seconds for a connection to be made
+_PATIENCE = WORKER_PATIENCE / 1000  # seconds that a worker gives to all its handshakes: the driver may be stopped
+_PAUSE = 0.02, 0.2  # seconds between two of them
+_PIECE = 1 << 14  # bytes of TLS that are received at once
 
 
 _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -123,42 +126,128 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
+class Handshake:
+    """The bytes of a handshake, in and out: those of a challenge, within TLS if `secure` is given. No I/O."""
+
+    def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
+        self._challenge, self.secure = challenge, secure
+        self._is_shaken = False  # the handshake of TLS is done
+
+    @property
+    def is_done(self) -> bool:
+        return self._challenge.state is State.DONE
+
+    @property
+    def wants(self) -> int:
+        """How many bytes may be received for it. Those after the handshake are left to the link."""
+        return self._challenge.wants if self.secure is None else _PIECE
+
+    def begin(self) -> bytes:
+        """What is to be sent first."""
+        return self._challenge.greeting if self.secure is None else self.receive(b"")
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes what was received. Returns what is to be sent. Refused, or an SSLError, ends the connection."""
+        if self.secure is None:
+            return self._challenge.receive(data)
+        self.secure.incoming.write(data)
+        tls = self.secure.tls
+        with suppress(ssl.SSLWantReadError):
+            if not self._is_shaken:
+                tls.do_handshake()
+                self._is_shaken = True
+                self._write(self._challenge.greeting)
+            while self._challenge.wants:
+                self._write(self._challenge.receive(tls.read(self._challenge.wants)))
+        return self.secure.outgoing.read()
+
+    def last_words(self, error: Exception) -> bytes:
+        """What may be sent before the connection is closed because of this error."""
+        words = error.answer if isinstance(error, Refused) else b""
+        if self.secure is None:
+            return words
+        with suppress(ssl.SSLError):
+            self._write(words)
+        return self.secure.outgoing.read()
+
+    def _write(self, said: bytes) -> None:
+        if said and self.secure is not None:
+            self.secure.tls.write(said)
+
+
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
-    """In the worker: a link to the driver, which has the token and the hello."""
+    """In the worker: a link to the driver, once each has proved to the other that it has the token.
+
+    The driver may drop a connection because too many strangers are at its door (see `door.py`), so it is tried again.
+    """
     tls = Tls.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
-    try:
-        sock = socket.create_connection(address, _SECONDS)
-    except OSError as error:
-        raise ConnectionError(
-            f"Node {hello.node} cannot reach the driver at {address[0]}, port {address[1]} ({error}). Workers "
-            "connect to the process that trains, at a port that the system chooses: look at firewalls between nodes."
-        ) from error
-    try:
-        context = None if tls is None else tls.context(server=False)
-        link = Link(sock, WORKER_PATIENCE, context, server=address[0])
-        link.limit(_SECONDS)
-        link.shake_hands()
-        said = json.dumps(hello).encode()
-        link.send(token, _LENGTH.pack(len(said)), said)
-        link.limit(None)
-        return link
-    except BaseException:
-        sock.close()
-        raise
+    context = None if tls is None else tls.context(server=False)
+    deadline = time.monotonic() + _PATIENCE
+    where = f"the driver at {address[0]}, port {address[1]}"
+    while True:
+        try:
+            sock = socket.create_connection(address, _CONNECT)
+        except OSError as error:
+            raise ConnectionError(
+                f"Node {hello.node} cannot reach {where} ({error}). Workers connect to the process that trains, at a "
+                "port that the system chooses: look at firewalls between nodes."
+            ) from error
+        try:
+            challenge = Worker(token, secrets.token_bytes(NONCE_SIZE), json.dumps(hello).encode())
+            secure = None if context is None else Secure(context, address[0])
+            _shake_hands(sock, Handshake(challenge, secure), deadline)
+            return Link(sock, WORKER_PATIENCE, secure)
+        except Refused as error:
+            sock.close()
+            raise ConnectionError(
+                f"Node {hello.node} refuses to work for {where}: {error}. Another program has the port now, or "
+                "answers in the place of the driver. Nothing was sent to it, and nothing of it was read."
+            ) from error
+        except (EOFError, ConnectionError, TimeoutError) as error:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"Node {hello.node} has reached {where}, which has not finished a handshake within "
+                    f"{_PATIENCE:g} s ({error}). It may be stopped, or out of descriptors (ulimit -n), or beset by "
+                    "connections of programs that are not its workers."
+                ) from error
+        except BaseException:
+            sock.close()
+            raise
+        time.sleep(random.uniform(*_PAUSE))  # at random: other workers may have been dropped at the same moment
 
 
-def admit(link: Link, token: bytes) -> Hello | None:
-    """In the driver: who has connected; None if it does not have the token."""
-    link.limit(_SECONDS)
-    link.shake_hands()
-    if not secrets.compare_digest(bytes(link.receive(TOKEN_SIZE)), token):
-        return None
-    (length,) = _LENGTH.unpack(link.receive(_LENGTH.size))
-    if not 0 < length <= _MOST:
-        return None
-    said: Any = json.loads(bytes(link.receive(length)))
-    link.limit(None)
-    return Hello(*said)
+def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
+    """One handshake of a worker, until the deadline."""
+    said = handshake.begin()
+    while True:
+        # At least a moment: 0 would make the socket non-blocking.
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.sendall(said)
+        if handshake.is_done:
+            sock.settimeout(None)
+            return
+        data = sock.recv(handshake.wants)
+        if not data:
+            raise EOFError("the connection was closed")
+        said = handshake.receive(data)
+
+
+def told(said: bytes) -> Hello:
+    """The hello that a worker has sent. ValueError if it is none."""
+    try:
+        worker, pid, node, clock, versions = json.loads(said)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("what was said is no hello") from None
+    if [*map(type, (worker, pid, node, clock, versions))] != [int, int, str, int, dict]:
+        raise ValueError("what was said is no hello")
+    return Hello(worker, pid, node, clock, versions)
+
+
+def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[Driver, Handshake]:
+    """In the driver: the handshake of a connection that was accepted."""
+    challenge = Driver(token, secrets.token_bytes(NONCE_SIZE))
+    return challenge, Handshake(challenge, None if context is None else Secure(context))
 
 
 def new_token() -> bytes:

@@ -46,14 +46,9 @@ def head(kind: int, *numbers: int) -> bytes:
 
 
 class Link:
-    """One end of a connection. `tls`: its context, if the connection is encrypted.
+    """One end of a connection, whose handshake is done. `secure`: its TLS, if the connection is encrypted."""
 
-    `server`: the name of the other end; "" if this end has accepted the connection.
-    """
-
-    def __init__(
-        self, sock: socket.socket, patience: int, tls: ssl.SSLContext | None = None, server: str = ""
-    ) -> None:
+    def __init__(self, sock: socket.socket, patience: int, secure: Secure | None = None) -> None:
         self._sock = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
@@ -61,19 +56,10 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _send_unpaced(sock)
-        self._tls = None if tls is None else _Tls(sock, tls, server)
+        self._tls = None if secure is None else _Tls(sock, secure)
         self._outbox: deque[memoryview] = deque()
         self._sending = threading.Lock()
         _living.add(self)
-
-    def limit(self, seconds: float | None) -> None:
-        """How long one system call may take from now on: for the time before the other side is known."""
-        self._sock.settimeout(seconds)
-
-    def shake_hands(self) -> None:
-        """Makes the connection secure, if it shall be."""
-        if self._tls is not None:
-            self._tls.shake_hands()
 
     # Receiving: one thread.
 
@@ -171,27 +157,26 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
     return [view for part in parts if len(view := memoryview(part).cast("B"))]
 
 
+class Secure:
+    """TLS over two buffers: what has come in, and what is to go out. It does no input or output.
+
+    `server`: the name of the other end; "" if this end has accepted the connection.
+    """
+
+    def __init__(self, context: ssl.SSLContext, server: str = "") -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        side: dict[str, Any] = {"server_hostname": server} if server else {"server_side": True}
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, **side)
+
+
 class _Tls:
     """TLS on a blocking socket, of which one thread reads while others write, as `ssl.SSLSocket` does not allow."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server: str) -> None:
+    def __init__(self, sock: socket.socket, secure: Secure) -> None:
         self._sock = sock
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        side: dict[str, Any] = {"server_hostname": server} if server else {"server_side": True}
-        self._tls = context.wrap_bio(self._in, self._out, **side)
+        self._in, self._out, self._tls = secure.incoming, secure.outgoing, secure.tls
         self._lock = threading.Lock()  # of the object, which several threads use
         self._wire = threading.Lock()  # what it has to send is sent in order; taken before the other lock
-
-    def shake_hands(self) -> None:
-        done = False
-        while not done:
-            with self._wire:
-                with self._lock, suppress(ssl.SSLWantReadError):
-                    self._tls.do_handshake()
-                    done = True
-                self._sock.sendall(self._out.read())
-            if not done and not self._receive():
-                raise EOFError("the connection has ended")
 
     def receive_into(self, view: memoryview) -> int:
         while True:

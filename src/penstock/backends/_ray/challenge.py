@@ -1,0 +1,147 @@
+"""How driver and worker prove to each other that they have the token, which itself is never sent. Pure: no I/O.
+
+    worker   PREFACE, its nonce                       ->
+                                                      <-   PREFACE, the driver's nonce, the driver's proof
+    worker   its proof, the length of the hello       ->   (nothing of a variable length was read until here)
+    worker   the hello                                ->
+                                                      <-   ADMITTED
+
+A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the role of the prover and both nonces. Both nonces
+are new for each connection, so a recorded proof is worth nothing in another; the roles differ, so a proof that is
+sent back to its author is none. ADMITTED tells a worker that the driver has not dropped it on the way.
+
+Each end is a machine. It `wants` so many bytes, is given them in any pieces, and returns what is to be sent:
+
+    Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
+    Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
+
+What does not fit raises Refused, after which the connection must be closed.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import struct
+
+TOKEN_SIZE = NONCE_SIZE = PROOF_SIZE = 32
+MOST_HELLO = 1 << 16  # bytes
+
+NAME, VERSION = b"penstock", 1
+PREFACE = NAME + bytes([VERSION])
+ADMITTED = b"\6"
+
+_LENGTH = struct.Struct("<I")
+
+
+class State(enum.Enum):
+    """What an end waits for."""
+
+    GREETED = "the preface and the nonce of the other end; from the driver also its proof"
+    PROVED = "the proof of the worker"
+    TOLD = "the hello of the worker"
+    LET_IN = "the word that the driver has heard the hello"
+    DONE = "nothing: both ends have proved that they have the token"
+
+
+class Refused(Exception):
+    """The other end is not the one that it should be. `answer`: what may be sent to it before the end."""
+
+    def __init__(self, why: str, answer: bytes = b"") -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+class Challenge:
+    """One end. `wants`: how many bytes it waits for; more must not be given to it at once.
+
+    `greeting`: what it says before it has heard anything.
+    """
+
+    greeting = b""
+
+    def __init__(self, token: bytes, nonce: bytes, wants: int) -> None:
+        self._token, self._nonce = token, nonce
+        self._got = bytearray()
+        self.wants = wants
+        self.state = State.GREETED
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes bytes of the other end. Returns those that are to be sent to it now."""
+        if len(data) > self.wants:
+            raise Refused(f"it has sent {len(data)} bytes, and {self.wants} were due")
+        self._got += data
+        self.wants -= len(data)
+        if self.state is State.GREETED:
+            self._check_preface(bytes(self._got[: len(PREFACE)]))
+        if self.wants or not data:
+            return b""
+        message = bytes(self._got)
+        self._got.clear()
+        return self._answer(message)
+
+    def _check_preface(self, begun: bytes) -> None:
+        """As soon as a byte is wrong: a stranger that speaks another protocol is not waited for."""
+        if not NAME.startswith(begun[: len(NAME)]):
+            raise Refused("it does not speak penstock's protocol")
+        if not PREFACE.startswith(begun):
+            raise Refused(
+                f"it speaks version {begun[-1]} of penstock's handshake, and this end speaks version {VERSION}: "
+                "install the same version of penstock on all nodes",
+                PREFACE,
+            )
+
+    def _answer(self, message: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _proof(self, role: bytes, of_worker: bytes, of_driver: bytes) -> bytes:
+        return hmac.digest(self._token, PREFACE + role + of_worker + of_driver, hashlib.sha256)
+
+    def _check(self, proof: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(proof, expected):
+            raise Refused("it does not have the token of this loader")
+
+
+class Driver(Challenge):
+    """The end of the driver. `hello`: what the worker said of itself, once it is DONE."""
+
+    def __init__(self, token: bytes, nonce: bytes) -> None:
+        super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE)
+        self.hello = self._expected = b""
+
+    def _answer(self, message: bytes) -> bytes:
+        if self.state is State.GREETED:
+            theirs = message[len(PREFACE) :]
+            self._expected = self._proof(b"worker", theirs, self._nonce)
+            self.state, self.wants = State.PROVED, PROOF_SIZE + _LENGTH.size
+            return PREFACE + self._nonce + self._proof(b"driver", theirs, self._nonce)
+        if self.state is State.PROVED:
+            self._check(message[:PROOF_SIZE], self._expected)
+            (length,) = _LENGTH.unpack(message[PROOF_SIZE:])
+            if not 0 < length <= MOST_HELLO:
+                raise Refused(f"its hello has {length} bytes, and at most {MOST_HELLO} are taken")
+            self.state, self.wants = State.TOLD, length
+            return b""
+        self.hello, self.state = message, State.DONE
+        return ADMITTED
+
+
+class Worker(Challenge):
+    """The end of the worker, which speaks first: `greeting`. It sends its hello to none but the driver."""
+
+    def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
+        super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)
+        self._hello = hello
+        self.greeting = PREFACE + nonce
+
+    def _answer(self, message: bytes) -> bytes:
+        if self.state is State.LET_IN:
+            if message != ADMITTED:
+                raise Refused("it does not speak penstock's protocol")
+            self.state = State.DONE
+            return b""
+        theirs, proof = message[len(PREFACE) : -PROOF_SIZE], message[-PROOF_SIZE:]
+        self._check(proof, self._proof(b"driver", self._nonce, theirs))
+        self.state, self.wants = State.LET_IN, len(ADMITTED)
+        return self._proof(b"worker", self._nonce, theirs) + _LENGTH.pack(len(self._hello)) + self._hello
