@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
+from penstock._remote.urls import local
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
@@ -118,14 +119,14 @@ class ImageFolder(Images):
         listing: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(transform, labels)
-        self.root = os.fspath(root)
+        self.root = local(os.fspath(root), "ImageFolder")
         self.classes: tuple[str, ...] = ()
         if listing is None and os.path.isfile(self.root):
             listing, self.root = self.root, os.path.dirname(self.root)
         elif not os.path.isdir(self.root):
             raise FileNotFoundError(f"ImageFolder: there is no folder or list {self.root!r}.")
         if listing is not None:
-            paths, targets = _read_list(os.fspath(listing), self.root, labels)
+            paths, targets = _read_list(local(os.fspath(listing), "ImageFolder"), self.root, labels)
         elif labels:
             paths, targets = self._read_classes()
         else:

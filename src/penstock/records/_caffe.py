@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.urls import local
 from penstock.errors import RecordError
 from penstock.records._datum import (
     BYTES,
@@ -63,7 +64,7 @@ class CaffeLMDB(Samples):
             raise ValueError(
                 f"color={color!r} applies only without a transform, which has its own: {transform.color!r}."
             )
-        super().__init__(os.fspath(path), transform, labels)
+        super().__init__(local(os.fspath(path), "CaffeLMDB"), transform, labels)
         self._file = LMDBFile(os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path)
         self._color = color
         self.keys: PackedList[bytes] = self._file.keys
