@@ -51,7 +51,9 @@ def family(pid: int) -> Iterator[int]:
 def read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return os.read(fd, 100)
+        if found := os.read(fd, 100):
+            return found
+        raise OSError("nothing can be read: the process has ended meanwhile, or the file is empty")
     finally:
         os.close(fd)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.urls import is_url
+from penstock.errors import FormatError
 from penstock.formats._access import Access
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
@@ -64,8 +65,14 @@ class Extents(Format):
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """The number of samples in a file."""
-        return len(index["starts"]) - 1
+        """The number of samples in a file. Only its shape is checked: to read all positions would take long."""
+        starts = index.get("starts")
+        if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
+            raise FormatError(
+                f"The index that is kept of {index.path} has no positions of samples: another program than penstock "
+                "has written it. Delete the index (*.penstock-*, beside the file or in the cache folder)."
+            )
+        return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
         """The number of the extent of a row of a file."""

@@ -72,6 +72,11 @@ class Index(Mapping[str, NDArray[Any]]):
         self._arrays, self.kept = arrays, kept
         self._checks = checks or {}
 
+    @property
+    def path(self) -> str:
+        """The path of the indexed file."""
+        return self._origin[0].path
+
     def check(self, name: str) -> int:
         """The CRC-32 of an array. That of one that is kept is known."""
         if name not in self._checks:

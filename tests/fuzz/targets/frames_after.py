@@ -14,12 +14,11 @@ from penstock._measure.gauges import Gauges
 from penstock._wire.reply import REPLY
 from penstock.backends._ray.actor import Inbox
 from penstock.backends._ray.exchange import Exchange, Posted
-from penstock.backends._ray.link import BROKEN, CHANGE, READY, REPLIED, STACK, TASK, TOLD, VOID, head
+from penstock.backends._ray.link import BROKEN, CHANGE, GARBLED, READY, REPLIED, STACK, TASK, TOLD, VOID, head
 from penstock.backends._ray.remote import RemoteWorker, State
 from tests.fuzz.fed import Fed
 
-# A frame of either ends the connection: the worker counts as lost.
-ALLOWED = (OSError, EOFError, ValueError, KeyError)
+ALLOWED = GARBLED  # the connection ends, and the worker counts as lost
 
 
 @cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from functools import cache
+from functools import cache, partial
 
 from penstock._cache import agendas, pieces
 from penstock._cache.agendas import Agenda, ranking, rows_of
@@ -43,7 +44,8 @@ def attack(data: bytes) -> None:
         if kind == b"a":
             path = folder / "pieces" / f"1-00000000{agendas.SUFFIX}"
             path.write_bytes(content)
-            lock = ByteLock(str(path), 0)
+            path.chmod(0o600)
+            lock = ByteLock(partial(os.open, path, os.O_RDWR), 0)
             lock.begin()
             try:
                 found = agendas.read(str(path), sweeps=False)
@@ -58,6 +60,7 @@ def attack(data: bytes) -> None:
             return
         name = "penstock-cache" if kind == b"n" else f"{digest}.penstock-piece"
         (folder / "pieces" / name).write_bytes(content)
+        (folder / "pieces" / name).chmod(0o600)
         for _ in range(2):
             assert bytes(cache.get(NAME, lambda: SOUND)) == SOUND
             cache.room().take(digest_of("other"), 1000)
