@@ -5,6 +5,7 @@ The other users are real ones: root becomes them by `setpriv`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import stat
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import _descriptors
+from penstock import _descriptors, _trust
 from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, rows_of
 from penstock._cache.cache import Cache, digest_of
@@ -35,6 +36,7 @@ from penstock.formats._claims import Claim
 from penstock.formats._files import AnyFile, File
 from penstock.formats._index import cached
 from penstock.formats._shared import Inventory, Shared
+from penstock.records import RecordFile, RecordWriter
 from penstock.stats._trace import Trace
 
 OTHER, TEAM = 65534, 54321
@@ -66,6 +68,20 @@ def umask(value: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def no_wait() -> Iterator[None]:
+    def too_long(*args: object) -> None:
+        raise AssertionError("the program waits for another")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -324,14 +340,21 @@ def test_a_link_in_the_place_of_the_state_is_not_written_through(tmp_path: Path)
     assert victim.read_text() == "important"
 
 
+def test_a_new_file_is_never_one_that_is_there(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("important")
+    for name, target in (("a", victim), ("b", tmp_path / "missing")):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(FileExistsError):
+            pieces.write(str(tmp_path / name), digest_of("a"), [memoryview(b"1")])
+    assert victim.read_text() == "important" and not (tmp_path / "missing").exists()
+
+
 def test_a_pipe_in_the_place_of_a_piece_does_not_stop_the_program(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     os.mkfifo(tmp_path / f"{digest_of('a')}.penstock-piece")
-    signal.alarm(20)
-    try:
+    with no_wait():
         assert Cache(tmp_path, 1000).get("a", lambda: b"1") == b"1"
-    finally:
-        signal.alarm(0)
     assert Cache(tmp_path, 1000).get("a", never) == b"1"
 
 
@@ -394,6 +417,34 @@ def test_a_team_does_not_take_pieces_of_others(open_to_all: Path) -> None:
     pieces.write(str(path), digest_of("a"), [memoryview(b"evil")])
     os.chown(path, OTHER, OTHER)
     assert Cache(folder, 1000, shared=True).get("a", lambda: b"mine") == b"mine"
+
+
+def test_where_users_cannot_be_told_apart_nothing_is_trusted(open_to_all: Path) -> None:
+    """In a user namespace that knows nobody, this user and all others have the same number."""
+    folder = open_to_all / "mine"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, OTHER, OTHER)
+    found = []
+    for is_apart in (False, True):
+        pid = os.fork()
+        if not pid:
+            try:
+                os.setgroups([])
+                os.setresgid(OTHER, OTHER, OTHER)
+                os.setresuid(OTHER, OTHER, OTHER)
+                if is_apart and ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+                    os._exit(2)
+                _trust._strangers.cache_clear()
+                Cache(folder, 1000)
+                os._exit(0)
+            except PermissionError:
+                os._exit(1)
+            finally:
+                os._exit(3)
+        found.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    if found[1] == 2:
+        pytest.skip("no user namespaces here")
+    assert found == [0, 1]
 
 
 # Indexes, and files that the user names.
@@ -484,6 +535,18 @@ def test_a_file_beside_mine_of_another_user_is_not_taken_for_its_index(open_to_a
     assert neighbour(File(str(data)), "penstock.index") is None
 
 
+def test_a_record_file_has_no_index_of_another_user(open_to_all: Path) -> None:
+    with RecordWriter(open_to_all / "data.rec") as writer:
+        writer.write(b"first")
+        writer.write(b"second")
+    index = open_to_all / "data.idx"
+    lines = index.read_text().splitlines()
+    index.write_text(f"1\t{lines[0].split()[1]}\n0\t{lines[1].split()[1]}\n")  # the ids are exchanged
+    assert RecordFile(open_to_all / "data.rec").ids.tolist() == [1, 0]
+    os.chown(index, OTHER, OTHER)
+    assert RecordFile(open_to_all / "data.rec").ids.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("plant", ["link", "file", "pipe"])
 def test_a_trace_falls_into_no_trap_in_a_folder_of_all(open_to_all: Path, tmp_path: Path, plant: str) -> None:
     victim, path = tmp_path / "victim", open_to_all / "trace.json"
@@ -495,12 +558,8 @@ def test_a_trace_falls_into_no_trap_in_a_folder_of_all(open_to_all: Path, tmp_pa
     }
     code = f"import os; os.umask(0); os.{call[plant]}"
     subprocess.run(as_user(OTHER, OTHER, sys.executable, "-c", code), check=True)
-    signal.alarm(20)
-    try:
-        with pytest.raises(OSError):
-            Trace(path)
-    finally:
-        signal.alarm(0)
+    with no_wait(), pytest.raises(OSError):
+        Trace(path)
     assert victim.read_text() == "important"
 
 

@@ -22,7 +22,8 @@ from penstock._interrupts import acquire, interrupts_deferred
 # `struct flock` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = 1 << 62
-_FIRST_PAUSE, _LAST_PAUSE = 0.0005, 0.02  # seconds between two tries
+_LEAST_PAUSE, _MOST_PAUSE = 0.0005, 0.02  # seconds between two tries
+_SHARE = 8  # a pause is this part of the wait so far, so that no wait is much longer than it must be
 _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)$", re.MULTILINE)
 
 
@@ -88,7 +89,7 @@ class ByteLock:
 
     def _take(self) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
-        begun, pause, look_at = time.monotonic(), _FIRST_PAUSE, _trust.WAIT
+        begun, look_at = time.monotonic(), _trust.WAIT
         while True:
             try:
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, asked)
@@ -100,8 +101,7 @@ class ByteLock:
             if (waited := time.monotonic() - begun) > look_at:
                 look_at += _trust.WAIT
                 self._look(self._patience, waited)
-            time.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
+            time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: Patience, waited: float) -> None:
         """Raises TimeoutError, unless the holder may be at work."""
