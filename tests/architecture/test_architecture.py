@@ -294,3 +294,60 @@ def test_the_design_names_modules_that_exist() -> None:
     assert len(names) > 5, "docs/design.md names hardly any module: did its form change?"
     stale = {name for name in names if not resolves(name)}
     assert not stale, f"docs/design.md names what does not exist: {stale}"
+
+
+# Calls that give a descriptor to programs on purpose: standard streams, and what a fresh interpreter gets.
+GIVEN_TO_PROGRAMS = {
+    "cli.py: os.dup2(nowhere, output)",
+    "_descriptors.py: os.set_inheritable(fd, True)",
+    "backends/_process/process.py: os.dup2(null, 0)",
+    "backends/_process/launcher.py: subprocess.Popen(command, pass_fds=fds)",
+}
+
+
+_DESCRIPTORS = ("pass_fds", "close_fds")
+_FLAGS = {"pipe2": 0, "memfd_create": 1, "eventfd": 1}  # which argument has the flags
+
+
+def inherited_by_programs(tree: ast.AST) -> Iterator[str]:
+    """Calls after which a program that any thread starts may have a descriptor of ours.
+
+    All other calls of Python that open one make it close-on-exec.
+    """
+    text = ast.unparse(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        call = ast.unparse(node)
+        if (
+            name in ("recv_fds", "set_inheritable")
+            or (name == "dup2" and "inheritable=False" not in call)
+            or (name in _FLAGS and len(node.args) > _FLAGS[name] and "CLOEXEC" not in call)
+            or (name == "recvmsg" and text.count("CMSG_CLOEXEC") < text.count(".recvmsg("))
+            or any(keyword.arg in _DESCRIPTORS for keyword in node.keywords)
+        ):
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg in _DESCRIPTORS]
+            yield ast.unparse(node)
+
+
+def test_programs_inherit_no_descriptor() -> None:
+    found = {
+        f"{path.relative_to(ROOT).as_posix()}: {call}"
+        for path in ROOT.rglob("*.py")
+        for call in inherited_by_programs(ast.parse(path.read_text()))
+    }
+    assert found == GIVEN_TO_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("os.pipe2(0)", "os.memfd_create('a', 0)", "os.eventfd(0, 0)", "socket.recv_fds(sock, 1, 1)"),
+        *("os.dup2(3, 4)", "os.set_inheritable(3, True)", "subprocess.run(a, close_fds=False)", "sock.recvmsg(1)"),
+    ],
+)
+def test_calls_that_give_descriptors_to_programs_are_found(call: str) -> None:
+    assert [*inherited_by_programs(ast.parse(call))] == [call]
+    safe = "os.pipe2(os.O_CLOEXEC); os.memfd_create('a'); os.eventfd(1); os.dup(3); os.dup2(3, 4, inheritable=False)"
+    assert [*inherited_by_programs(ast.parse(safe))] == []

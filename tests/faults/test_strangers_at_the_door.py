@@ -6,6 +6,7 @@ The driver is this process, on a stand-in for Ray (see `standin.py`); the socket
 from __future__ import annotations
 
 import os
+import random
 import re
 import resource
 import signal
@@ -139,13 +140,13 @@ def test_thousands_of_silent_connections_cost_no_thread_few_descriptors_and_no_b
         same(list(loader), plain(Slow(), 2))
         until(lambda: is_up(loader), "both workers are up")
         (backend,) = cluster.made
-        before = threads(), descriptors()
+        before, state = (threads(), descriptors()), random.getstate()
         with strangers(backend._door.address, 2_000) as process:
             while process.stdout.readline() != "all\n":
                 pass
             until(lambda: len(backend._door.strangers) == MOST, "there are as many as there may be")
             until(lambda: backend.refused >= 2_000 - MOST, "the others were dropped")
-            assert threads() <= before[0]
+            assert threads() <= before[0] and random.getstate() == state
             assert descriptors() <= before[1] + MOST + 2  # and the pipes to that program
             loader.set_epoch(0)
             found, killed = [], loader.workers[0].pid
@@ -165,7 +166,7 @@ def test_workers_come_in_while_another_program_hammers_at_the_door() -> None:
             dropped = visitors.door.refused
             visitors.comes(worker)
             until(lambda dropped=dropped: visitors.door.refused > dropped, "strangers come and go")
-        assert len(visitors.door.strangers) <= MOST
+        assert len(visitors.door.strangers) <= MOST + 1  # one is accepted before another is dropped
 
 
 def test_strangers_of_one_address_take_no_place_of_another() -> None:
@@ -207,7 +208,7 @@ def test_a_byte_now_and_then_does_not_prolong_a_handshake(monkeypatch: pytest.Mo
 
 
 def test_garbage_changes_no_batch(cluster: Any) -> None:
-    random = np.random.default_rng(0)
+    noise = np.random.default_rng(0)
     with on(Slow(), 2) as loader:
         found, batches = [], iter(loader)
         found.append(next(batches))
@@ -216,7 +217,7 @@ def test_garbage_changes_no_batch(cluster: Any) -> None:
             found.append(batch)
             with socket.create_connection(backend._door.address, 10) as noisy, suppress(ConnectionError):
                 known = PREFACE + bytes(NONCE_SIZE) if count % 2 else b""
-                noisy.sendall(known + random.bytes(int(random.integers(40, 5_000))))
+                noisy.sendall(known + noise.bytes(int(noise.integers(40, 5_000))))
                 while noisy.recv(1000):
                     pass
         same(found, plain(Slow(), 2))

@@ -511,6 +511,15 @@ _MORE = [
         ("laws/test_challenge_laws.py",),
         "The length of what was read before the proof has no limit.",
     ),
+    Bug(
+        "strangers at the door advance the generator of the caller",
+        "wire",
+        "backends/_ray/door.py",
+        "            self._expel(secrets.choice(",
+        "            self._expel(__import__('random').choice(",
+        ("faults/test_strangers_at_the_door.py",),
+        "Random numbers of the training script depend on who connects to its port.",
+    ),
     # These are for the random histories, which must find each of them too.
     Bug(
         "an update loses the steps of a bundle that waited to be handed out",

@@ -15,7 +15,7 @@ is a descriptor and some hundred bytes, for at most ten seconds, and there are a
 from __future__ import annotations
 
 import os
-import random
+import secrets
 import select
 import socket
 import ssl
@@ -81,7 +81,8 @@ class Door:
         self.token = handshake.new_token()
         self.refused = 0
         self._closed = False
-        self._lock = threading.Lock()
+        # The thread that has the lock may take it again: the garbage collector may end an engine in any thread.
+        self._lock = threading.RLock()
         self._links: dict[threading.Thread, Link] = {}
         self.strangers: dict[int, Stranger] = {}  # by descriptor, oldest first
         self._watch = select.poll()
@@ -157,7 +158,8 @@ class Door:
         """Drops a random stranger of the network that has most of them."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
-            self._expel(random.choice([each for each in self.strangers.values() if each.network == network]))
+            # Not by `random`, whose generator is the caller's.
+            self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
         """Drops it, unless what it has sent meanwhile makes it a worker."""
@@ -188,8 +190,8 @@ class Door:
             link.close()
 
     def _forget(self, stranger: Stranger) -> None:
-        del self.strangers[stranger.sock.fileno()]
-        self._watch.unregister(stranger.sock)
+        if self.strangers.pop(stranger.sock.fileno(), None) is not None:
+            self._watch.unregister(stranger.sock)
 
     def _drop(self, stranger: Stranger, error: Exception | None = None) -> None:
         self.refused += 1
@@ -226,17 +228,22 @@ class Door:
     def close(self, deadline: float) -> None:
         """Cuts all connections, and waits until their threads have ended, or the deadline has passed."""
         self._stop()
+        self._join(self._thread, deadline)  # from here on, there are no new links
         with self._lock:
             links = {**self._links}
         for link in links.values():
             link.cut()
-        for thread in (self._thread, *links):
-            if thread is not threading.current_thread():  # in which the garbage collector has found the engine
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in links:
+            self._join(thread, deadline)
         self._listener.close()
         if self._bell >= 0:
             bell, self._bell = self._bell, -1
             close(bell)
+
+    @staticmethod
+    def _join(thread: threading.Thread, deadline: float) -> None:
+        if thread is not threading.current_thread():  # in which the garbage collector has found the engine
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
         """In a forked child: the port and the strangers are the parent's."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
 import secrets
 import socket
 import ssl
@@ -183,15 +182,8 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
     tls = Tls.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
     deadline = time.monotonic() + _PATIENCE
-    where = f"the driver at {address[0]}, port {address[1]}"
     while True:
-        try:
-            sock = socket.create_connection(address, _CONNECT)
-        except OSError as error:
-            raise ConnectionError(
-                f"Node {hello.node} cannot reach {where} ({error}). Workers connect to the process that trains, at a "
-                "port that the system chooses: look at firewalls between nodes."
-            ) from error
+        sock = _reach(address, hello.node)
         try:
             challenge = Worker(token, secrets.token_bytes(NONCE_SIZE), json.dumps(hello).encode())
             secure = None if context is None else Secure(context, address[0])
@@ -200,21 +192,33 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         except Refused as error:
             sock.close()
             raise ConnectionError(
-                f"Node {hello.node} refuses to work for {where}: {error}. Another program has the port now, or "
-                "answers in the place of the driver. Nothing was sent to it, and nothing of it was read."
+                f"Node {hello.node} refuses to work for the driver at {address[0]}, port {address[1]}: {error}. If "
+                "that is unexpected, another program has the port now, or answers in the place of the driver. It was "
+                "sent nothing but a random number, and nothing of it was unpickled."
             ) from error
         except (EOFError, ConnectionError, TimeoutError) as error:
             sock.close()
             if time.monotonic() >= deadline:
                 raise ConnectionError(
-                    f"Node {hello.node} has reached {where}, which has not finished a handshake within "
-                    f"{_PATIENCE:g} s ({error}). It may be stopped, or out of descriptors (ulimit -n), or beset by "
-                    "connections of programs that are not its workers."
+                    f"Node {hello.node} has reached the driver at {address[0]}, port {address[1]}, which has not "
+                    f"finished a handshake within {_PATIENCE:g} s ({error}). It may be stopped, or have no "
+                    "descriptor left (ulimit -n), or other programs keep connecting to that port."
                 ) from error
         except BaseException:
             sock.close()
             raise
-        time.sleep(random.uniform(*_PAUSE))  # at random: other workers may have been dropped at the same moment
+        # At random: other workers may have been dropped at the same moment.
+        time.sleep(secrets.SystemRandom().uniform(*_PAUSE))
+
+
+def _reach(address: tuple[str, int], node: str) -> socket.socket:
+    try:
+        return socket.create_connection(address, _CONNECT)
+    except OSError as error:
+        raise ConnectionError(
+            f"Node {node} cannot reach the driver at {address[0]}, port {address[1]} ({error}). Workers connect to "
+            "the process that trains, at a port that the system chooses: look at firewalls between nodes."
+        ) from error
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
