@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
+from penstock._too_large import LIMIT
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact, refuse_compressed
@@ -30,7 +31,8 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`. A line of more than
+    `max_sample_bytes` is an error of its sample.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -49,8 +51,9 @@ class TextLines(Extents):
         storage: Storage | None = None,
         cache: CachePath = None,
         cache_bytes: int | None = None,
+        max_sample_bytes: int | None = LIMIT,
     ) -> None:
-        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes))
+        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes), max_sample_bytes)
 
     def _checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere
