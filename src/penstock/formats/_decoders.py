@@ -131,8 +131,7 @@ def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     try:
         return decode(data, "rgb", "the image", limit)
     except SampleTooLarge as error:
-        sizes = error.sizes
-    refuse_large(name, *sizes)
+        refuse_large(name, *error.sizes)
 
 
 def _text(data: bytes) -> str:
