@@ -106,11 +106,14 @@ def decoded(
         ) from error
 
 
+SIZED = frozenset((np.ndarray, dict))
+"""Types of values that may have more bytes than were read: arrays, and dicts of arrays."""
+
+
 def nbytes_of(value: Any) -> int:
-    """The bytes of arrays, which may be more than were read; 0 for all else."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return sum(map(nbytes_of, value.values())) if type(value) is dict else 0
+    """The bytes of an array, or of a dict of arrays; 0 for other dicts, whose text is bounded."""
+    arrays = value.values() if type(value) is dict else (value,)
+    return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
 
 
 def _json(data: bytes, name: object, limit: int | None) -> Any:

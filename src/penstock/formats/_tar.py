@@ -18,7 +18,16 @@ from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
 from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._beside import Beside, Late
-from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, nbytes_of, same_ends
+from penstock.formats._decoders import (
+    SIZED,
+    Decoder,
+    Room,
+    decoded,
+    decoders,
+    fixed_shape,
+    nbytes_of,
+    same_ends,
+)
 from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Index, Make, cached_each
@@ -170,7 +179,9 @@ class Tar(Extents):
             for field, member in members.items():
                 where = _Where(file, member)
                 value = decoded(self._decoders, field, _content(part, member, where), where, room, left)
-                sample[field], left = value, left and self._left(left, value, where)
+                sample[field] = value
+                if left is not None and type(value) in SIZED:
+                    left = self._left(left, value, where)
             return sample
         for field, names in self._wanted.items():
             end = next((name for name in names if name in members), None)
@@ -181,7 +192,9 @@ class Tar(Extents):
             where = _Where(file, members[end])
             into = room if room is None or end == field else partial(_room_of, room, field)
             value = decoded(self._decoders, end, _content(part, members[end], where), where, into, left)
-            sample[field], left = value, left and self._left(left, value, where)
+            sample[field] = value
+            if left is not None and type(value) in SIZED:
+                left = self._left(left, value, where)
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
