@@ -22,6 +22,7 @@ __all__ = [
     "RemoteError",
     "RemoteFileNotFound",
     "RemoteTraceback",
+    "SampleTooLarge",
     "StateError",
     "UnshippableDataset",
     "WorkerLost",
@@ -79,6 +80,15 @@ class FormatError(_Printable, ValueError):
 
 class RecordError(FormatError):
     """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
+
+
+class SampleTooLarge(FormatError, ImageError):
+    """A sample would have more bytes in memory than `max_sample_bytes=` allows. `on_error` of a loader applies.
+
+    `sizes` has the bytes of the sample, and the limit.
+    """
+
+    sizes: tuple[int, int] = (0, 0)
 
 
 class RemoteError(_Printable, OSError):

@@ -23,7 +23,7 @@ GUESTS = {"torch", "jax", "ray"}
 # The rooms, lowest first: each package or module directly under penstock. A room may import only the rooms before it.
 LAYERS = (
     ("_printable", "errors"),
-    ("_panics", "_shortage", "batch", "_at_work", "worker_info", "random"),
+    ("_panics", "_shortage", "_too_large", "batch", "_at_work", "worker_info", "random"),
     ("_ending",),
     ("_interrupts", "_trust", "_limits", "_threads", "_exit", "_descriptors", "_warning"),
     ("plan", "_schedule", "_memory", "_measure", "_cache", "_remote"),

@@ -160,7 +160,7 @@ def test_many_remote_tars_without_an_index_are_worth_a_warning() -> None:
     beside = _beside.Beside([], None, "tar-2")
     remote = _beside.RemoteFile.__new__(_beside.RemoteFile)
     remote.size, remote.path = 3 << 30, "s3://b/x.tar"
-    with pytest.warns(RuntimeWarning, match=r"2 remote tars \(6.44 GB\) have no index.*`penstock index`.*Uncounted"):
+    with pytest.warns(RuntimeWarning, match=r"2 remote shards \(6.44 GB\).*`penstock index SHARDS`.*Uncounted"):
         beside.all_others([remote, remote])
     remote.size = 3 << 20
     beside.all_others([remote, remote])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
 from penstock._remote.urls import local
+from penstock._too_large import refuse_large
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
@@ -142,6 +143,9 @@ class ImageFolder(Images):
     def read(self, key: int) -> tuple[bytes, Any, str]:
         path = os.path.join(self.root, self.paths[key])
         with open(path, "rb", buffering=0) as file:
+            limit = self.transform.max_sample_bytes
+            if limit is not None and (nbytes := os.fstat(file.fileno()).st_size) > limit:
+                refuse_large(path, nbytes, limit)
             data: bytes = file.read()
         if not self.labels:
             return data, None, path
