@@ -7,6 +7,8 @@ import sys
 import warnings
 from types import FrameType
 
+from penstock._printable import printable
+
 _OURS = os.path.dirname(__file__) + os.sep
 _between: set[str] = set()  # files of libraries that call penstock for the user
 
@@ -27,4 +29,4 @@ def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and (is_ours(file := frame.f_code.co_filename) or file in _between):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(printable(text, lines=True), category, stacklevel=level)

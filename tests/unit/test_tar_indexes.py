@@ -160,7 +160,7 @@ def test_many_remote_tars_without_an_index_are_worth_a_warning() -> None:
     beside = _beside.Beside([], None, "tar-2")
     remote = _beside.RemoteFile.__new__(_beside.RemoteFile)
     remote.size, remote.path = 3 << 30, "s3://b/x.tar"
-    with pytest.warns(RuntimeWarning, match=r"2 remote tars \(6.44 GB\) have no index.*`penstock index`.*Uncounted"):
+    with pytest.warns(RuntimeWarning, match=r"2 remote shards \(6.44 GB\).*`penstock index SHARDS`.*Uncounted"):
         beside.all_others([remote, remote])
     remote.size = 3 << 20
     beside.all_others([remote, remote])
@@ -177,11 +177,11 @@ def test_an_index_is_as_it_was_written_or_refused(tars: dict[str, list[int]], pl
         starts = np.cumsum([0, *distances]) * 512
         size = int(starts[-1]) + 1024
         more = {"fault": np.array([3, 4])} if len(distances) > 3 else {}
-        entries[name] = Entry(size, name, 7, 8, {"starts": _beside.compact(starts, size), **more})
+        entries[name] = Entry.of(size, name, 7, 8, {"starts": _beside.compact(starts, size), **more})
     content = packed(entries, "k")
 
     def plain(some: dict[str, Entry]) -> Any:
-        return {n: (*e[:4], {k: (v.dtype, v.tolist()) for k, v in e.arrays.items()}) for n, e in some.items()}
+        return {n: (*e[:4], {k: (v.dtype, v.tolist()) for k, v in e.arrays().items()}) for n, e in some.items()}
 
     assert plain(unpacked(content, "k")) == plain(entries)
     with pytest.raises(ValueError, match="another version"):

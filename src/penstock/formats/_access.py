@@ -51,6 +51,8 @@ class Access(NamedTuple):
         if not path or is_url(path):
             given = redacted(path) if path else path
             raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {given!r}.")
+        if redacted(path) != path and not os.path.exists(path):
+            raise ValueError(f"cache must be a folder of a local disk, but {redacted(path)!r} looks like a URL.")
         if not (there := _nearest(Path(path))).is_dir():
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 

@@ -23,8 +23,8 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,21 +48,47 @@ from penstock.stats import _units
 NAME = "penstock.index"
 _WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # names that people and tools give to it
 _MOST_WIDS = 256 << 20  # bytes of one
-_MUCH = 1 << 30  # bytes that are read for indexes only with a warning
+_MUCH = 64 << 20  # bytes that are read for indexes only with a warning: some seconds for a slow network
 _MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
 _MAGIC, _VERSION = b"penstars", 1
 _HEAD = struct.Struct("<8sIII")
-_BAD = ("apart", "fault")  # arrays that only some tars have
+_TYPES = [str, int, str, int, int, bytes, dict]  # of the name of a tar, and the fields of its Entry
+# Arrays that only some tars have, and their shapes: see `_tar.Bad`.
+_BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a: (len(a), 2), "fault": lambda a: (2,)}
 
 
 class Entry(NamedTuple):
-    """What an index beside tars has of one of them."""
+    """What an index beside tars has of one of them. The `positions` of its samples are compressed."""
 
     size: int
     token: str
     place: int
     check: int
-    arrays: Arrays
+    positions: bytes
+    bad: Mapping[str, list[Any]]
+
+    @classmethod
+    def of(cls, size: int, token: str, place: int, check: int, arrays: Arrays) -> Entry:
+        steps = np.diff(np.asarray(arrays["starts"], np.int64), prepend=0) // HEADER
+        bad = {part: arrays[part].tolist() for part in _BAD if part in arrays}
+        return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
+
+    def arrays(self) -> Arrays:
+        """The index of the tar, which has `size` bytes: see `fits`. Raises ValueError if it is damaged.
+
+        Compressed bytes may grow to a thousand times as many, so their number is limited by the size of the tar.
+        """
+        most = (self.size // HEADER + 2) * 4
+        try:
+            grown = zlib.decompressobj().decompress(self.positions, most + 1)
+            starts = np.frombuffer(grown, "<u4").cumsum(dtype=np.int64) * HEADER
+            found = {part: np.array(self.bad[part], np.int64) for part in _BAD if part in self.bad}
+        except (zlib.error, TypeError, OverflowError) as error:
+            raise ValueError(f"it is damaged: {error!r}") from error
+        sound = len(grown) <= most and len(starts) > 0 and starts[-1] <= self.size
+        if not sound or any(array.shape != _BAD[part](array) for part, array in found.items()):
+            raise ValueError("its positions are not those of samples in this tar")
+        return {"starts": compact(starts, self.size), **found}
 
     def fits(self, file: AnyFile) -> bool:
         if self.size != file.size:
@@ -76,7 +102,7 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
     starts = arrays["starts"]
     place = int(starts[(len(starts) - 1) // 2])
     token = file.modified if isinstance(file, RemoteFile) else ""  # a copy of a local file has another time
-    return Entry(file.size, str(token), place, _header(file, place), arrays)
+    return Entry.of(file.size, str(token), place, _header(file, place), arrays)
 
 
 def _header(file: AnyFile, place: int) -> int:
@@ -89,10 +115,8 @@ def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
     """The bytes of an index of these tars, by name."""
     described, bodies = [], []
     for name, entry in sorted(entries.items()):
-        starts = np.asarray(entry.arrays["starts"], np.int64)
-        body = zlib.compress((np.diff(starts, prepend=0) // HEADER).astype("<u4").tobytes())
-        bad = {part: entry.arrays[part].tolist() for part in _BAD if part in entry.arrays}
-        described.append([name, *entry[:4], len(body), zlib.crc32(body), bad])
+        body = entry.positions
+        described.append([name, *entry[:4], len(body), zlib.crc32(body), entry.bad])
         bodies.append(body)
     description = json.dumps({"kind": kind, "tars": described}).encode()
     return b"".join([_HEAD.pack(_MAGIC, _VERSION, len(description), zlib.crc32(description)), description, *bodies])
@@ -113,10 +137,9 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
             body = content[at : at + nbytes]
             if zlib.crc32(body) != check:
                 raise ValueError(f"the positions of {name} are damaged")
-            starts = np.frombuffer(zlib.decompress(body), "<u4").cumsum(dtype=np.int64) * HEADER
-            arrays = {"starts": compact(starts, size)}
-            arrays |= {part: np.array(bad[part], np.int64) for part in _BAD if part in bad}
-            entries[name] = Entry(size, token, place, header, arrays)
+            entries[name] = entry = Entry(size, token, place, header, body, bad)
+            if [*map(type, (name, *entry))] != _TYPES or min(size, place, nbytes) < 0:
+                raise ValueError(f"it is damaged at {name!r}")
             at += nbytes
         return entries
     except (struct.error, zlib.error, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -187,7 +210,10 @@ class Beside:
         if index.path not in self._counts:
             self._counts[index.path] = _shards(index, index is self._given)
         shard = _nearest(file.path, self._counts[index.path].get(_name(file), []))
-        return shard["nsamples"] if shard and shard.get("filesize", file.size) == file.size else None
+        if not shard or shard.get("filesize", file.size) != file.size or shard["nsamples"] > file.size // HEADER:
+            return None  # of another tar: each sample has a header at least
+        count: int = shard["nsamples"]
+        return count
 
     def arrays(self, file: AnyFile) -> Arrays | None:
         """The index of a tar, from that of its folder, or from DALI's."""
@@ -196,7 +222,8 @@ class Beside:
             with self._reading:
                 entry = self._entries_of(index).get(_name(file))
             if entry is not None and entry.fits(file):
-                return entry.arrays
+                with self._refusing(index):
+                    return entry.arrays()
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
@@ -205,20 +232,27 @@ class Beside:
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
             warn_caller(
-                f"{len(remote):,} remote tars ({_units.size(nbytes)}) have no index, so this machine reads all of "
-                "them before the first batch. Run `penstock index` with the same paths, once for all machines. For a "
-                "first look, UncountedTar begins after some of the tars."
+                f"Tar now reads {len(remote):,} remote shards ({_units.size(nbytes)}) to count their samples, before "
+                "the first batch, because no index is beside them. It does so once on each machine. To avoid it, run "
+                "`penstock index SHARDS` once, which writes the index beside them, or begin at once, without a "
+                "length, with penstock.formats.UncountedTar (docs/webdataset.md)."
             )
 
     def _entries_of(self, index: AnyFile) -> dict[str, Entry]:
         if index.path not in self._entries:
-            try:
+            self._entries[index.path] = {}
+            with self._refusing(index):
                 self._entries[index.path] = unpacked(index.peek(0, index.size), self._kind)
-            except ValueError as error:
-                if index is self._given:
-                    raise FormatError(f"{index.path} cannot be used as an index: {error}. Write it again.") from error
-                self._entries[index.path] = {}  # the tars are indexed without it
         return self._entries[index.path]
+
+    @contextmanager
+    def _refusing(self, index: AnyFile) -> Iterator[None]:
+        """Where an index cannot be used, the tars are indexed without it, unless the user has named it."""
+        try:
+            yield
+        except ValueError as error:
+            if index is self._given:
+                raise FormatError(f"{index.path} cannot be used as an index: {error}. Write it again.") from error
 
     def _index(self, file: AnyFile) -> AnyFile | None:
         return self._given or self._folders.get(folder_of(file))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.urls import is_url
+from penstock._too_large import checked_limit, refuse_large
+from penstock.errors import FormatError
 from penstock.formats._access import Access
 from penstock.formats._files import AnyFile
 from penstock.formats._format import Format
@@ -39,7 +41,12 @@ class Extents(Format):
     `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
     """
 
-    def __init__(self, paths: Paths, kind: str, make: Make, access: Access) -> None:
+    max_sample_bytes: int | None = None
+
+    def __init__(
+        self, paths: Paths, kind: str, make: Make, access: Access, max_sample_bytes: int | None = None
+    ) -> None:
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
         super().__init__(paths, access)
         self._set_indexes(self._find_indexes(kind, make, access))
 
@@ -64,8 +71,14 @@ class Extents(Format):
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """The number of samples in a file."""
-        return len(index["starts"]) - 1
+        """The number of samples in a file. Only its shape is checked: to read all positions would take long."""
+        starts = index.get("starts")
+        if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
+            raise FormatError(
+                f"The index that is kept of {index.path} has no positions of samples: another program than penstock "
+                "has written it. Delete the index (*.penstock-*, beside the file or in the cache folder)."
+            )
+        return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
         """The number of the extent of a row of a file."""
@@ -78,6 +91,8 @@ class Extents(Format):
         number = bisect_right(self._edges, row) - 1
         row -= int(self._edges[number])
         start, length = self._extent(number, row)
+        if self.max_sample_bytes is not None and length > self.max_sample_bytes:
+            self._refuse_large(number, start, length)
         return self._decoded(self._files[number].read(start, length), number, row)
 
     def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
@@ -93,14 +108,24 @@ class Extents(Format):
         """
         numbers, inside = (found.tolist() for found in self._located(rows))
         extents: dict[int, list[tuple[int, int]]] = {}
+        limit = self.max_sample_bytes or 1 << 62
+        large = False
         for number, row in zip(numbers, inside, strict=True):
-            extents.setdefault(number, []).append(self._extent(number, row))
+            extent = self._extent(number, row)
+            large |= extent[1] > limit
+            extents.setdefault(number, []).append(extent)
         raws = {
             number: iter(self._files[number].read_each(*zip(*some, strict=True)))
             for number, some in extents.items()
         }
         for _, number, row in zip(each(keys), numbers, inside, strict=True):
+            if large and self._extent(number, row)[1] > limit:
+                self._refuse_large(number, *self._extent(number, row))
             yield next(raws[number]), number, row
+
+    def _refuse_large(self, number: int, start: int, length: int) -> NoReturn:
+        assert self.max_sample_bytes is not None
+        refuse_large(f"{self._files[number].path}, byte {start:,}", length, self.max_sample_bytes)
 
     def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
         start, length = self._extent(number, stop - 1)

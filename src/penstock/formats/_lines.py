@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.store import Storage
+from penstock._too_large import LIMIT
 from penstock.errors import FormatError
 from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact, refuse_compressed
@@ -30,7 +31,8 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`. A line of more than
+    `max_sample_bytes` is an error of its sample.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -50,8 +52,10 @@ class TextLines(Extents):
         cache: CachePath = None,
         cache_bytes: int | None = None,
         cache_shared: bool = False,
+        max_sample_bytes: int | None = LIMIT,
     ) -> None:
-        super().__init__(paths, _KIND, find_lines, Access(storage, cache, cache_bytes, cache_shared))
+        access = Access(storage, cache, cache_bytes, cache_shared)
+        super().__init__(paths, _KIND, find_lines, access, max_sample_bytes)
 
     def _checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere

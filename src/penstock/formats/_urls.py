@@ -112,11 +112,17 @@ class _Given:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern. As in a shell, `*` does not match a slash, or a dot at the beginning."""
+    """The regular expression of a pattern. As in a shell, `*` does not match a slash, or a dot at the beginning.
+
+    Names come from servers: for none of them may matching take more than a few passes. So what `*` matches is the
+    shortest that fits, and is never tried again (an atomic group), which finds the same names.
+    """
     parts: list[str] = []
-    for segment in pattern.split("/"):
+    segments = pattern.split("/")
+    for at, segment in enumerate(segments):
         if segment == "**":
-            parts.append(r"(?:(?!\.)[^/]+/)*")
+            if segments[at - 1 : at] != ["**"]:  # twice means the same as once
+                parts.append(r"(?:(?!\.)[^/]+/)*")
             continue
         hidden = "" if segment.startswith(".") or not _MAGIC.match(segment) else r"(?!\.)"
         parts.append(hidden + _segment(segment) + "/")
@@ -125,15 +131,31 @@ def translated(pattern: str) -> re.Pattern[str]:
 
 
 def _segment(segment: str) -> str:
-    found, at = "", 0
+    runs = [""]  # what is between the stars
+    at = 0
     while at < len(segment):
         letter = segment[at]
         stop = segment.find("]", at + 2) if letter == "[" else -1
-        if stop > 0:
-            inside = segment[at + 1 : stop].replace("\\", r"\\")
-            found += f"[{'^' + inside[1:] if inside[0] == '!' else inside}]"
+        if letter == "*":
+            runs.append("")
+        elif stop > 0:
+            runs[-1] += _choice(segment[at + 1 : stop])
             at = stop
         else:
-            found += {"*": "[^/]*", "?": "[^/]"}.get(letter) or re.escape(letter)
+            runs[-1] += "[^/]" if letter == "?" else re.escape(letter)
         at += 1
+    if len(runs) == 1:
+        return runs[0]
+    first, *middle, last = runs
+    return first + "".join(f"(?>[^/]*?{run})" for run in middle if run) + f"[^/]*{last}"
+
+
+def _choice(inside: str) -> str:
+    """Some letters in brackets. As in a shell, one of a range without letters (9-0) matches nothing."""
+    text = inside.replace("\\", r"\\").replace("[", r"\[")
+    try:
+        found = f"[{'^' + text[1:] if text[0] == '!' else text}]"
+        re.compile(found)
+    except re.error:
+        return "(?!)"
     return found

@@ -34,6 +34,7 @@ from penstock.backends._ray.handshake import connect, this_process
 from penstock.backends._ray.link import (
     BROKEN,
     CHANGE,
+    GARBLED,
     LEAVE,
     READY,
     REPLIED,
@@ -131,7 +132,7 @@ class Inbox:
             while self._receive_one():
                 pass
             self.orders.put(None)
-        except (OSError, EOFError):
+        except GARBLED:
             self.orders.put(None)
             if not self._ended.wait(_GRACE):
                 os._exit(1)  # nobody waits for what the main thread does

@@ -36,6 +36,7 @@ from penstock.backends._ray.ledger import Ledger
 from penstock.backends._ray.link import (
     BROKEN,
     CHANGE,
+    GARBLED,
     LEAVE,
     READY,
     REPLIED,
@@ -135,7 +136,7 @@ class Exchange:
         if remote is None:
             return
         try:
-            with suppress(OSError, EOFError, ValueError, KeyError):
+            with suppress(*GARBLED):
                 while True:
                     self._receive(remote, link)
         finally:

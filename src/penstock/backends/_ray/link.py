@@ -36,6 +36,10 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCN
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
 _LARGE = 1 << 16  # bytes
+
+GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
+"""What receiving raises when the connection ends, or frames make no sense: both end the connection."""
+
 _MOST_PARTS = 512  # that one system call takes (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
 
@@ -67,8 +71,13 @@ class Link:
         return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
-        data = bytearray(size)
+        """So many bytes. Memory is taken as they come: a length alone costs nothing."""
+        data = bytearray(min(size, _LARGE))
         self.receive_into(data)
+        while len(data) < size:
+            more = bytearray(min(size - len(data), len(data)))
+            self.receive_into(more)
+            data += more
         return data
 
     def receive_into(self, buffer: Any) -> None:

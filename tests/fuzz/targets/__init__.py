@@ -1,0 +1,1 @@
+"""The places where bytes decide: one module for each."""

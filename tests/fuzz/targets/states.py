@@ -1,0 +1,77 @@
+"""Resume states, as JSON: each is refused, or the loader gives batches that it could have given."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+import penstock
+from penstock.errors import StateError
+
+ALLOWED = (StateError,)
+JSON = True
+
+
+class Counting(penstock.IterableDataset[Any]):
+    """A stream with a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 40:
+            self.at += 1
+            yield np.int64(self.at - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        at = state.get("at") if isinstance(state, dict) else None
+        if not isinstance(at, int) or not 0 <= at <= 40:
+            raise StateError("The state of the user's stream is damaged.")
+        self.at = at
+
+
+def loaders() -> list[Any]:
+    data = np.arange(40)
+    return [
+        penstock.DataLoader(data, 4, shuffle=True, seed=3),
+        penstock.DataLoader(data, 4, shuffle=True, last_batch="rollover"),
+        penstock.DataLoader(data, 4, shard=(1, 2), seed=3, in_order=False),
+        penstock.DataLoader(Counting(), 4),
+    ]
+
+
+@cache
+def seeds() -> list[bytes]:
+    found = []
+    for loader in loaders():
+        with loader:
+            for steps in (0, 3):
+                batches = iter(loader)
+                list(islice(batches, steps))
+                found.append(json.dumps(loader.state_dict()).encode())
+    return found
+
+
+def attack(data: bytes) -> None:
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):  # not ours
+        return
+    refused = 0
+    for loader in loaders():
+        with loader:
+            try:
+                loader.load_state_dict(state)
+                for batch in islice(loader, 12):
+                    assert batch.dtype == np.int64 and ((batch >= 0) & (batch < 40)).all()
+            except StateError:
+                refused += 1
+    if refused == 4:
+        raise StateError("by all loaders")

@@ -1,0 +1,43 @@
+"""Each finding of the fuzzer stays mended; and some hundred fresh mutations of each target find nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import attacking
+from tests.fuzz.mutating import mutated
+
+saved = sorted(path.relative_to(attacking.FOUND) for path in attacking.FOUND.rglob("*.bin"))
+
+
+@pytest.mark.timeout(120, method="thread")  # the attacks have the alarm
+@pytest.mark.parametrize("path", saved, ids=str)
+def test_what_was_found_stays_mended(path: Path) -> None:
+    module = attacking.target(path.parts[0])
+    module.seeds()
+    with attacking.limits():
+        attacking.strike(module, (attacking.FOUND / path).read_bytes())
+
+
+@pytest.mark.timeout(120, method="thread")
+@pytest.mark.parametrize("name", attacking.names())
+def test_mutations_are_refused_or_read(name: str) -> None:
+    module, rng = attacking.target(name), random.Random(name)
+    seeds = module.seeds()
+    with attacking.limits():
+        for number in range(_COUNTS.get(name, 200)):
+            data = mutated(rng, module, seeds)
+            try:
+                attacking.strike(module, data)
+            except attacking.Finding as finding:
+                path = attacking.save(name, finding, Path("build/found"))
+                raise AssertionError(
+                    f"mutation {number} of {name} found {finding}; saved as {path}"
+                ) from finding.error
+
+
+# Those that look into /proc, or make several files, take a hundred times as long.
+_COUNTS = {"shared_blocks": 20, "pages": 30, "frames_after": 60, "frames_before": 1000}

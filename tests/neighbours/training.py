@@ -1,0 +1,63 @@
+"""A training run: epoch after epoch of remote Parquet and tars, with a cache, shared blocks and two workers.
+
+Prints a line of JSON for each epoch, with the digest of all its batches, until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock
+from penstock.formats import Parquet, Tar
+
+PARQUET = [f"part-{number}.parquet" for number in range(4)]
+TARS = [f"shard-{number}.tar" for number in range(3)]
+
+
+def datasets(where: str, **more: Any) -> list[Any]:
+    return [
+        Parquet([f"{where}/{name}" for name in PARQUET], **more),
+        Tar([f"{where}/{name}" for name in TARS], **more),
+    ]
+
+
+def digest(dataset: Any, told: Path | None = None, **more: Any) -> str:
+    """The digest of all batches. The numbers of the workers are written to the file `told` with each batch."""
+    hashed = hashlib.sha256()
+    with penstock.DataLoader(dataset, 16, shuffle=True, seed=11, **more) as loader:
+        for batch in loader:
+            if told is not None:
+                told.write_text(" ".join(str(worker.pid) for worker in loader.workers))
+            for name in sorted(batch):
+                value = batch[name]
+                hashed.update(value.data if isinstance(value, np.ndarray) else repr(value).encode())
+    return hashed.hexdigest()
+
+
+def main(where: str, cache: str, cache_bytes: int, told: Path) -> None:
+    warned = list[str]()
+    warnings.showwarning = lambda message, *_, **__: warned.append(str(message))  # type: ignore[assignment]
+    print(json.dumps({"table": datasets(where)[0]._identity()}), flush=True)  # what neighbours might know
+    epoch = 0
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        begun = time.monotonic()
+        # New ones each time: files are found, and indexes read, again.
+        made = datasets(where, cache=cache, cache_bytes=cache_bytes)
+        found = [digest(each, told, num_workers=2, retries=10**6) for each in made]
+        print(json.dumps({"epoch": epoch, "digest": found, "took": time.monotonic() - begun}), flush=True)
+        epoch += 1
+    print(json.dumps({"warned": warned, "pid": os.getpid()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
