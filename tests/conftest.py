@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from programs import Begin, forge, programs
 
 from penstock._measure import cached
 from penstock.backends._process import methods
@@ -140,6 +142,32 @@ def use_huge_pages() -> None:
             start, end = (int(number, 16) >> 21 for number in where.split("-"))
             for page in range(start + 1, end):
                 madvise(ctypes.c_void_p(page << 21), ctypes.c_size_t(1 << 21), collapse)
+
+
+@pytest.fixture(scope="session")
+def penstock_forge() -> Iterator[socket.socket]:
+    with forge("import penstock") as control:
+        yield control
+
+
+@pytest.fixture(scope="session")
+def torch_forge() -> Iterator[socket.socket]:
+    with forge("import torch, penstock.torch") as control:
+        yield control
+
+
+@pytest.fixture
+def begin(penstock_forge: socket.socket, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Begins programs that have imported penstock, and start with the PREAMBLE of the test's module if it has one."""
+    with programs(penstock_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
+        yield begins
+
+
+@pytest.fixture
+def begin_torch(torch_forge: socket.socket, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Like `begin`, and they have imported penstock.torch too."""
+    with programs(torch_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
+        yield begins
 
 
 @pytest.fixture

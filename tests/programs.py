@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Seconds.
+PATIENCE = 60
+
 # Forks the programs that it is sent. The child's __main__ is new, and the forge's other children are not its own.
 _FORGE = """
 import gc, os, socket, sys, types
@@ -70,11 +73,14 @@ class Program:
             said += more
         return said.decode().rstrip()
 
-    def end(self, within: float = 8) -> tuple[int, str, str]:
-        """Its exit code, and the rest of its output and error output, if it and all its workers end in time."""
-        assert select.select([self.control], [], [], within)[0], "it does not end"
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, and the rest of its output and error output, if it and all its workers end in time.
+
+        What they must not wait for takes longer than that; a busy machine takes less.
+        """
+        assert select.select([self.control], [], [], PATIENCE)[0], "it does not end"
         self.returncode = int(self.control.recv(100))
-        assert not survivors(self.pid, 3), "processes are left"
+        assert not survivors(self.pid, PATIENCE), "processes are left"
         return self.returncode, self._all_of(self.out), self._all_of(self.err)
 
     def close(self) -> None:
