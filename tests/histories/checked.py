@@ -74,7 +74,7 @@ _loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 
 
 @contextmanager
-def stage(patience: float = 6) -> Iterator[None]:
+def stage(patience: float = 20) -> Iterator[None]:
     """The body of a program: nothing is left after it, and the caller's random generators are where they were."""
     warnings.simplefilter("error")
     for ignored in (
@@ -103,7 +103,7 @@ def stage(patience: float = 6) -> Iterator[None]:
     _check_left(patience)
 
 
-def closed(patience: float = 6) -> None:
+def closed(patience: float = 20) -> None:
     """All loaders are closed: no process, thread or descriptor is left, though iterators may still have memory."""
     forget()
     _check_left(patience, except_for="mappings")
