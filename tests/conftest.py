@@ -15,10 +15,10 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from programs import Begin, forge, programs
 
 from penstock._measure import cached
 from penstock.backends._process import methods
+from tests.programs import Begin, forge, programs
 
 # pytest has the tracebacks of crashes written to its own output, past every capture. Workers that a test crashes are
 # forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.

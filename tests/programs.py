@@ -152,3 +152,26 @@ def survivors(leader: int, seconds: float) -> list[int]:
         select.select([pidfd], [], [], max(0, deadline - time.monotonic()))
         os.close(pidfd)
     return session(leader)
+
+
+def side_by_side(commands: list[list[str]]) -> list[list[str]]:
+    """Runs programs at the same time, and returns the words that each prints.
+
+    Each prints a line when it is ready, and goes on when all of them are: it reads a line then.
+    """
+    pipe = subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for command in commands]
+    try:
+        for each in started:
+            assert each.stdout is not None and each.stdout.readline() == "ready\n"
+        for each in started:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        said = [each.communicate()[0].split() for each in started]
+        assert [each.returncode for each in started] == [0] * len(started)
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+    return said
