@@ -30,6 +30,7 @@ control = socket.socket(fileno=int(sys.argv[1]))
 while True:
     path, fds, _, _ = socket.recv_fds(control, 10_000, 2)
     if not path:
+        control.close()
         sys.exit()
     pid = os.fork()
     if pid == 0:

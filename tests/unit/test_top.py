@@ -90,7 +90,7 @@ def _nested(plain: Any) -> list[tuple[Any, Any]]:
     return [place for key, value in inside for place in [(plain, key), *_nested(value)]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(["?", None, -1, 1e999, [], {}, [[[]]], {"a": 1}]), st.booleans())
 def test_a_malformed_page_is_left_out_and_the_others_are_shown(where: int, what: Any, gone: bool) -> None:
     plain = json.loads(to_text(figures.stats()))
