@@ -9,7 +9,6 @@ longest time of one. Exits with 1 if programs decode more at the same time than 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+
+from tests.programs import side_by_side
 
 GROUPS, ROWS, WIDTH, BATCH, WORKERS = 276, 1000, 64, 64, 2
 RESUMED = (0, 300, 600)  # steps of three ranks, of 1,438
@@ -58,22 +59,8 @@ def program(path: str, seed: int, rank: int, world: int, done: int, pause: float
 
 def run(path: Path, programs: list[tuple[int, int, int, int, float]]) -> tuple[int, float]:
     """Row groups that the programs have decoded, and the time of the slowest."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "bench.neighbours", _ME, str(path), *map(str, given)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for given in programs
-    ]
-    for each in started:
-        assert each.stdout is not None and each.stdout.readline() == "ready\n"
-    for each in started:
-        assert each.stdin is not None
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    said = [each.communicate()[0].split() for each in started]
+    commands = [[sys.executable, "-m", "bench.neighbours", _ME, str(path), *map(str, given)] for given in programs]
+    said = side_by_side(commands)
     return sum(int(decoded) for decoded, _ in said), max(float(seconds) for _, seconds in said)
 
 

@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ import pytest
 
 from penstock._measure import cached
 from penstock.backends._process import methods
+from tests.programs import Begin, forge, programs
 
 # pytest has the tracebacks of crashes written to its own output, past every capture. Workers that a test crashes are
 # forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.
@@ -46,6 +48,10 @@ def descriptors() -> Counter[str]:
 
 def children() -> list[str]:
     """The child processes of this one, zombies included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []  # almost always: it is not worth reading a file for each thread
     pids: list[str] = []
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -61,21 +67,25 @@ def is_shared_memory_with_a_name(path: str) -> bool:
     return name != path and not name.startswith(("sem.mp-", "torch_", "psm_"))
 
 
+_counted = ("", 0)
+
+
 def mappings() -> int:
     """How many pieces of shared memory are mapped here that penstock may have made."""
-    maps = Path("/proc/self/maps").read_text()
-    named = [line for line in maps.splitlines() if "/dev/shm/" in line] if "/dev/shm/" in maps else []
-    paths = [line[line.index("/dev/shm/") :] for line in named]
-    return maps.count("memfd:penstock") + sum(map(is_shared_memory_with_a_name, paths))
+    global _counted
+    # To read the list of all mappings takes longer than most tests: it is read only if their size has changed.
+    with open("/proc/self/statm") as file:
+        size = file.read().split()[0]
+    if size != _counted[0]:
+        maps = Path("/proc/self/maps").read_text()
+        named = [line for line in maps.splitlines() if "/dev/shm/" in line] if "/dev/shm/" in maps else []
+        paths = [line[line.index("/dev/shm/") :] for line in named]
+        _counted = size, maps.count("memfd:penstock") + sum(map(is_shared_memory_with_a_name, paths))
+    return _counted[1]
 
 
-def names() -> set[str]:
-    """The names in /dev/shm that are ours. Nothing says who made one, and other tests run at the same time."""
-    return {name for name in os.listdir("/dev/shm") if "penstock" in name}
-
-
-def belongings() -> tuple[Counter[str], set[str], int, set[str]]:
-    return descriptors(), set(children()), mappings(), names()
+def belongings() -> tuple[Counter[str], set[str], int]:
+    return descriptors(), set(children()), mappings()
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +99,13 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not after[0] - before[0], "open file descriptors"
     assert not after[1] - before[1], "child processes"
     assert after[2] <= before[2], "mapped shared memory"
-    assert not after[3] - before[3], "names in /dev/shm"
 
 
 @pytest.fixture(autouse=True)
-def the_runners_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def the_runners_threads_do_not_count() -> None:
     """pytest's watchdog and xdist's receiver are threads: beside them, no loader would fork unless told to."""
     before = set(os.listdir("/proc/self/task"))
-    monkeypatch.setattr(methods, "survives_fork", lambda: set(os.listdir("/proc/self/task")) <= before)
+    methods.survives_fork = lambda: set(os.listdir("/proc/self/task")) <= before  # until the next test
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -104,7 +113,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]
-    items.sort(key=lambda item: item.get_closest_marker("imports_torch") is not None)
+    # mypy last: `make lint`, which runs at the same time, has filled its cache by then.
+    items.sort(key=lambda item: (item.path.parent.name == "typing", bool(item.get_closest_marker("imports_torch"))))
     if find_spec("torch") is None:
         for item in items:
             if item.get_closest_marker("imports_torch"):
@@ -133,6 +143,32 @@ def use_huge_pages() -> None:
             start, end = (int(number, 16) >> 21 for number in where.split("-"))
             for page in range(start + 1, end):
                 madvise(ctypes.c_void_p(page << 21), ctypes.c_size_t(1 << 21), collapse)
+
+
+@pytest.fixture(scope="session")
+def penstock_forge() -> Iterator[socket.socket]:
+    with forge("import penstock") as control:
+        yield control
+
+
+@pytest.fixture(scope="session")
+def torch_forge() -> Iterator[socket.socket]:
+    with forge("import torch, penstock.torch") as control:
+        yield control
+
+
+@pytest.fixture
+def begin(penstock_forge: socket.socket, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Begins programs that have imported penstock, and start with the PREAMBLE of the test's module if it has one."""
+    with programs(penstock_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
+        yield begins
+
+
+@pytest.fixture
+def begin_torch(torch_forge: socket.socket, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Like `begin`, and they have imported penstock.torch too."""
+    with programs(torch_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
+        yield begins
 
 
 @pytest.fixture

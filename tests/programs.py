@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Seconds.
+PATIENCE = 60
+
 # Forks the programs that it is sent. The child's __main__ is new, and the forge's other children are not its own.
 _FORGE = """
 import gc, os, socket, sys, types
@@ -27,6 +30,7 @@ control = socket.socket(fileno=int(sys.argv[1]))
 while True:
     path, fds, _, _ = socket.recv_fds(control, 10_000, 2)
     if not path:
+        control.close()
         sys.exit()
     pid = os.fork()
     if pid == 0:
@@ -70,11 +74,14 @@ class Program:
             said += more
         return said.decode().rstrip()
 
-    def end(self, within: float = 8) -> tuple[int, str, str]:
-        """Its exit code, and the rest of its output and error output, if it and all its workers end in time."""
-        assert select.select([self.control], [], [], within)[0], "it does not end"
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, and the rest of its output and error output, if it and all its workers end in time.
+
+        What they must not wait for takes longer than that; a busy machine takes less.
+        """
+        assert select.select([self.control], [], [], PATIENCE)[0], "it does not end"
         self.returncode = int(self.control.recv(100))
-        assert not survivors(self.pid, 3), "processes are left"
+        assert not survivors(self.pid, PATIENCE), "processes are left"
         return self.returncode, self._all_of(self.out), self._all_of(self.err)
 
     def close(self) -> None:
@@ -146,3 +153,26 @@ def survivors(leader: int, seconds: float) -> list[int]:
         select.select([pidfd], [], [], max(0, deadline - time.monotonic()))
         os.close(pidfd)
     return session(leader)
+
+
+def side_by_side(commands: list[list[str]]) -> list[list[str]]:
+    """Runs programs at the same time, and returns the words that each prints.
+
+    Each prints a line when it is ready, and goes on when all of them are: it reads a line then.
+    """
+    pipe = subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for command in commands]
+    try:
+        for each in started:
+            assert each.stdout is not None and each.stdout.readline() == "ready\n"
+        for each in started:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        said = [each.communicate()[0].split() for each in started]
+        assert [each.returncode for each in started] == [0] * len(started)
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+    return said

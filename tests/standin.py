@@ -140,7 +140,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """After the loaders: no process may be left."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         left = [process for process in self.processes if process.is_alive()]

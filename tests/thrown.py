@@ -212,7 +212,7 @@ def depth(error: BaseException) -> int:
     return count
 
 
-SECONDS = 100
+SECONDS = 280
 
 
 @pytest.fixture(autouse=True)

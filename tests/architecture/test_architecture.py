@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -37,12 +38,23 @@ LAYERS = (
     ("torch", "testing", "_demo", "_top", "_profile", "cli", "__main__"),
 )
 
-def imports(path: Path) -> Iterator[str]:
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> list[str]:
     """Modules named by the import statements of a file, those inside functions included.
 
     Imports under `if TYPE_CHECKING:` are left out: they never run.
     """
-    tree = ast.parse(path.read_text())
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    tree = parsed(path)
     never_run = {id(node) for block in _type_checking(tree) for node in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in never_run:
@@ -146,7 +158,7 @@ NAMING_GUESTS = {"_memory/guests.py", "_demo.py"}
 
 def names_in_code(path: Path) -> Iterator[str]:
     """Every identifier, and every string that is no text: without a space, and no docstring."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
         elif isinstance(node, ast.Attribute):
@@ -169,6 +181,13 @@ def test_no_module_of_the_core_names_a_guest_in_its_code() -> None:
             continue
         named = [name for name in names_in_code(path) if word.search(name)]
         assert not named, f"{where} names {named}: ask penstock._memory.guests instead"
+
+
+def test_shared_memory_has_no_name() -> None:
+    """So nothing in /dev/shm can be left behind: who made a name there cannot be told afterwards."""
+    words = ("shared_memory", "shm_open", "/dev/shm")
+    named = {(str(path), name) for path in ROOT.rglob("*.py") for name in names_in_code(path) if name in words}
+    assert not named, "memfd_create gives memory without a name"
 
 
 def test_importing_penstock_imports_no_guest() -> None:
@@ -208,7 +227,7 @@ def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
     """So no StopIteration of the user's is taken for the end. (A Draw calls none of their code.)"""
     places: set[str] = set()
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Raise) and node.exc is not None and "StopIteration" in ast.unparse(node.exc):
                 places.add(path.relative_to(ROOT).as_posix())
     assert places == {"_ending.py", "plan/_plan.py"}
@@ -223,7 +242,7 @@ def test_every_iterator_raises_through_that_place() -> None:
     wrong: set[str] = set()
     for path in ROOT.rglob("*.py"):
         where = path.relative_to(ROOT).as_posix()
-        for kind in ast.walk(ast.parse(path.read_text())):
+        for kind in ast.walk(parsed(path)):
             for node in kind.body if isinstance(kind, ast.ClassDef) and where not in OWN_NEXT else ():
                 if isinstance(node, ast.FunctionDef) and node.name in ("__next__", "_next_data"):
                     decorated = [ast.unparse(each) for each in node.decorator_list]
@@ -260,7 +279,7 @@ def listed(tree: ast.Module) -> set[str] | None:
 def test_public_modules_list_their_public_names() -> None:
     wrong: dict[str, object] = {}
     for path in filter(is_public, ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         names = listed(tree)
         public = {name for name in top_level_names(tree) if not name.startswith("_")}
         if names is None or public - names:

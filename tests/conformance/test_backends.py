@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from zlib import crc32
 
@@ -33,14 +34,38 @@ class TestFork(conformance.Suite):
 _MANY = ("more_or_fewer", "batches_are_those", "close_at_any_point_leaves", "resumes_at_every_step")
 
 
-def fresh(suite: type[conformance.Suite]) -> type[conformance.Suite]:
-    """A fresh interpreter takes long to start: without `make wide`, half of the laws have one of the two ways."""
+def _only(suite: type[conformance.Suite], is_chosen: Callable[[str], bool]) -> type[conformance.Suite]:
+    """Leaves the laws that are not chosen to `make wide`."""
     for name in filter(re.compile("test_").match, dir(suite)):
-        chosen = ("TestForkserver", "TestSpawn", "", "")[crc32(name.encode()) % 4]
-        if suite.__name__ != chosen or any(part in name for part in _MANY):
+        if not is_chosen(name):
             law = getattr(suite, name)
             setattr(suite, name, pytest.mark.wide(functools.wraps(law)(lambda self, law=law: law(self))))
     return suite
+
+
+def fresh(suite: type[conformance.Suite]) -> type[conformance.Suite]:
+    """A fresh interpreter takes long to start: half of the laws have one, most by forkserver, some by spawn."""
+
+    def is_chosen(name: str) -> bool:
+        number = crc32(name.encode())
+        chosen = "TestForkserver" if number % 5 else "TestSpawn"
+        return number // 5 % 2 == 0 and suite.__name__ == chosen and not any(part in name for part in _MANY)
+
+    return _only(suite, is_chosen)
+
+
+# Laws that depend on how a simulated worker differs from others.
+_OF_DIFFERENCES = ("lost", "dies", "kills", "replaces", "update", "changed", "travel_together")
+
+
+def variant(suite: type[conformance.Suite]) -> type[conformance.Suite]:
+    """TestSimulated has every law; of its variants, one has a law in which they do not differ."""
+
+    def is_chosen(name: str) -> bool:
+        chosen = ("TestSimulatedInBundles", "TestSimulatedElsewhere", "TestSimulatedWithoutCopies")
+        return any(part in name for part in _OF_DIFFERENCES) or suite.__name__ == chosen[crc32(name.encode()) % 3]
+
+    return _only(suite, is_chosen)
 
 
 @fresh
@@ -87,11 +112,13 @@ class TestSimulated(Simulated):
     pass
 
 
+@variant
 class TestSimulatedInBundles(Simulated):
     most_steps = 8
     seed = 1
 
 
+@variant
 class TestSimulatedElsewhere(Simulated):
     """As on remote machines: nobody knows which step of a bundle killed its worker."""
 
@@ -100,6 +127,7 @@ class TestSimulatedElsewhere(Simulated):
     seed = 2
 
 
+@variant
 class TestSimulatedWithoutCopies(Simulated):
     copies_dataset = False
     seed = 3

@@ -225,13 +225,13 @@ def test_a_slow_sample_holds_back_nobody_else(make_concurrent: Any) -> None:
 
 
 def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
-    loader = make_concurrent(sources.Slow(50, dict.fromkeys(range(1, 50), 5.0)))
+    loader = make_concurrent(sources.Slow(50, dict.fromkeys(range(1, 50), 30.0)))
     batches = iter(loader)
     next(batches)
     begun = time.monotonic()
     del batches
     loader.close()
-    assert time.monotonic() - begun < 4  # 0.2 is promised, and a sample takes 5
+    assert time.monotonic() - begun < 20  # 0.2 is promised, and a sample takes 30
 
 
 def test_a_timeout_says_which_step_who_is_at_what_and_may_be_waited_out(

@@ -248,7 +248,7 @@ for fd in workers:
     assert poller.poll(5000)
 print("gone")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("interrupted\ngone\n", "")
 
 
@@ -491,7 +491,7 @@ if __name__ == "__main__":
     with penstock.DataLoader(Drawn(), 2, sampler=keys, seed=1, **workers) as loader:
         assert [batch.tolist() for batch in loader] == inline
 """)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -529,7 +529,7 @@ if __name__ == "__main__":
     os._exit(0 if right else 1)
 """)
     sign = "<&-" if closed == 0 else f"{closed}>&-"
-    done = subprocess.run(["sh", "-c", f'exec "$0" "$1" {sign}', sys.executable, program], timeout=60)
+    done = subprocess.run(["sh", "-c", f'exec "$0" "$1" {sign}', sys.executable, program])
     assert done.returncode == 0
 
 

@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from programs import Begin, forge, programs
-
-pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(scope="module")
-def penstock_forge() -> Iterator[socket.socket]:
-    with forge("import penstock") as control:
-        yield control
-
-
-@pytest.fixture
-def begin(penstock_forge: socket.socket, tmp_path: Path) -> Iterator[Begin]:
-    with programs(penstock_forge, tmp_path) as begin:
-        yield begin
-
+from programs import Begin
 
 # A signal arrives at the begin of the k-th import: in the middle of those that import it. Each k has a fresh child.
 INTERRUPTED = """
@@ -75,7 +56,7 @@ print(code, at > 20)
 )
 def test_a_handler_that_reads_a_loader_finds_whole_modules(begin: Begin, settings: str, stride: int) -> None:
     program = begin(INTERRUPTED.replace("{settings}", settings).replace("{stride}", str(stride)))
-    assert program.end(40) == (0, "2 True\n", "")
+    assert program.end() == (0, "2 True\n", "")
 
 
 def test_a_limit_on_the_size_of_files_is_named(begin: Begin) -> None:
@@ -87,6 +68,6 @@ def test_a_limit_on_the_size_of_files_is_named(begin: Begin) -> None:
         except OSError as error:
             print(error)
         """)
-    code, out, err = program.end(20)
+    code, out, err = program.end()
     assert (code, err) == (0, "")
     assert "no file of this process may have more than 1,048,576 (ulimit -f" in out

@@ -41,8 +41,8 @@ def batches(dataset: Any, **settings: Any) -> list[np.ndarray]:
 
 def test_a_step_that_hangs_once_is_done_by_another_worker(tmp_path: Path) -> None:
     dataset = Stuck(tmp_path, 13, 1)
-    with pytest.warns(RuntimeWarning, match="in step 6 of epoch 0 for more than 1 seconds?") as caught:
-        found = batches(dataset, num_workers=2, hang=1)
+    with pytest.warns(RuntimeWarning, match="in step 6 of epoch 0 for more than 2 seconds?") as caught:
+        found = batches(dataset, num_workers=2, hang=2)
     assert np.array_equal(found, batches(Stuck(tmp_path, 13, 0)))
     (message,) = [str(one.message) for one in caught]
     assert "Samples in the step: [12, 13]" in message
@@ -51,9 +51,9 @@ def test_a_step_that_hangs_once_is_done_by_another_worker(tmp_path: Path) -> Non
 
 def test_a_step_that_always_hangs_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="has been in step 3"), pytest.raises(penstock.WorkerLost) as caught:
-        batches(Stuck(tmp_path, 7, 100), num_workers=2, hang=0.8, retries=1)
+        batches(Stuck(tmp_path, 7, 100), num_workers=2, hang=2, retries=1)
     said = str(caught.value)
-    assert "hung for more than 0.8 seconds, and was killed (hang=)" in said
+    assert "hung for more than 2 seconds, and was killed (hang=)" in said
     assert "out-of-memory" not in said
     assert "[6, 7]" in said and "tried 2 times" in said
 
@@ -68,7 +68,7 @@ def test_a_stopped_worker_counts_as_hanging(tmp_path: Path) -> None:
             return np.full(3, key)
 
     with pytest.warns(RuntimeWarning, match="in step 4"):
-        found = batches(Stopping(tmp_path, -1, 0), num_workers=1, hang=1)
+        found = batches(Stopping(tmp_path, -1, 0), num_workers=1, hang=2)
     assert np.array_equal(found, batches(Stuck(tmp_path, -1, 0)))
 
 
@@ -78,10 +78,10 @@ def test_a_slow_caller_and_slow_steps_are_not_hangs(tmp_path: Path) -> None:
             time.sleep(0.02)
             return np.full(3, key)
 
-    with penstock.DataLoader(Slow(tmp_path, -1, 0), batch_size=2, num_workers=2, hang=1.5) as loader:
+    with penstock.DataLoader(Slow(tmp_path, -1, 0), batch_size=2, num_workers=2, hang=3) as loader:
         iterator = iter(loader)
         next(iterator)
-        time.sleep(1.8)  # workers are idle for longer than that
+        time.sleep(3.3)  # workers are idle for longer than that
         assert len(list(iterator)) == 11
         assert loader.stats().life.replaced == 0
 
@@ -106,6 +106,6 @@ def test_torch_needs_a_seed_for_it(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="hang=1 needs seed="):
         DataLoader(Stuck(tmp_path, 0, 0), num_workers=1, hang=1)
-    loader = DataLoader(Stuck(tmp_path, 5, 1), batch_size=2, num_workers=1, seed=1, hang=1)
+    loader = DataLoader(Stuck(tmp_path, 5, 1), batch_size=2, num_workers=1, seed=1, hang=2)
     with pytest.warns(RuntimeWarning, match="in step 2"):
         assert len(list(loader)) == 12

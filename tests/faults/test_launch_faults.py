@@ -68,13 +68,13 @@ def watch(pids: list[int]) -> dict[int, int]:
     return {os.pidfd_open(pid): pid for pid in pids}
 
 
-def assert_all_die(pidfds: dict[int, int], within: float) -> None:
+def assert_all_die(pidfds: dict[int, int]) -> None:
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
     left = dict(pidfds)
     while left:
-        dead = poll.poll(within * 1000)
+        dead = poll.poll(60_000)
         if not dead:
             break
         for pidfd, _ in dead:
@@ -95,7 +95,7 @@ def test_workers_die_with_a_killed_parent_even_inside_a_c_call(method: str, tmp_
         pidfds = watch([int(pid) for pid in parent.stdout.readline().split()])
         assert len(pidfds) == (3 if method == "forkserver" else 2)
         parent.kill()
-        assert_all_die(pidfds, within=2)
+        assert_all_die(pidfds)
 
 
 def test_workers_die_with_a_killed_parent_whose_own_fork_lives_on(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_workers_die_with_a_killed_parent_whose_own_fork_lives_on(tmp_path: Path
         forked, *pids = (int(pid) for pid in parent.stdout.readline().split())
         pidfds = watch(pids)
         parent.kill()
-        assert_all_die(pidfds, within=2)
+        assert_all_die(pidfds)
         os.kill(forked, 0)  # it is still there; the end of `program` kills its group
 
 
@@ -196,7 +196,7 @@ def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> Non
     def interrupt():
         try:
             os.killpg(0, signal.SIGINT)
-            time.sleep(10)
+            time.sleep(1000)
         except KeyboardInterrupt:
             return 1
     r, w = os.pipe()
@@ -253,4 +253,4 @@ def test_a_parent_that_ends_without_closing_leaves_nobody(method: str, tmp_path:
         pidfds = watch([int(pid) for pid in parent.stdout.readline().split()])
         parent.communicate(timeout=60)
         assert parent.returncode == 0
-        assert_all_die(pidfds, within=2)
+        assert_all_die(pidfds)

@@ -6,15 +6,10 @@ Real programs, by every start method, with both faces. What a worker sees is wha
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Begin, Program, forge, programs
-
-pytestmark = pytest.mark.timeout(120)
+from programs import Begin, Program
 
 PREAMBLE = """
 import json, multiprocessing, os, signal, sys, threading, time
@@ -124,32 +119,8 @@ FACES = {
 METHODS = ("fork", "spawn", "forkserver")
 
 
-@pytest.fixture(scope="module")
-def numpy_forge() -> Iterator[socket.socket]:
-    with forge("import numpy, penstock, multiprocessing.managers") as control:
-        yield control
-
-
-@pytest.fixture(scope="module")
-def torch_forge() -> Iterator[socket.socket]:
-    with forge("import torch, penstock.torch, multiprocessing.managers") as control:
-        yield control
-
-
-@pytest.fixture
-def begin(numpy_forge: socket.socket, tmp_path: Path) -> Iterator[Begin]:
-    with programs(numpy_forge, tmp_path, PREAMBLE) as begin:
-        yield begin
-
-
-@pytest.fixture
-def begin_torch(torch_forge: socket.socket, tmp_path: Path) -> Iterator[Begin]:
-    with programs(torch_forge, tmp_path, PREAMBLE) as begin:
-        yield begin
-
-
 def check(program: Program, method: str) -> None:
-    returncode, out, err = program.end(60)
+    returncode, out, err = program.end()
     assert (returncode, err) == (0, "")
     assert json.loads(out) == {**EXPECTED, "parents": [["MainProcess", True, True, method]]}
 
@@ -197,7 +168,7 @@ def test_what_a_worker_has_put_into_a_queue_arrives_although_the_loader_is_close
         reader.join()
         tell(sizes)
         """)
-    assert program.end(20) == (0, f"{[300_000] * 6}\n", "")
+    assert program.end() == (0, f"{[300_000] * 6}\n", "")
 
 
 @pytest.mark.parametrize("ending", ["", "batches._engine.backend.close", "os.kill(pid, signal.SIGSTOP)"])

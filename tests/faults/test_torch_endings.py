@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from programs import Begin, forge, programs
+from programs import Begin
 
-pytestmark = [pytest.mark.imports_torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.imports_torch
 
 PREAMBLE = """
 import atexit, gc, os, signal, sys, time
@@ -28,7 +25,7 @@ class Data(Dataset):
         return self.n
     def __getitem__(self, key):
         if key >= self.quick:
-            time.sleep(60)  # nobody may wait for this
+            time.sleep(1000)  # nobody may wait for this
         return torch.tensor([key, os.getpid()])
 
 def children():
@@ -37,18 +34,6 @@ def children():
 def tell(*what):
     print(*what, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def torch_forge() -> Iterator[socket.socket]:
-    with forge("import torch, penstock.torch") as control:
-        yield control
-
-
-@pytest.fixture
-def begin(torch_forge: socket.socket, tmp_path: Path) -> Iterator[Begin]:
-    with programs(torch_forge, tmp_path, PREAMBLE) as begin:
-        yield begin
 
 
 ENDINGS = {
@@ -75,16 +60,16 @@ PERSISTENT = ("out of a loop", "with an iterator", "with two iterators")
         for kept in (False, True)
     ],
 )
-def test_a_program_ends_quickly_and_silently(begin: Begin, ending: str, persistent: bool) -> None:
-    program = begin(f"""
+def test_a_program_ends_quickly_and_silently(begin_torch: Begin, ending: str, persistent: bool) -> None:
+    program = begin_torch(f"""
         loader = DataLoader(Data(), num_workers=2, persistent_workers={persistent})
         {ENDINGS[ending]}
         """)
     assert program.end() == (0, "", "")
 
 
-def test_idle_persistent_workers_end_with_the_program(begin: Begin) -> None:
-    program = begin("""
+def test_idle_persistent_workers_end_with_the_program(begin_torch: Begin) -> None:
+    program = begin_torch("""
         loader = DataLoader(range(5), num_workers=2, persistent_workers=True)
         kept = [*loader, *loader]
         atexit.register(lambda: tell(sum(batch.item() for batch in kept)))
@@ -92,8 +77,8 @@ def test_idle_persistent_workers_end_with_the_program(begin: Begin) -> None:
     assert program.end() == (0, "20\n", "")
 
 
-def test_a_whole_epoch_leaves_no_worker_and_no_noise(begin: Begin) -> None:
-    program = begin("""
+def test_a_whole_epoch_leaves_no_worker_and_no_noise(begin_torch: Begin) -> None:
+    program = begin_torch("""
         tell(sum(batch.item() for batch in DataLoader(range(5), num_workers=2)), children())
         """)
     assert program.end() == (0, "10 []\n", "")
@@ -101,21 +86,20 @@ def test_a_whole_epoch_leaves_no_worker_and_no_noise(begin: Begin) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loader_deleted_in_the_middle_takes_its_busy_workers_with_it(
-    begin: Begin, persistent: bool
+    begin_torch: Begin, persistent: bool
 ) -> None:
-    program = begin(f"""
+    program = begin_torch(f"""
         loader = DataLoader(Data(1), num_workers=2, persistent_workers={persistent})
         batches = iter(loader)
         kept = next(batches)
-        begun = time.monotonic()
         del loader, batches
-        tell(children(), time.monotonic() - begun < 4, kept[0, 0].item())
+        tell(children(), kept[0, 0].item())
         """)
-    assert program.end() == (0, "[] True 0\n", "")
+    assert program.end() == (0, "[] 0\n", "")
 
 
-def test_workers_that_listen_to_no_signal_are_ended_all_the_same(begin: Begin) -> None:
-    program = begin("""
+def test_workers_that_listen_to_no_signal_are_ended_all_the_same(begin_torch: Begin) -> None:
+    program = begin_torch("""
         def deaf(worker):
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -125,11 +109,11 @@ def test_workers_that_listen_to_no_signal_are_ended_all_the_same(begin: Begin) -
         del batches
         tell(children())
         """)
-    assert program.end(20) == (0, "[]\n", "")
+    assert program.end() == (0, "[]\n", "")
 
 
-def test_an_error_in_the_main_program_is_all_that_is_said(begin: Begin) -> None:
-    program = begin("""
+def test_an_error_in_the_main_program_is_all_that_is_said(begin_torch: Begin) -> None:
+    program = begin_torch("""
         for batch in DataLoader(Data(), num_workers=2):
             raise ValueError("the training step failed")
         """)
@@ -139,8 +123,8 @@ def test_an_error_in_the_main_program_is_all_that_is_said(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("caught", [False, True])
-def test_an_error_in_a_worker_is_all_that_is_said(begin: Begin, caught: bool) -> None:
-    program = begin(f"""
+def test_an_error_in_a_worker_is_all_that_is_said(begin_torch: Begin, caught: bool) -> None:
+    program = begin_torch(f"""
         class Bad(Data):
             def __getitem__(self, key):
                 if key == 3:
@@ -174,10 +158,10 @@ DEATHS = {
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("death", DEATHS)
 def test_the_death_of_a_worker_is_an_error_and_all_that_is_said(
-    begin: Begin, death: str, workers: int
+    begin_torch: Begin, death: str, workers: int
 ) -> None:
     act, named = DEATHS[death]
-    program = begin(f"""
+    program = begin_torch(f"""
         class Deadly(Data):
             def __getitem__(self, key):
                 if key == 3:
@@ -185,21 +169,19 @@ def test_the_death_of_a_worker_is_an_error_and_all_that_is_said(
                 return super().__getitem__(key)
         batches = iter(DataLoader(Deadly(), num_workers={workers}))
         pids = [worker.pid for worker in batches._workers]
-        begun = time.monotonic()
         try:
             for batch in batches: pass
         except RuntimeError as error:
-            tell(pids[3 % {workers}], time.monotonic() - begun < 4, error)
+            tell(pids[3 % {workers}], error)
         """)
     returncode, out, err = program.end()
     assert (returncode, err) == (0, "")
-    pid, quick, text = out.split(" ", 2)
-    assert quick == "True"
+    pid, text = out.split(" ", 1)
     assert re.search(rf"\bpid(\(s\))? {pid}\b", text) and re.search(named, text)
 
 
-def test_the_death_of_a_worker_that_nobody_catches_ends_the_program(begin: Begin) -> None:
-    program = begin("""
+def test_the_death_of_a_worker_that_nobody_catches_ends_the_program(begin_torch: Begin) -> None:
+    program = begin_torch("""
         class Deadly(Data):
             def __getitem__(self, key):
                 os._exit(7)
@@ -209,8 +191,8 @@ def test_the_death_of_a_worker_that_nobody_catches_ends_the_program(begin: Begin
     assert (returncode, out, err.count("Traceback")) == (1, "", 1)
 
 
-def test_a_persistent_worker_killed_between_epochs_hangs_nobody(begin: Begin) -> None:
-    program = begin("""
+def test_a_persistent_worker_killed_between_epochs_hangs_nobody(begin_torch: Begin) -> None:
+    program = begin_torch("""
         loader = DataLoader(range(6), num_workers=2, persistent_workers=True)
         batches = iter(loader)
         list(batches)
@@ -235,24 +217,24 @@ WAITING = """
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("where", ["in next", "in the training step"])
-def test_workers_die_with_the_main_program(begin: Begin, death: int, where: str) -> None:
-    program = begin(WAITING + ("list(batches)" if where == "in next" else "time.sleep(60)"))
+def test_workers_die_with_the_main_program(begin_torch: Begin, death: int, where: str) -> None:
+    program = begin_torch(WAITING + ("list(batches)" if where == "in next" else "time.sleep(1000)"))
     assert program.line() == "ready"
     os.kill(program.pid, death)
     assert program.end() == (-death, "", "")
 
 
-def test_workers_die_with_a_main_program_that_leaves_without_goodbye(begin: Begin) -> None:
-    program = begin(WAITING + "os._exit(5)")
+def test_workers_die_with_a_main_program_that_leaves_without_goodbye(begin_torch: Begin) -> None:
+    program = begin_torch(WAITING + "os._exit(5)")
     assert program.line() == "ready"
     assert program.end() == (5, "", "")
 
 
 @pytest.mark.parametrize("whom", ["the program alone", "everybody"])
 @pytest.mark.parametrize("where", ["in next", "in the training step"])
-def test_ctrl_c_is_one_keyboard_interrupt(begin: Begin, where: str, whom: str) -> None:
-    wait = "list(batches)" if where == "in next" else "time.sleep(60)"
-    program = begin(f"""
+def test_ctrl_c_is_one_keyboard_interrupt(begin_torch: Begin, where: str, whom: str) -> None:
+    wait = "list(batches)" if where == "in next" else "time.sleep(1000)"
+    program = begin_torch(f"""
         batches = iter(DataLoader(Data(4), num_workers=2))
         next(batches)
         try:
@@ -266,8 +248,8 @@ def test_ctrl_c_is_one_keyboard_interrupt(begin: Begin, where: str, whom: str) -
     assert program.end() == (0, "interrupted\n", "")
 
 
-def test_ctrl_c_that_nobody_catches_is_one_traceback(begin: Begin) -> None:
-    program = begin(WAITING + "list(batches)")
+def test_ctrl_c_that_nobody_catches_is_one_traceback(begin_torch: Begin) -> None:
+    program = begin_torch(WAITING + "list(batches)")
     assert program.line() == "ready"
     os.killpg(program.pid, signal.SIGINT)
     returncode, out, err = program.end()
@@ -275,12 +257,12 @@ def test_ctrl_c_that_nobody_catches_is_one_traceback(begin: Begin) -> None:
     assert err.count("Traceback") == 1 and err.endswith("KeyboardInterrupt\n")
 
 
-def test_after_ctrl_c_the_loader_can_be_used_again(begin: Begin) -> None:
-    program = begin("""
+def test_after_ctrl_c_the_loader_can_be_used_again(begin_torch: Begin) -> None:
+    program = begin_torch("""
         slow = torch.ones(1).share_memory_()
         class Once(Data):
             def __getitem__(self, key):
-                time.sleep(60 * slow.item() if key == 2 else 0)
+                time.sleep(1000 * slow.item() if key == 2 else 0)
                 return super().__getitem__(key)
         loader = DataLoader(Once(n=5), num_workers=2)
         batches = iter(loader)
@@ -300,9 +282,9 @@ def test_after_ctrl_c_the_loader_can_be_used_again(begin: Begin) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_forked_child_uses_the_loader_and_leaves_the_parents_workers_alone(
-    begin: Begin, persistent: bool
+    begin_torch: Begin, persistent: bool
 ) -> None:
-    program = begin(f"""
+    program = begin_torch(f"""
         loader = DataLoader(range(10), num_workers=2, batch_size=2, persistent_workers={persistent})
         batches = iter(loader)
         first = next(batches).tolist()
@@ -317,8 +299,8 @@ def test_a_forked_child_uses_the_loader_and_leaves_the_parents_workers_alone(
     assert program.end() == (0, whole + "0\n" + whole, "")
 
 
-def test_a_forked_child_that_does_nothing_with_it_ends_silently(begin: Begin) -> None:
-    program = begin("""
+def test_a_forked_child_that_does_nothing_with_it_ends_silently(begin_torch: Begin) -> None:
+    program = begin_torch("""
         loader = DataLoader(range(10), num_workers=2)
         batches = iter(loader)
         next(batches)
@@ -332,8 +314,8 @@ def test_a_forked_child_that_does_nothing_with_it_ends_silently(begin: Begin) ->
     assert program.end() == (0, "0 9\n", "")
 
 
-def test_a_loader_in_a_process_of_multiprocessing_ends_with_it(begin: Begin) -> None:
-    program = begin("""
+def test_a_loader_in_a_process_of_multiprocessing_ends_with_it(begin_torch: Begin) -> None:
+    program = begin_torch("""
         import torch.multiprocessing as mp
         def main():
             batches = iter(DataLoader(Data(), num_workers=2))
@@ -346,8 +328,8 @@ def test_a_loader_in_a_process_of_multiprocessing_ends_with_it(begin: Begin) -> 
     assert program.end() == (0, "0\n0\n", "")
 
 
-def test_two_loaders_at_once_do_not_disturb_each_other(begin: Begin) -> None:
-    program = begin("""
+def test_two_loaders_at_once_do_not_disturb_each_other(begin_torch: Begin) -> None:
+    program = begin_torch("""
         one = DataLoader(range(6), num_workers=2, persistent_workers=True)
         other = DataLoader(Data(), num_workers=2)
         batches = iter(other)
@@ -358,8 +340,8 @@ def test_two_loaders_at_once_do_not_disturb_each_other(begin: Begin) -> None:
     assert program.end() == (0, f"{[(i, i) for i in range(6)]}\n15 2\n", "")
 
 
-def test_a_worker_of_one_loader_that_dies_does_not_disturb_the_other(begin: Begin) -> None:
-    program = begin("""
+def test_a_worker_of_one_loader_that_dies_does_not_disturb_the_other(begin_torch: Begin) -> None:
+    program = begin_torch("""
         good = iter(DataLoader(range(50), num_workers=2))
         bad = iter(DataLoader(Data(4), num_workers=2))
         next(good), next(bad)
@@ -378,12 +360,12 @@ def test_a_worker_of_one_loader_that_dies_does_not_disturb_the_other(begin: Begi
 
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)])
-def test_workers_of_other_start_methods_die_with_the_main_program(begin: Begin, method: str) -> None:
-    program = begin(f"""
+def test_workers_of_other_start_methods_die_with_the_main_program(begin_torch: Begin, method: str) -> None:
+    program = begin_torch(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))
         next(batches)
         tell("ready")
-        time.sleep(60)
+        time.sleep(1000)
         """)
     assert program.line() == "ready"
     os.kill(program.pid, signal.SIGKILL)
@@ -391,9 +373,9 @@ def test_workers_of_other_start_methods_die_with_the_main_program(begin: Begin, 
 
 
 @pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.wide), "forkserver"])
-def test_a_program_with_workers_of_other_start_methods_ends_silently(begin: Begin, method: str) -> None:
-    program = begin(f"""
+def test_a_program_with_workers_of_other_start_methods_ends_silently(begin_torch: Begin, method: str) -> None:
+    program = begin_torch(f"""
         batches = iter(DataLoader(Data(2), num_workers=1, multiprocessing_context={method!r}))
         next(batches)
         """)
-    assert program.end(20) == (0, "", "")
+    assert program.end() == (0, "", "")

@@ -74,7 +74,7 @@ _loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 
 
 @contextmanager
-def stage(patience: float = 6) -> Iterator[None]:
+def stage(patience: float = 20) -> Iterator[None]:
     """The body of a program: nothing is left after it, and the caller's random generators are where they were."""
     warnings.simplefilter("error")
     for ignored in (
@@ -103,7 +103,7 @@ def stage(patience: float = 6) -> Iterator[None]:
     _check_left(patience)
 
 
-def closed(patience: float = 6) -> None:
+def closed(patience: float = 20) -> None:
     """All loaders are closed: no process, thread or descriptor is left, though iterators may still have memory."""
     forget()
     _check_left(patience, except_for="mappings")
@@ -129,9 +129,9 @@ def _about(pid: str) -> str:
 
 def _left() -> list[Any]:
     """What this process has that it had not before, if anything."""
-    descriptors, children, mappings, names = belongings()
+    descriptors, children, mappings = belongings()
     had, threads = _before[0], len(os.listdir("/proc/self/task")) - _before[1]
-    left: list[Any] = [descriptors - had[0], children - had[1], names - had[3]]
+    left: list[Any] = [descriptors - had[0], children - had[1]]
     return [*filter(None, left), *["mappings"] * (mappings - had[2]), *["threads"] * threads]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Seconds: a program that takes longer hangs. It prints the stacks of its threads then.
-LIMIT = 90.0
+LIMIT = 200.0
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -62,7 +62,7 @@ def run(program: str, limit: float = LIMIT) -> Ran:
         if pid == 0:
             _be_program(program, output.fileno(), limit)
         status = _end_of(pid, limit + 10)
-        left = _end_orphans(5 if status == 0 else 0)
+        left = _end_orphans(20 if status == 0 else 0)
         output.seek(0)
         said = output.read()
     finding = ""

@@ -75,7 +75,7 @@ class Program:
                     self.alone.add(block)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_each_program_decodes_a_block_at_most_once_however_they_drift(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 20), min_size=2, max_size=30), "rows of blocks")

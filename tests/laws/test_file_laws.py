@@ -106,5 +106,5 @@ def fuzz(seed: int, count: int) -> None:
 def test_no_damage_ends_the_process(seed: int) -> None:
     code = f"from laws.test_file_laws import fuzz; fuzz({seed}, 5000)"
     begun = [sys.executable, "-X", "faulthandler", "-c", code]
-    ran = subprocess.run(begun, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=600)
+    ran = subprocess.run(begun, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert ran.returncode == 0, f"at seed {ran.stdout.split()[-1:]}: {ran.stderr[-3000:]}"

@@ -23,8 +23,6 @@ from torch.utils.data import Dataset, IterableDataset
 from parity import sources
 from parity.pair import Ours, Tape, Theirs, begin, both, forget_frames, take
 
-pytestmark = pytest.mark.timeout(60)
-
 Seeded = partial(Ours, seed=1)
 LOADERS = {"torch": Theirs, "penstock.torch": Ours, "penstock.torch with a seed": Seeded}
 

@@ -29,6 +29,6 @@ def torchrun(forge: socket.socket, script: str, folder: Path, ranks: int) -> lis
             os.environ.update({environment!r})
             main({arguments!r})
             """)
-        returncode, _, err = program.end(100)
+        returncode, _, err = program.end()
     assert returncode == 0, err
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]

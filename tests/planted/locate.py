@@ -1,22 +1,19 @@
-"""Bugs of a list that have no place in the working tree any more, or another one, after the code has moved.
+"""Planted bugs that have no place in the working tree any more, or another one, after the code has moved.
 
-    python -m tests.planted.locate [list]
+    python -m tests.planted.locate
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-
+from tests.planted.after import BUGS
 from tests.planted.run import ROOT
 
 
 def main() -> None:
-    bugs = importlib.import_module(f"tests.planted.{(*sys.argv[1:], 'after')[0]}").BUGS
     source = ROOT / "src/penstock"
     texts = {path.relative_to(source): path.read_text() for path in sorted(source.rglob("*.py"))}
     lost = []
-    for bug in bugs:
+    for bug in BUGS:
         places = {str(path): text.count(bug.old) for path, text in texts.items() if bug.old in text}
         if places.get(bug.file) == 1:
             continue
@@ -24,7 +21,7 @@ def main() -> None:
             print(f"{bug.name}: now in {next(iter(places))}")
         else:
             lost.append(f"{bug.name} ({sum(places.values())} places; was in {bug.file})\n    {bug.why}")
-    print(f"{len(bugs) - len(lost)} of {len(bugs)} have one place.")
+    print(f"{len(BUGS) - len(lost)} of {len(BUGS)} have one place.")
     if lost:
         print("To be planted anew:", *lost, sep="\n")
 

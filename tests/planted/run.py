@@ -1,8 +1,7 @@
 """Plants bugs one at a time, and checks that the tests find each of them.
 
-    python -m tests.planted.run                       every bug of the list `after`, in the working tree
+    python -m tests.planted.run                       every bug
     python -m tests.planted.run memory "a lease"      bugs whose area or name contains one of these texts
-    python -m tests.planted.run --list before         the bugs of another list, in the commit that it names
 
 The sources are copied to a scratch folder for it. All selected tests run once without a bug, and must pass. Then
 each bug is planted alone, its tests run, and one of them must fail; a test that hangs counts as failed, and so does a
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import multiprocessing
 import os
 import re
@@ -30,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.planted.after import BUGS
 from tests.planted.bug import AREAS, Bug
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,18 +51,15 @@ class Result(NamedTuple):
 
 def main() -> int:
     given = _arguments()
-    planted = importlib.import_module(f"tests.planted.{given.list}")
-    bugs = [bug for bug in planted.BUGS if _is_chosen(bug, given.names)]
+    bugs = [bug for bug in BUGS if _is_chosen(bug, given.names)]
     if not bugs:
-        raise SystemExit(f"no bug of the list {given.list} has one of {given.names} in its area or name")
-    if len({bug.name for bug in planted.BUGS}) < len(planted.BUGS):
+        raise SystemExit(f"no bug has one of {given.names} in its area or name")
+    if len({bug.name for bug in BUGS}) < len(BUGS):
         raise SystemExit("two bugs have one name")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-planted-") as scratch:
         tree = Path(scratch, "tree")
-        _copy_sources(planted.COMMIT, tree)
-        for test in planted.TESTS_FROM_HERE:
-            shutil.copy(ROOT / "tests" / test, tree / "tests" / test)
+        _copy_sources(tree)
         _check_places(bugs, tree)
         with ProcessPoolExecutor(
             given.jobs, multiprocessing.get_context("fork"), _begin_in_copy, (tree,)
@@ -83,7 +79,6 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.planted.run", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="parts of areas or names of bugs; default: all bugs")
-    parser.add_argument("--list", default="after", help="the module of tests/planted that has the bugs")
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs are tried at a time")
     parser.add_argument("--times", type=int, default=1, help="how often each bug is tried")
     parser.add_argument("--tests", nargs="+", help="tests to run for every bug, in place of its own")
@@ -99,17 +94,9 @@ def _is_chosen(bug: Bug, names: list[str]) -> bool:
 # The sources
 
 
-def _copy_sources(commit: str | None, tree: Path) -> None:
-    """The sources of a commit, or of the working tree where none is named."""
+def _copy_sources(tree: Path) -> None:
     tree.mkdir()
-    parts = ["src", "tests", "pyproject.toml"]
-    if commit is not None:
-        archive = subprocess.run(
-            ["git", "-C", str(ROOT), "archive", commit, *parts], check=True, capture_output=True
-        )
-        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-        return
-    for part in parts:
+    for part in ("src", "tests", "pyproject.toml"):
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -38,7 +38,7 @@ class Header(NamedTuple):
         unknown = said.keys() - {"launch", "needs", "seconds", "quick"}
         assert not unknown, f"{path.name} has comments at its top that mean nothing here: {unknown}"
         needs = [name for names in said.get("needs", []) for name in names.split()]
-        seconds = float(said.get("seconds", ["60"])[0])
+        seconds = float(said.get("seconds", ["120"])[0])
         return cls(said.get("launch", ["python SCRIPT"]), needs, seconds, "quick" in said)
 
 
@@ -94,7 +94,7 @@ def test_a_program_of_a_stranger(path: Path, launch: str, seconds: float, tmp_pa
         except subprocess.TimeoutExpired:
             code = f"hangs: still running after {seconds:g} s"
             os.killpg(program.pid, signal.SIGABRT)  # faulthandler, if the program has it on, shows where
-        left = survivors(program.pid, 5)
+        left = survivors(program.pid, 60)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     said, complained = ((tmp_path / name).read_text(errors="replace") for name in ("out", "err"))

@@ -56,11 +56,14 @@ def docs_forge() -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("code", examples())
-def test_an_example_runs_as_a_program(code: str, docs_forge: socket.socket, tmp_path: Path) -> None:
-    with programs(docs_forge, tmp_path) as begin:
+def test_an_example_runs_as_a_program(
+    code: str, docs_forge: socket.socket, penstock_forge: socket.socket, tmp_path: Path
+) -> None:
+    # An interpreter that has imported torch takes ten times as long to end.
+    with programs(docs_forge if "torch" in code else penstock_forge, tmp_path) as begin:
         # Without a __main__ guard, as a reader would paste it.
         apart = f"import os; os.chdir({str(tmp_path)!r}); os.environ['PENSTOCK_CACHE'] = {str(tmp_path / 'cache')!r}"
-        returncode, _, err = begin(f"{apart}\n{code}").end(60)
+        returncode, _, err = begin(f"{apart}\n{code}").end()
     assert (returncode, err) == (0, "")
 
 
@@ -68,7 +71,7 @@ def test_an_example_runs_as_a_script(tmp_path: Path) -> None:
     (readme, *_) = BLOCK.findall((ROOT / "README.md").read_text())
     script = tmp_path / "example.py"
     script.write_text(readme)
-    ran = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

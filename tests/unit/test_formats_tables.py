@@ -636,7 +636,7 @@ print("read")
 def test_workers_can_be_forked_after_the_parent_has_read(tmp_path: Path) -> None:
     """pyarrow's own threads would forbid it: none of them may have been started."""
     paths = [write(table(), tmp_path / f"{at}") for at, (_, write) in enumerate(list(FORMATS.values())[:5])]
-    ran = subprocess.run([sys.executable, "-c", ALONE, *paths], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", ALONE, *paths], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "read\n", "")
 
 
@@ -648,7 +648,7 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path) -> None:
         "    try: kind('x')\n"
         "    except ImportError as error: print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert [line.partition(":")[0] for line in ran.stdout.splitlines()] == [
         "Arrow needs pyarrow",
         "HuggingFace needs pyarrow",

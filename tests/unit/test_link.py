@@ -100,7 +100,7 @@ def test_a_post_does_not_wait_for_an_end_that_does_not_read(links: tuple[Link, L
     for _ in range(4):
         ours.post(bytes(4_000_000))
         ours.push()
-    assert time.monotonic() - began < 5  # and not for ever
+    assert time.monotonic() - began < 60  # and not for ever
     assert len(theirs.receive(16_000_000)) == 16_000_000
 
 

@@ -97,7 +97,6 @@ def test_workers_have_what_only_the_program_has(tmp_path: Path, method: str) -> 
         [sys.executable, str(program), str(folder), method],
         capture_output=True,
         text=True,
-        timeout=100,
         cwd="/",
         env=environment,
     )

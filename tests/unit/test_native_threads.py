@@ -127,6 +127,6 @@ def test_opencvs_threads_are_the_parents_again_after_a_fork() -> None:
     pytest.importorskip("cv2")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     ran = subprocess.run(
-        [sys.executable, "-c", FORKED_BESIDE], capture_output=True, text=True, timeout=100, env=environment
+        [sys.executable, "-c", FORKED_BESIDE], capture_output=True, text=True, env=environment
     )
     assert (ran.returncode, ran.stderr) == (0, "")

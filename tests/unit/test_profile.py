@@ -299,7 +299,7 @@ def test_an_error_of_the_module_comes_out_as_it_is_with_a_hint(
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=90
+        [*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
 
 

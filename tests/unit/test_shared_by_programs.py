@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import side_by_side
 
 from penstock import DataLoader
 from penstock.formats import Parquet, _shared
@@ -34,7 +34,7 @@ with penstock.DataLoader(Parquet(path), **given) as loader:
             loader.load_state_dict(before.state_dict())
     batches = iter(loader)
     count = len(next(batches)["x"])
-    print("begun", flush=True)
+    print("ready", flush=True)
     sys.stdin.readline()
     for batch in batches:
         count += len(batch["x"])
@@ -53,28 +53,8 @@ def programs(tmp_path: Path, *arguments: tuple[int, int, int, int]) -> list[tupl
     """Runs programs at the same time; how many rows each has read, and how many row groups it has decoded."""
     path, script = written(tmp_path), tmp_path / "program.py"
     script.write_text(PROGRAM)
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(path), *map(str, each)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for each in arguments
-    ]
-    try:
-        for each in started:
-            assert each.stdout is not None and each.stdout.readline() == "begun\n"
-        for each in started:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
-        said = [each.communicate(timeout=120)[0].split() for each in started]
-        assert [each.returncode for each in started] == [0] * len(started)
-    finally:
-        for each in started:
-            each.kill()
-            each.communicate()
+    commands = [[sys.executable, str(script), str(path), *map(str, each)] for each in arguments]
+    said = side_by_side(commands)
     return [(int(rows), int(decoded)) for rows, decoded in said]
 
 
