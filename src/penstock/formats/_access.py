@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
@@ -21,8 +21,19 @@ CachePath = str | os.PathLike[str] | bool | None
 _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
+class FileOptions(TypedDict, total=False):
+    """The keywords of all formats that are about remote files: see `penstock.formats`.
+
+    A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
+    """
+
+    storage: Storage | None
+    cache: CachePath
+    cache_bytes: int | None
+
+
 class Access(NamedTuple):
-    """The keywords of all formats that are about files of URLs: see `penstock.formats`."""
+    """The same as one value, with the defaults."""
 
     storage: Storage | None = None
     cache: CachePath = None
