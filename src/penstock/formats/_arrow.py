@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import RemoteError
 from penstock.formats._access import FileOptions
+from penstock.formats._blocks import KEEP
 from penstock.formats._files import File
 from penstock.formats._format import FileRows, Format
 from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, deserialized, need_pyarrow, serialized, unreadable
+from penstock.formats._table import Table, deserialized, need_pyarrow, serialized, unreadable
 
 
 class Arrow(Table):

@@ -6,12 +6,13 @@ in `_remotefile.py`.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,17 @@ class AnyFile:
     def peek(self, start: int, length: int) -> bytes:
         """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
         return self.read(start, length)
+
+    def neighbour(self, name: str) -> AnyFile:
+        """The file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        raise NotImplementedError
+
+    def open(self) -> BinaryIO:
+        """The file with a position, read-only, for a library that reads from a file object.
+
+        Each call returns another one, so that threads do not share a position. It holds no descriptor of its own.
+        """
+        return cast(BinaryIO, _Opened(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
         """Raises FormatError for bytes that the file does not have."""
@@ -149,6 +161,9 @@ class File(AnyFile):
                     first._descriptor = None
         return descriptor
 
+    def neighbour(self, name: str) -> File:
+        return File(os.path.join(os.path.dirname(self.path), name))
+
     def check_unchanged(self, descriptor: Descriptor) -> None:
         found = os.fstat(descriptor.number)
         if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
@@ -165,6 +180,36 @@ def _restored(path: str, size: int, modified: int) -> File:
     file = File.__new__(File)
     file._set(path, size, modified)
     return file
+
+
+class _Opened(io.RawIOBase):
+    """A file with a position. Without a buffer: a library asks for what it needs, and remote files have pieces."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._file.size)[whence]
+        if at < 0:
+            raise ValueError(f"byte {at:,} of {self._file.path} is before its beginning.")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        found = self._file.read(self._at, max(0, min(len(view), self._file.size - self._at)))
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 class Descriptor:

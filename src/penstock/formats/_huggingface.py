@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.formats._blocks import KEEP
 from penstock.formats._inspection import FieldInfo, fields_of
-from penstock.formats._table import KEEP, Table, need_pyarrow
+from penstock.formats._table import Table, need_pyarrow
 
 
 class HuggingFace(Table):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 from penstock.formats._access import FileOptions
+from penstock.formats._blocks import KEEP
 from penstock.formats._chunks import Extent, Fetched, edges, places
 from penstock.formats._files import AnyFile, File
 from penstock.formats._format import FileRows, Format
@@ -19,7 +20,7 @@ from penstock.formats._index import cached, for_each
 from penstock.formats._kept import Kept
 from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
-from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _THREADS = 8
 _LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read

@@ -32,9 +32,6 @@ from penstock.source._array import checked_keys
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
 
-KEEP = 256 << 20
-"""Bytes of decoded blocks that each process keeps."""
-
 _VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
 
 # After so many blocks were dropped, a process warns if it has used fewer than one in so many of the rows it decoded.
