@@ -148,7 +148,7 @@ class LitData(Sharded):
         """The sample of a row of a chunk that is an Arrow file."""
         try:
             batches, size = self._tables.get(number, self._table)
-            return batches.get_batch(row // size).slice(row % size, 1).to_pylist()[0]
+            return batches[row // size].slice(row % size, 1).to_pylist()[0]
         except FormatError:
             raise
         except Exception as error:
@@ -164,10 +164,13 @@ class LitData(Sharded):
         if length > file.size - 12:
             file.damaged(file.size, "its samples are empty, and no Arrow table of them is at its end")
         opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
-        sizes = [opened.get_batch(at).num_rows for at in range(opened.num_record_batches)]
-        if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes) != sizes[0]:
+        batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
+        for batch in batches:
+            batch.validate(full=True)  # a position that is wrong would crash the process
+        sizes = [batch.num_rows for batch in batches]
+        if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes, default=0) not in sizes[:1]:
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")
-        return (opened, sizes[0]), length
+        return (batches, sizes[0]), length
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
