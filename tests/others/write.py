@@ -1,4 +1,5 @@
-"""Writes the files of this folder, by the packages of their owners; `python -m others.write FOLDER` in `tests`.
+"""Writes the files of this folder, by the packages of their owners; `python -m others.write FOLDER` in `tests`,
+and the names of some.
 
 Those that are committed were written by mosaicml-streaming 0.13.0, litdata 0.2.76 and tfrecord 1.14.6. `make interop`
 writes them again, and compares.
@@ -17,6 +18,10 @@ import numpy as np
 from PIL import Image
 
 from others import samples
+
+
+def write_compressed(folder: Path) -> None:
+    write_mds(folder, "gz")
 
 
 def write_mds(folder: Path, compression: str | None = None) -> None:
@@ -100,7 +105,8 @@ WRITERS = {
     "litdata-tokens": write_tokens,
     "tfrecord": write_tfrecord,
 }
+OTHERS = {"mds-gz": write_compressed}  # not committed
 
 if __name__ == "__main__":
-    for name, write in WRITERS.items():
-        write(Path(sys.argv[1], name))
+    for name in sys.argv[2:] or WRITERS:
+        (WRITERS | OTHERS)[name](Path(sys.argv[1], name))

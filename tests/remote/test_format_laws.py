@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import struct
+import sys
 import tarfile
 import threading
+import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 from others import samples
 
+from penstock.errors import FormatError
 from penstock.formats import (
     MDS,
     Arrow,
@@ -44,7 +48,7 @@ WIDE = bool(os.environ.get("PENSTOCK_WIDE"))
 
 
 class Laws(formats.Suite):
-    """All laws. `tests/conformance/test_formats.py` has workers for most formats; the laws of files have more damage."""
+    """All laws. `tests/conformance/test_formats.py` has more workers; `tests/laws/test_file_laws.py` more damage."""
 
     __test__ = False
     damages = 400 if WIDE else 25
@@ -184,31 +188,72 @@ class TestTFRecord(Copied):
         return sorted(folder.iterdir())
 
 
+class TestHDF5(Laws):
+    """The example of docs/own-format.md. h5py may crash with a damaged file, so it is only cut off, below."""
+
+    __test__ = True
+    damages = 0
+
+    def setup_method(self) -> None:
+        self.make = example("h5py")
+        super().setup_method()
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        unregister(self.make)
+
+    def part(self, folder: Path, part: int) -> None:
+        import h5py
+
+        array = np.arange(40 + 4 * part).reshape(-1, 4) + part
+        with h5py.File(folder / f"{part}.h5", "w") as file:
+            file.create_dataset("x", data=array, chunks=(3, 2), compression="gzip")
+
+    def test_a_file_that_is_cut_off_raises_format_errors_and_no_others(self) -> None:
+        size = self.paths[0].stat().st_size
+        for at in range(0, size, size // 40):
+            _, paths = self.copy()
+            paths[0].write_bytes(paths[0].read_bytes()[:at])
+            with pytest.raises(FormatError):
+                list(self.make(paths))
+
+
+def example(library: str) -> Any:
+    """The format of the page, which is made anew: its program opens files, too."""
+    pytest.importorskip(library)
+    page = (Path(__file__).parents[2] / "docs" / "own-format.md").read_text()
+    (code, *_) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    module = types.ModuleType("own_format_page")
+    sys.modules["own_format_page"] = module
+    exec(code.partition("\nfolder = ")[0], module.__dict__)
+    return module.HDF5  # type: ignore[attr-defined]
+
+
 # A format of an author, sound, and then with one mistake each.
 
 
 class Squares(Blocks):
-    """Rows of four bytes, in blocks of three rows; a file begins with a mark."""
+    """Rows of 64 bytes, in blocks of three rows; a file begins with a mark."""
 
     suffixes = (".squares",)
 
     def __init__(self, paths: Any, **files: Any) -> None:
         super().__init__(paths, **files)
         for file in self.files:
-            if (file.size - 8) % 12 or not self.matches(file.peek(0, min(8, file.size))):
+            if (file.size - 8) % 192 or not self.matches(file.peek(0, min(8, file.size))):
                 file.damaged(0, "it is no file of squares")
-        self.set_rows([[3] * ((file.size - 8) // 12) for file in self.files])
+        self.set_rows([[3] * ((file.size - 8) // 192) for file in self.files])
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
         return first_bytes.startswith(b"SQUARES!")
 
     def ranges(self, rows: Any) -> list[tuple[int, int]]:
-        return [(8 + 4 * rows.first, 8 + 4 * rows.stop)]
+        return [(8 + 64 * rows.first, 8 + 64 * rows.stop)]
 
     def read(self, rows: Any) -> Any:
         ((start, stop),) = Squares.ranges(self, rows)
-        return np.frombuffer(self.files[rows.file].read(start, stop - start), np.uint8).reshape(-1, 4).copy()
+        return np.frombuffer(self.files[rows.file].read(start, stop - start), np.uint8).reshape(-1, 64).copy()
 
 
 @pytest.fixture
@@ -217,7 +262,7 @@ def squares(tmp_path: Path) -> Iterator[list[Path]]:
     folder.mkdir()
     paths = [folder / f"{part}.squares" for part in range(2)]
     for part, path in enumerate(paths):
-        path.write_bytes(b"SQUARES!" + bytes((part * 50 + at) % 256 for at in range(12 * 10)))
+        path.write_bytes(b"SQUARES!" + bytes((part * 50 + at) % 256 for at in range(192 * 5)))
     register(Squares)
     yield paths
     unregister(Squares)
@@ -249,7 +294,7 @@ def opened(self: Any, paths: Any, **files: Any) -> None:
 
 def unchecked(self: Any, paths: Any, **files: Any) -> None:
     Blocks.__init__(self, paths, **files)
-    self.set_rows([[3] * ((file.size - 8) // 12) for file in self.files])
+    self.set_rows([[3] * ((file.size - 8) // 192) for file in self.files])
     marks = {b"SQUARES!": 1}
     self.marks = [marks[file.peek(0, 8)] for file in self.files]
 
@@ -278,7 +323,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "blocks": ({"blocks": property(lambda self: np.array([0, len(self) - 1]))}, "blocks cover every row once"),
     "ranges": (
-        {"ranges": lambda self, rows: [(8 + 4 * rows.first, 8 + 4 * rows.stop - 70)]},
+        {"ranges": lambda self, rows: [(8 + 64 * rows.first, 8 + 64 * rows.stop - 70)]},
         "the ranges of a block have the bytes that are read",
     ),
     "remote": ({"read": is_local}, "remote files give the same samples"),

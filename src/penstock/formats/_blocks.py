@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty
 from penstock.formats._access import FileOptions, check_bytes
 from penstock.formats._format import FileRows, Format
 from penstock.formats._kept import Kept
@@ -70,8 +70,8 @@ class Blocks(Format):
         rows = self.checked(keys)
         outs: dict[str | None, NDArray[Any]] = {}
         is_dict = False
-        if type(empty) is Into or not len(rows):
-            return NotImplemented
+        if not len(rows):
+            return NotImplemented  # collate says that the step is empty
         for block, places, local in self._groups(rows):
             columns = block if isinstance(block, dict) else {None: block}
             is_dict = isinstance(block, dict)

@@ -12,13 +12,15 @@ import stat
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._shortage import is_shortage
-from penstock.errors import FormatError
+from penstock.errors import FormatError, RemoteError
+from penstock.formats._damage import raise_unless_damage
 from penstock.formats._identity import Identity
 
 _MOST_OPEN = 256  # a process may usually have 1024 descriptors
@@ -28,7 +30,9 @@ _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
 class AnyFile:
     """A file that is read by position and must not change: `File`, or `RemoteFile`.
 
-    It may be pickled, and read from any number of threads. `path` names it in messages, without credentials.
+    A format has its files as `self.files`. They may be pickled, and read from any number of threads.
+
+    `path` names the file in messages, without credentials.
     `modified` changes with the content, if the size does not: the time of a local file, in ns; the ETag or time of a
     remote one.
     """
@@ -77,6 +81,25 @@ class AnyFile:
     def damaged(self, place: int, what: str) -> NoReturn:
         advice = "copy it or write it again"
         self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
+
+    @contextmanager
+    def decoding(self, what: str) -> Iterator[None]:
+        """Turns what a library raises in the block into FormatError, if it is about the content of the file.
+
+        `what` names the part that is read, such as "chunk 3". A lack of memory, a file that is gone and other errors
+        of the system keep their type, and get a note with the path.
+        """
+        try:
+            yield
+        except (FormatError, RemoteError):
+            raise
+        except Exception as error:
+            raise_unless_damage(error, f"{self.path}, {what}")
+            said = " ".join(str(error).split()).rstrip(".")[:300]
+            raise FormatError(
+                f"{self.path}, {what}: it cannot be read ({type(error).__name__}: {said}). The file is damaged, or "
+                "has another format than its name says: copy it or write it again."
+            ) from error
 
     def has_changed(self) -> NoReturn:
         raise FormatError(
@@ -206,7 +229,8 @@ class _Opened(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        found = self._file.read(self._at, max(0, min(len(view), self._file.size - self._at)))
+        length = min(len(view), self._file.size - self._at)
+        found = self._file.read(self._at, length) if length > 0 else b""
         view[: len(found)] = found
         self._at += len(found)
         return len(found)

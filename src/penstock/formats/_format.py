@@ -286,3 +286,6 @@ def _spelt_out(made: type[Format]) -> Any:
         defaults = Access._field_defaults.items()
         given += [Parameter(name, only, default=default, annotation=types[name]) for name, default in defaults]
     return found.replace(parameters=given, return_annotation=None)
+
+
+Format.__signature__ = _spelt_out(Format)  # type: ignore[attr-defined]
