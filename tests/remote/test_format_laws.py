@@ -295,8 +295,7 @@ def opened(self: Any, paths: Any, **files: Any) -> None:
 def unchecked(self: Any, paths: Any, **files: Any) -> None:
     Blocks.__init__(self, paths, **files)
     self.set_rows([[3] * ((file.size - 8) // 192) for file in self.files])
-    marks = {b"SQUARES!": 1}
-    self.marks = [marks[file.peek(0, 8)] for file in self.files]
+    self.counts = [{968: 15}[file.size] for file in self.files]
 
 
 def is_local(self: Any, rows: Any) -> Any:
