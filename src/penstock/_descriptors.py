@@ -43,11 +43,11 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """An unnamed file in memory, which no forked child keeps open."""
+    """An unnamed file in memory, which no forked child keeps open. It can be sealed (`_trust.seal`)."""
 
     def made() -> int:
         with no_fork():
-            fd = os.memfd_create(name, os.MFD_CLOEXEC)
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             close_in_child(fd)
         return fd
 

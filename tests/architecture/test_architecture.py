@@ -25,7 +25,7 @@ LAYERS = (
     ("errors",),
     ("_panics", "_shortage", "batch", "_at_work", "worker_info", "random"),
     ("_ending",),
-    ("_interrupts", "_limits", "_threads", "_exit", "_descriptors", "_warning"),
+    ("_interrupts", "_trust", "_limits", "_threads", "_exit", "_descriptors", "_warning"),
     ("plan", "_schedule", "_memory", "_measure", "_cache", "_remote"),
     ("_wire", "_resume"),
     ("_fill", "source", "collate", "_work"),

@@ -1,7 +1,7 @@
 """The bugs of `before`, planted in the working tree, where the same decisions are made in other places.
 
-Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files` and
-`strangers` follow.
+Names, areas, reasons and tests are those of `before`, unless a change below names others. The bugs of `files`,
+`strangers` and `trust` follow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.planted import before, files, strangers
+from tests.planted import before, files, strangers, trust
 from tests.planted.bug import Bug
 
 COMMIT: str | None = None
@@ -432,6 +432,7 @@ BUGS = [
     *_MORE,
     *files.BUGS,
     *strangers.BUGS,
+    *trust.BUGS,
 ]
 
 if unknown := _CHANGES.keys() - {bug.name for bug in before.BUGS}:

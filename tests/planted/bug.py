@@ -7,7 +7,7 @@ from dataclasses import dataclass
 AREAS = (
     *("scheduling", "memory", "wire", "resume", "endings", "torch parity"),
     *("blocks", "shared", "cache", "scout", "remote", "formats"),
-    *("starting", "threads", "faces", "verdicts", "identity", "stores", "tars"),
+    *("starting", "threads", "faces", "verdicts", "identity", "stores", "tars", "trust"),
 )
 
 

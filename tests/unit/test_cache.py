@@ -182,7 +182,7 @@ def test_a_piece_that_is_larger_than_the_cache_is_served_with_one_warning(
 @contextmanager
 def small_disk(path: Path, nbytes: int) -> Iterator[None]:
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=0700", "tmpfs", str(path)]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("only root can mount a small disk")
     try:
@@ -335,7 +335,7 @@ def test_what_a_dead_process_has_left_is_swept(tmp_path: Path) -> None:
 
 def test_a_piece_that_is_being_written_is_not_swept(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1000)
-    part = tmp_path / f"{digest_of('a')}.penstock-part"
+    part = tmp_path / f"{digest_of('a')}-0123456789abcdef.penstock-part"
 
     def make() -> bytes:
         part.write_bytes(b"so far")
@@ -344,6 +344,7 @@ def test_a_piece_that_is_being_written_is_not_swept(tmp_path: Path) -> None:
         return b"1"
 
     assert bytes(cache.get("a", make)) == b"1"
+    Cache(tmp_path, 1000).get("c", lambda: b"3")
     assert not part.exists()
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock import _trust
 from penstock.errors import FormatError
 from penstock.formats import _files, _index
 from penstock.formats._files import File
@@ -259,14 +260,14 @@ def test_where_nothing_can_be_written_the_index_is_in_memory_and_in_the_pickle(
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """As a file system that is read-only does, for root too."""
-    write = _index._write
+    replace = _trust.replace
 
-    def refusing(path: Path, *args: Any) -> None:
-        if path.parent in folders:
+    def refusing(path: str, *args: Any) -> None:
+        if Path(path).parent in folders:
             raise PermissionError(f"{path} cannot be written")
-        write(path, *args)
+        replace(path, *args)
 
-    monkeypatch.setattr(_index, "_write", refusing)
+    monkeypatch.setattr(_trust, "replace", refusing)
 
 
 def test_a_progress_bar_is_shown_if_it_takes_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock import _trust
 from penstock._cache.locks import ByteLock, is_locked
 from penstock._cache.pieces import unlink, write_all
 from penstock._interrupts import acquire, interrupts_deferred
@@ -33,6 +34,7 @@ FAR = np.iinfo(np.int64).max // 2
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
 _POSITION = struct.Struct("<q")
+_MOST_BYTES = 1 << 26  # of a file: an agenda has 2**18 rows at most
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
@@ -110,14 +112,14 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 class Publisher:
     """The agenda of one scout in a folder. All methods are called by one thread."""
 
-    def __init__(self, folder: str) -> None:
-        self._path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
+    def __init__(self, folder: str, group: int | None = None) -> None:
+        self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
         self._locks: list[ByteLock] = []
 
     def publish(self, agenda: Agenda) -> None:
         """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
         draft = f"{self._path}.draft"
-        lock = ByteLock(draft, 0)
+        lock = ByteLock(partial(_trust.make_file, draft, self._group), 0)
         try:
             lock.begin()
             head = _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows))
@@ -145,16 +147,16 @@ class Publisher:
                 self._locks.pop().end()
 
 
-def read(path: str, *, sweeps: bool) -> Agenda | None:
+def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
     """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
     with suppress(OSError, ValueError, struct.error):
-        fd = acquire(partial(os.open, path, os.O_RDWR), os.close)
+        fd = acquire(partial(_trust.open_ours, path, os.O_RDWR, group), os.close)
         try:
             if not is_locked(fd):
                 if sweeps:
                     unlink(path)
                 return None
-            found = os.pread(fd, os.fstat(fd).st_size, 0)
+            found = os.pread(fd, min(os.fstat(fd).st_size, _MOST_BYTES), 0)
         finally:
             os.close(fd)
         magic, position, count = _HEAD.unpack_from(found)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from penstock import _trust
 from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
-from penstock._cache.folder import Folder, Room
+from penstock._cache.folder import Folder, Room, is_file_of_cache
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
 from penstock._interrupts import with_loan
@@ -49,13 +50,27 @@ class Cache:
 
     Any number of processes and programs may use the folder. Locks are the kernel's: a process that dies at any moment
     leaves no lock, and no piece that is wrong. Files in the folder that are not of the cache are not touched.
+
+    Other users can neither read nor write the pieces; if it is `shared`, members of the folder's group can. Raises
+    Untrusted if others could write them (see `_trust`).
     """
 
-    def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
-        self.path, self.limit = os.path.abspath(os.fspath(folder)), limit
-        with suppress(OSError):  # where there is no folder, pieces stay in memory
-            os.makedirs(self.path, exist_ok=True)
-        self._folder = Folder(self.path, limit)
+    def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
+        self.path, self.limit, self.shared = os.path.abspath(os.fspath(folder)), limit, shared
+        group = None
+        try:
+            group = _trust.use_folder(self.path, shared)
+        except _trust.Untrusted as error:
+            raise _trust.Untrusted(
+                f"The folder {self.path} cannot be a cache: {error}, so other users could change your samples. "
+                "Name a folder in which only you can write: cache=, or the variable PENSTOCK_CACHE; or, if you trust "
+                "all members of its group, pass cache_shared=True."
+            ) from None
+        except OSError:  # where there is no folder, pieces stay in memory
+            pass
+        if not shared:
+            _trust.tighten(self.path, is_file_of_cache)
+        self._folder = Folder(self.path, limit, group)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
         self._looked_at: deque[str] = deque()  # mapped pieces, the next one to look at first
@@ -63,10 +78,10 @@ class Cache:
         self._warned: set[int | None] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cache, (self.path, self.limit)
+        return Cache, (self.path, self.limit, self.shared)
 
     def __repr__(self) -> str:
-        return f"Cache({self.path!r}, {self.limit})"
+        return f"Cache({self.path!r}, {self.limit}{', shared=True' * self.shared})"
 
     def get(self, name: str, make: Make) -> memoryview:
         """The bytes of a piece, read-only. They stay valid after the piece was evicted.
@@ -119,6 +134,10 @@ class Cache:
         """How many pieces were evicted from the folder since it was made, by all processes. -1 if it is not known."""
         return self._folder.noted().evicted
 
+    def publisher(self) -> Publisher:
+        """An agenda in the folder, to be published."""
+        return Publisher(self.path, self._folder.group)
+
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
         """Tells all processes what a loader will need. Raises OSError if the folder cannot be written."""
         try:
@@ -167,7 +186,7 @@ class Cache:
         return list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
 
     def _opened(self, digest: str, path: str) -> memoryview:
-        view, mark = pieces.mapped(path, digest, self._sound.get(digest))
+        view, mark = pieces.mapped(path, digest, self._sound.get(digest), self._folder.group)
         if len(self._sound) > _MOST_SOUND:
             self._sound = {}
         self._sound[digest] = mark
@@ -210,6 +229,8 @@ class Cache:
                 remedy = "Raise cache_bytes=."
             elif error.errno == errno.EFBIG:
                 remedy = "Files of this process are limited: see `ulimit -f`."
+            elif error.errno == errno.ETIMEDOUT:
+                remedy = "Continue or end that program, or use another folder."
             elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR):
                 remedy = "Name a folder that this user may write: cache=, or the variable PENSTOCK_CACHE."
             why = error.strerror or error

@@ -2,7 +2,7 @@
 
     penstock-cache               the number of bytes of all pieces; locks on its bytes: of the folder, of each piece
     <digest>.penstock-piece      a piece: see `pieces`
-    <digest>.penstock-part       a piece that is being written, by the process that has the lock of the piece
+    <digest>-<random>.penstock-part   a piece that is being written, by the process that has the lock of the piece
     <name>.penstock-agenda       what a loader will need: see `agendas`
 
 Files with other names are not touched.
@@ -16,16 +16,20 @@ import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
+from penstock import _trust
 from penstock._cache import agendas, pieces
 from penstock._cache.agendas import Agenda, Publisher, key_of, ranking
-from penstock._cache.locks import ByteLock, LockError
+from penstock._cache.locks import ByteLock, LockError, Patience
 from penstock._cache.pieces import Mark, mark_of
-from penstock._interrupts import with_loan
+from penstock._interrupts import acquire, with_loan
 
-_OURS = re.compile(r"([0-9a-f]{32})\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?")
+# Older versions gave parts no random number.
+_OURS = re.compile(
+    r"([0-9a-f]{32})(?:-[0-9a-f]{16})?\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?"
+)
 _STATE = "penstock-cache"
 _HEAD = struct.Struct("<8s36sqqq")  # magic, boot, whether a change was begun, bytes, evictions
 _MAGIC = b"pnstcach"
@@ -104,11 +108,16 @@ class Room:
 
 
 class Folder:
-    """The bytes of all pieces stay below `limit`, but for pieces that are being written."""
+    """The bytes of all pieces stay below `limit`, but for pieces that are being written.
 
-    def __init__(self, path: str, limit: int) -> None:
-        self.path, self.limit = path, limit
+    Members of `group` may use the folder too; without one, it is that of this user alone.
+    """
+
+    def __init__(self, path: str, limit: int, group: int | None = None) -> None:
+        self.path, self.limit, self.group = path, limit, group
         self._state = os.path.join(path, _STATE)
+        self._opened = partial(_trust.open_or_make, self._state, group)
+        self._patience = Patience()
         self._is_swept = False
         self._known: dict[str, About] = {}  # the pieces that were listed last
 
@@ -116,11 +125,15 @@ class Folder:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
     def _part(self, digest: str) -> str:
-        return os.path.join(self.path, f"{digest}.penstock-part")
+        return os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
 
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
         """The lock of one piece: only the process that has it makes the piece."""
-        return ByteLock(self._state, 1 + int(digest[:15], 16), waits=waits)
+        return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
+
+    def _own_lock(self) -> ByteLock:
+        """The lock of the folder, which is held for some milliseconds."""
+        return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, Mark]:
         """Writes a piece, whose lock the caller has, and evicts others if they are too many.
@@ -129,8 +142,8 @@ class Folder:
         Raises OSError if the piece cannot be written.
         """
         part = self._part(digest)
-        pieces.write(part, digest, buffers)
-        lock = ByteLock(self._state, 0)
+        pieces.write(part, digest, buffers, self.group)
+        lock = self._own_lock()
         try:
             return with_loan(lock, self._insert, lock, digest, part)
         except LockError as error:
@@ -172,7 +185,7 @@ class Folder:
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
         """Raises OSError, or LockError, if the folder cannot be written."""
-        with_loan(ByteLock(self._state, 0), publisher.publish, agenda)
+        with_loan(self._own_lock(), publisher.publish, agenda)
 
     def listed(self, *, sweeps: bool = False) -> Listed:
         """The pieces, and the agendas of live loaders.
@@ -192,20 +205,29 @@ class Folder:
                 with suppress(LockError):
                     if sweeps:
                         with_loan(self.lock(digest, waits=False), pieces.unlink, path)
-            elif (agenda := agendas.read(path, sweeps=sweeps)) is not None and draft is None:
+            elif (agenda := agendas.read(path, self.group, sweeps=sweeps)) is not None and draft is None:
                 found.agendas.append(agenda)
         self._known = found.pieces.copy()  # a piece with the same digest has the same bytes
         return found
 
     def noted(self) -> Noted:
         """What was noted last. If nothing is known, the folder is taken for a full one."""
-        with suppress(OSError), open(self._state, "rb", buffering=0) as file:
-            return _noted(file.fileno()) or Noted(self.limit, -1)
+        with suppress(OSError):
+            fd = acquire(partial(_trust.open_ours, self._state, group=self.group), os.close)
+            try:
+                return _noted(fd) or Noted(self.limit, -1)
+            finally:
+                os.close(fd)
         return Noted(self.limit, -1)
 
     def _counted(self, fd: int) -> Noted:
         """What is noted, or counted if the note cannot be trusted."""
         return _noted(fd) or Noted(self.listed().total, secrets.randbits(40))
+
+
+def is_file_of_cache(name: str) -> bool:
+    """Whether a file with this name was made by a cache."""
+    return name == _STATE or _OURS.fullmatch(name) is not None
 
 
 def _about(digest: str, path: str) -> About:

@@ -1,40 +1,77 @@
-"""Locks between all threads and processes of a machine, which the kernel releases when their holder dies."""
+"""Locks between all threads and processes of a machine, which the kernel releases when their holder dies.
+
+A holder may also be stopped (SIGSTOP), or be a program of another kind, so no lock is waited for without a limit.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
-from penstock import _descriptors
+from penstock import _descriptors, _trust
 from penstock._interrupts import acquire, interrupts_deferred
 
 # `struct flock` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = 1 << 62
+_LEAST_PAUSE, _MOST_PAUSE = 0.0005, 0.02  # seconds between two tries
+_SHARE = 8  # a pause is this part of the wait so far, so that no wait is much longer than it must be
+_LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)$", re.MULTILINE)
 
 
 class LockError(Exception):
-    """The file of a lock cannot be opened; or, if the lock is not waited for, another has it."""
+    """The file of a lock cannot be opened; or another has the lock, and it was not waited for, or for long enough."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(cause)
         self.cause = cause
 
 
+class Patience:
+    """How long the locks of a file are waited for. After one wait that was in vain, none is waited for, for a minute.
+
+    Else a program that is stopped while it has many locks would stop this one again and again.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._why = ""
+
+    def check(self) -> None:
+        if time.monotonic() < self._until:
+            raise TimeoutError(errno.ETIMEDOUT, self._why)
+
+    def lose(self, why: str) -> None:
+        self._until, self._why = time.monotonic() + _trust.LONGEST, why
+        self.check()
+
+
 class ByteLock:
-    """The lock of one byte of a file, for `with_loan`. One is used once.
+    """The lock of one byte of a file, for `with_loan`. One is used once. `opened()` opens the file.
 
     The byte need not exist: a file has a lock for each number from 0 to 2**62. So no lock has a file of its own that
     could be left behind. The lock belongs to the descriptor (`F_OFD_SETLK`): threads exclude each other too. A forked
     child closes its copy of the descriptor, and so cannot keep the lock of a parent that has died.
+
+    Without `patience`, the lock is not waited for. A lock that is held for `long` is waited for as long as its holder
+    runs, but not longer than `_trust.LONGEST`; others for `_trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW)
+    has no limit.
     """
 
-    __slots__ = ("_byte", "_fds", "_path", "_waits")
+    __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
 
-    def __init__(self, path: str, byte: int, *, waits: bool = True) -> None:
-        self._path, self._byte, self._waits = path, byte % _WHOLE, waits
+    def __init__(
+        self, opened: Callable[[], int], byte: int, patience: Patience | None = None, *, long: bool = False
+    ) -> None:
+        self._opened, self._byte, self._patience, self._long = opened, byte % _WHOLE, patience, long
         self._fds: list[int] = []
 
     @property
@@ -43,13 +80,36 @@ class ByteLock:
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file, which is made if it is missing, and waits for the lock. Raises LockError."""
-        command = fcntl.F_OFD_SETLKW if self._waits else fcntl.F_OFD_SETLK
+        """Opens the file, and waits for the lock. Raises LockError."""
         try:
-            self._fds.append(open_alone(self._path))
-            fcntl.fcntl(self.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0))
+            self._fds.append(open_alone(self._opened))
+            self._take()
         except OSError as error:
             raise LockError(error) from error
+
+    def _take(self) -> None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
+        begun, look_at = time.monotonic(), _trust.WAIT
+        while True:
+            try:
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, asked)
+                return
+            except BlockingIOError:
+                if self._patience is None:
+                    raise
+            self._patience.check()
+            if (waited := time.monotonic() - begun) > look_at:
+                look_at += _trust.WAIT
+                self._look(self._patience, waited)
+            time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
+
+    def _look(self, patience: Patience, waited: float) -> None:
+        """Raises TimeoutError, unless the holder may be at work."""
+        holders = [*_holders(self.fd, self._byte)]
+        if waited < _trust.LONGEST and self._long and all(one.may_work for one in holders):
+            return
+        known = [f"process {one.pid}{' (stopped)' * one.is_stopped}" for one in holders]
+        patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
 
     def end(self) -> None:
         """Lets go of the lock, if it is held."""
@@ -58,16 +118,54 @@ class ByteLock:
                 _descriptors.close(self._fds.pop())
 
 
-def open_alone(path: str) -> int:
-    """A descriptor for reading and writing that no forked child keeps open."""
-    return acquire(partial(_open, path), _descriptors.close)
+def again(fd: int) -> Callable[[], int]:
+    """Opens a file of this process again, for reading and writing: a lock belongs to a descriptor of its own."""
+    return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
-def _open(path: str) -> int:
-    with _descriptors.no_fork():
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        _descriptors.close_in_child(fd)
-    return fd
+def open_alone(opened: Callable[[], int]) -> int:
+    """A descriptor that no forked child keeps open."""
+
+    def alone() -> int:
+        with _descriptors.no_fork():
+            fd = opened()
+            _descriptors.close_in_child(fd)
+        return fd
+
+    return acquire(alone, _descriptors.close)
+
+
+class _Holder(NamedTuple):
+    """A process that has a lock. It may be at work for us if it runs, and the lock is one that penstock takes."""
+
+    pid: int
+    is_stopped: bool
+    may_work: bool
+
+
+def _holders(fd: int, byte: int) -> Iterator[_Holder]:
+    """The processes of this user that have the lock of a byte, as far as the system shows them."""
+    file = os.fstat(fd)
+    for pid in _trust.processes(os.geteuid()):
+        with suppress(OSError):  # it has ended, or may not be looked at
+            state = _text(f"/proc/{pid}/stat").rpartition(") ")[2][:1]
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                for kind, first, last in _locks_of(f"/proc/{pid}", number, file):
+                    if int(first) <= byte and (last == "EOF" or byte <= int(last)):
+                        yield _Holder(pid, state in "tT", state not in "tTZX" and (kind, first) == ("WRITE", last))
+
+
+def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
+    """Kind, first and last byte of each lock of a descriptor, if it is one of this file."""
+    with suppress(OSError):  # it is closed
+        if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
+            return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))
+    return []
+
+
+def _text(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read()
 
 
 def is_locked(fd: int, byte: int = 0) -> bool:

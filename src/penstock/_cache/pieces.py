@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from penstock import _trust
 from penstock._interrupts import acquire
 from penstock._memory.mapping import mapped as memory
 
@@ -30,10 +31,10 @@ _WORDS = 512  # of 8 bytes: 4 KB, which a disk and the kernel write as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 
 
-def write(path: str, digest: str, buffers: Sequence[memoryview]) -> None:
-    """Writes the file of a piece anew, from buffers of bytes. After an error the file is gone."""
+def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
+    """Writes the file of a piece, a new one, from buffers of bytes. After an error the file is gone."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
-    fd = acquire(partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), os.close)
+    fd = acquire(partial(_trust.make_file, path, group), os.close)
     try:
         write_all(fd, whole)
         end = _END.pack(_MAGIC, len(whole), checksum(whole))
@@ -73,12 +74,14 @@ def mark_of(about: os.stat_result) -> Mark:
     return about.st_ino, about.st_mtime_ns
 
 
-def mapped(path: str, digest: str, checked: Mark | None = None) -> tuple[memoryview, Mark]:
+def mapped(
+    path: str, digest: str, checked: Mark | None = None, group: int | None = None
+) -> tuple[memoryview, Mark]:
     """The bytes of a piece, and the mark of its file. Raises ValueError if the piece is damaged.
 
     The bytes of the file with the mark `checked` are not read for it.
     """
-    fd = acquire(partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW), os.close)
+    fd = acquire(partial(_trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)
         size, mark = about.st_size, mark_of(about)

@@ -169,7 +169,7 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
     lookout = reference()
     if lookout is None:
         return
-    publisher = Publisher(lookout.cache.path)
+    publisher = lookout.cache.publisher()
     try:
         while lookout is not None and not fetches.stopped:
             begun = time.thread_time()

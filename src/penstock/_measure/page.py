@@ -3,6 +3,7 @@
 A page is a piece of shared memory without a name, a memfd. Its publisher keeps it open, and so it is found among the
 descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only the same
 user (and root) follow the link, no port or file is opened, and the page is gone with its process, however that ends.
+A reader takes only a page that belongs to the user: a program of root's may carry a memfd that another user has made.
 
 A page has room for two publications, of which the counter in its first eight bytes names the newer one. The publisher
 writes over the older one, and then counts up: a reader is never in the way, and finds a complete publication even if
@@ -24,6 +25,7 @@ from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
+from penstock import _trust
 from penstock._descriptors import no_fork
 from penstock._interrupts import CallAtEnd, call_at_end, interrupts_deferred
 
@@ -34,7 +36,6 @@ MOST_PAGES = 64
 ROOM = 64 << 10
 """Bytes of a publication and its head."""
 
-_LINK = f"/memfd:{NAME} (deleted)"
 _COUNTER = struct.Struct("Q")  # native, and so stored at once
 _HEAD = struct.Struct("QQ")  # length and checksum of the text
 _FIRST = mmap.PAGESIZE
@@ -81,11 +82,12 @@ def _opened(by: object) -> _Published | None:
         if len(_pages) >= MOST_PAGES:
             return None
         try:
-            fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:  # no descriptor is left: the loader can do without a page
             return None
         try:
             os.ftruncate(fd, _SIZE)
+            _trust.seal(fd, _trust.OF_ONE_SIZE)
             memory = mmap.mmap(fd, _SIZE)  # has a descriptor of its own
         except OSError:
             return None
@@ -108,26 +110,24 @@ class Found(NamedTuple):
 
 def find(uid: int) -> Iterator[Found]:
     """The pages of all processes of a user that may be read. A process that inherited a page has it too."""
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with suppress(OSError):  # it has ended, or is not ours to read
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    yield from _of_process(int(name))
+    for pid in _trust.processes(uid):
+        with suppress(OSError):  # it has ended, or is not ours to read
+            yield from _of_process(pid, uid)
 
 
-def _of_process(pid: int) -> Iterator[Found]:
+def _of_process(pid: int, uid: int) -> Iterator[Found]:
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
-        with suppress(OSError, struct.error):  # shorter than a page: another program's, of the same name
-            if os.readlink(f"{folder}/{name}") == _LINK:
-                inode, text = _read(f"{folder}/{name}")
+        with suppress(OSError, struct.error):  # no page: another user's or program's, of the same name
+            if _trust.is_memfd(f"{folder}/{name}", NAME):
+                inode, text = _read(f"{folder}/{name}", uid)
                 if text is not None:
                     yield Found(pid, inode, text)
 
 
-def _read(path: str) -> tuple[int, bytes | None]:
+def _read(path: str, uid: int) -> tuple[int, bytes | None]:
     """The inode of a page, and its newest text; None if there is none yet."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _trust.open_sealed(path, NAME, _trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino
         for _ in range(3):  # again only if the publisher has written two texts meanwhile

@@ -12,12 +12,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock import _trust
+
 # A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5
 
 # Seconds that a worker has to write its stack. A stopped one, or one in an uninterruptible read, writes nothing.
 _PATIENCE = 0.5
 
+_NAME = "penstock-stack"
 _MOST_FRAMES = 12
 
 # Frames of penstock around the user's code, but for penstock's own datasets, and the innermost frame of a worker that
@@ -37,7 +40,7 @@ def tell_when_asked(fd: int) -> None:
 
     A stack is written in many pieces, which would be mixed up if several processes wrote to one file.
     """
-    own = os.memfd_create("penstock-stack", os.MFD_CLOEXEC)
+    own = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     os.dup2(own, fd, inheritable=False)
     os.close(own)
     faulthandler.register(_SIGNAL, fd, all_threads=False)
@@ -82,7 +85,7 @@ def _asked(pid: int, pidfd: int, fd: int) -> _Asked | None:
     file = -1
     try:
         if _tells(pid):
-            file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            file = _trust.open_sealed(f"/proc/{pid}/fd/{fd}", _NAME, seals=0)
             found = _Asked(file)
             signal.pidfd_send_signal(pidfd, _SIGNAL)
             return found

@@ -6,6 +6,8 @@ All formats take local paths and URLs. Some keywords are about remote files, and
 - `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
   folder of penstock. With `cache=False`, each process keeps the last 128 MB of pieces in its memory (docs/cache.md).
 - `cache_bytes`: the most that the folder takes; by default half of the free space of its disk, at most 100 GB.
+- `cache_shared`: whether members of the folder's group may use the folder too. They could change your samples
+  (docs/cache.md#a-folder-for-a-team). By default it is yours alone.
 """
 
 from penstock.errors import FormatError

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
+from penstock._trust import Untrusted
 from penstock._warning import warn_caller
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
 
@@ -30,6 +31,7 @@ class FileOptions(TypedDict, total=False):
     storage: Storage | None
     cache: CachePath
     cache_bytes: int | None
+    cache_shared: bool
 
 
 class Access(NamedTuple):
@@ -38,6 +40,7 @@ class Access(NamedTuple):
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
+    cache_shared: bool = False
 
     def check(self) -> None:
         """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
@@ -47,6 +50,10 @@ class Access(NamedTuple):
             check_bytes("cache_bytes", self.cache_bytes)
         if self.cache is False and self.cache_bytes is not None:
             raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
+        if not isinstance(self.cache_shared, bool):
+            raise TypeError(f"cache_shared must be True or False, but it is {self.cache_shared!r}.")
+        if self.cache is False and self.cache_shared:
+            raise ValueError("cache_shared=True was given with cache=False, which keeps nothing on a disk. Give one.")
         if self.cache is None or isinstance(self.cache, bool):
             return
         if not isinstance(self.cache, (str, os.PathLike)):
@@ -71,7 +78,14 @@ class Access(NamedTuple):
                 "every process downloads them for itself. Set PENSTOCK_CACHE, or pass cache= a folder."
             )
             return PiecesInMemory()
-        return PiecesOnDisk(Cache(folder, _size_for(folder) if self.cache_bytes is None else self.cache_bytes))
+        limit = _size_for(folder) if self.cache_bytes is None else self.cache_bytes
+        try:
+            return PiecesOnDisk(Cache(folder, limit, bool(self.cache_shared)))
+        except Untrusted as error:
+            if given is not None:
+                raise
+            warn_caller(f"{error} Until then, files of URLs are kept in memory: every process downloads its own.")
+            return PiecesInMemory()
 
 
 class PiecesOnDisk:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import _trust
 from penstock._at_work import is_worker_process
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
@@ -253,7 +254,10 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
                 return None
             raise  # an outage: other ranks may find it
     with suppress(OSError, FormatError):
-        return File(os.path.join(os.path.dirname(file.path), name))
+        path = os.path.join(os.path.dirname(file.path), name)
+        found = File(path)
+        if os.path.samestat(_trust.check_beside(path, file.path), os.fstat(found.descriptor().number)):
+            return found
     return None
 
 

@@ -12,23 +12,27 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
+import re
+import stat
 import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import _trust
 from penstock._at_work import is_worker_process
 from penstock._progress import progress
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
-from penstock.formats._access import cache_folder
+from penstock._warning import warn_caller
+from penstock.formats._access import PiecesOnDisk, cache_folder
 from penstock.formats._files import AnyFile, File
 from penstock.formats._remotefile import FromTheStart, RemoteFile
 from penstock.loader import DataLoader
@@ -54,6 +58,7 @@ _ALIGNED = 64
 _SMALL = 64 << 10  # bytes of an index that is read rather than mapped: a process may have about 65,000 maps
 _ALONE = 64 << 20  # bytes of files that this process indexes by itself: workers would take longer to start
 _PIECE = 1 << 20
+_IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # what the cache folder of penstock has
 _QUIET = 1.0  # seconds before a progress bar is shown
 
 
@@ -165,53 +170,108 @@ def _made(file: AnyFile, kind: str, make: Make) -> Index:
 
 def _kept(file: AnyFile, kind: str, make: Make, made: Arrays) -> Index:
     arrays = {name: np.ascontiguousarray(array) for name, array in made.items()}
-    for path in _places(file, kind) if file.identity.lasts else ():
-        with suppress(OSError):
-            _write(path, file, kind, arrays)
+    for place in _places(file, kind) if file.identity.lasts else ():
+        try:
+            place.write(partial(_write, file, kind, arrays))
             return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
+        except _trust.Untrusted as error:
+            # Of a remote file, its pieces are kept in the same folder, and were warned of.
+            if isinstance(place, _InCache) and isinstance(file, File) and not is_worker_process():
+                warn_caller(
+                    f"The index of {file.path} is not kept in {place.path.parent}: {error}, so other users could "
+                    "change it. It is made again each time. Set PENSTOCK_CACHE to a folder that only you can write."
+                )
+        except OSError:
+            pass
     return Index(file, kind, make, arrays, False)
 
 
 def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
-    for path in _places(file, kind) if file.identity.lasts else ():
+    for place in _places(file, kind) if file.identity.lasts else ():
         with suppress(Exception):  # other programs may have written anything there
-            arrays, checks = _read(path, file, kind)
+            arrays, checks = _read(place, file, kind)
             return Index(file, kind, make, arrays, True, checks)
     return None
 
 
-def _places(file: AnyFile, kind: str) -> Iterator[Path]:
+def _places(file: AnyFile, kind: str) -> Iterator[_Beside | _InCache]:
     """Where an index may be: beside its file, if that is local, or in the cache folder."""
     path = Path(file.path)
     if isinstance(file, File):
-        yield path.with_name(f".{path.name}.penstock-{kind}")
+        yield _Beside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
     with suppress(RuntimeError):  # there is no home folder
-        folder = cache_folder()
-        yield folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}"
+        pieces = file.pieces if isinstance(file, RemoteFile) else None
+        is_shared = isinstance(pieces, PiecesOnDisk) and pieces.cache.shared
+        yield _InCache(cache_folder() / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}", is_shared)
 
 
-def _write(path: Path, file: AnyFile, kind: str, arrays: Arrays) -> None:
+class _Beside(NamedTuple):
+    """An index beside its file, for all who may read the file; from those who could change the file too."""
+
+    path: Path
+    of: str
+
+    def check(self) -> os.stat_result:
+        """What the system says of the index, if it may be used. Raises OSError."""
+        return _trust.check_beside(os.fspath(self.path), self.of)
+
+    def write(self, write: Callable[[int], None]) -> None:
+        """Leaves an index in place that others have made, and that may not be used. Raises OSError."""
+        with suppress(FileNotFoundError):
+            if os.lstat(self.path).st_uid != os.geteuid():
+                self.check()
+        _trust.replace(os.fspath(self.path), partial(self._written, write), 0o600)
+
+    def _written(self, write: Callable[[int], None], fd: int) -> None:
+        write(fd)
+        ours, its = os.fstat(fd), os.stat(self.of)
+        readers = stat.S_IROTH | (stat.S_IRGRP if ours.st_gid == its.st_gid else 0)
+        os.fchmod(fd, 0o600 | (its.st_mode & readers))
+
+
+class _InCache(NamedTuple):
+    """An index in the cache folder: of this user, or of the folder's group."""
+
+    path: Path
+    is_shared: bool
+
+    def check(self) -> os.stat_result:
+        """What the system says of the index, if it may be used. Raises OSError."""
+        about, group = os.lstat(self.path), self._group()
+        _trust.check(about, group)
+        if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # an older version's
+            os.chmod(self.path, 0o600)
+        return about
+
+    def write(self, write: Callable[[int], None]) -> None:
+        _trust.replace(os.fspath(self.path), write, 0o600, self._group())
+
+    def _group(self) -> int | None:
+        folder = os.path.abspath(self.path.parent)
+        group = _trust.use_folder(folder, self.is_shared)
+        if not self.is_shared:
+            _trust.tighten(folder, _IN_CACHE.search)
+        return group
+
+
+def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
     described = [[name, array.dtype.str, array.shape, zlib.crc32(array.data)] for name, array in arrays.items()]
     description = json.dumps(
         {"kind": kind, "size": file.size, "modified": file.modified, "arrays": described}
     ).encode()
     head = _HEAD.pack(_MAGIC, _VERSION, len(description), zlib.crc32(description))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as out:
-            out.write(head + description)
-            for array in arrays.values():
-                out.write(bytes(-out.tell() % _ALIGNED))
-                out.write(array.data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open(fd, "wb", closefd=False) as out:
+        out.write(head + description)
+        for array in arrays.values():
+            out.write(bytes(-out.tell() % _ALIGNED))
+            out.write(array.data)
 
 
-def _read(path: Path, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that."""
-    index = File(os.fspath(path))
+def _read(place: _Beside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that, or not ours."""
+    index = File(os.fspath(place.path))
+    if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
+        raise ValueError("another file was put in its place")
     magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
     if (magic, version) != (_MAGIC, _VERSION):
         raise ValueError("no index, or of another version")

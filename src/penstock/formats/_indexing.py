@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock import _trust
+from penstock._cache.pieces import write_all
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import Access
 from penstock.formats._beside import NAME, Beside, Entry, entry_of, folder_of, neighbour, packed, unpacked
@@ -88,9 +89,4 @@ def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    _trust.replace(os.fspath(path), lambda fd: write_all(fd, memoryview(content)))

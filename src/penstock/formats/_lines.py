@@ -26,7 +26,7 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> from pathlib import Path

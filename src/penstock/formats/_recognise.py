@@ -48,7 +48,8 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
         return _made(whole, given[0], settings)
-    files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
+    access = Access(**{name: settings[name] for name in Access._fields if name in settings})
+    files = _paired(_all_files(given, access))
     found = _format(files)
     if found is formats.TextLines and len(given) == 1 and os.path.isdir(given[0]):
         _others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)

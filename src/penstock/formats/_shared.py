@@ -10,6 +10,9 @@ The block is a memfd as well, of the process that has decoded it; others open it
     claims, from the place after 4,096 rows on: bytes to keep (-1: none), number of needs, needs (8 each). Each has
           room for 4,096 needs.
 
+Others take only what belongs to this user, whatever its name (see `_trust`); an inventory never shrinks, and a block
+is sealed when it is complete, so that nobody can change it, or cut it off under a process that has mapped it.
+
 So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
 process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
 byte 0 is that of rows and claims, byte 1 + n that of block n, and byte 2**61 + n that of claim n. A loader holds the
@@ -18,21 +21,25 @@ lock of its claim for as long as it reads: a claim without a lock is that of a l
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from penstock import _descriptors
-from penstock._cache.locks import ByteLock, LockError, is_locked, open_alone
-from penstock._interrupts import finalizer, interrupts_deferred, with_loan
+from penstock import _descriptors, _trust
+from penstock._cache.locks import ByteLock, LockError, Patience, again, is_locked, open_alone
+from penstock._cache.pieces import write_all
+from penstock._interrupts import acquire, finalizer, interrupts_deferred, with_loan
 from penstock._memory.mapping import mapped
+from penstock._warning import warn_caller
 from penstock.formats._claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 
 Make = Callable[[], Sequence[Any]]
@@ -40,12 +47,13 @@ Make = Callable[[], Sequence[Any]]
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
-_MAGIC = b"pnstinv2"
+_MAGIC = b"pnstinv3"
 _ROWS = 4096  # at most. Each is a descriptor of some process: see `_most_own`.
 _CLAIM = struct.Struct("<qq")
 _CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where they begin
 _CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
 _CLAIM_LOCKS = 1 << 61
+_NEVER_SMALLER = fcntl.F_SEAL_SHRINK
 _AGAIN = 1.0  # seconds after which a process that found no inventory looks again
 _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opened just now
 
@@ -61,7 +69,9 @@ class Inventory:
         self._fd = _descriptors.open_memfd(self._name)
         self._first: int | None = None  # a descriptor of the inventory that is used
         self._number, self._lock = 0, _claim_lock(self._fd, 0)
+        self._patience = Patience()
         try:
+            _trust.seal(self._fd, _NEVER_SMALLER)
             # It takes milliseconds to find out which inventory is used. Mostly it is this one.
             self._lock.begin()
             _write_claim(self._fd, 0, claim)
@@ -85,7 +95,7 @@ class Inventory:
 
     def claim(self, claim: Claim) -> None:
         """Replaces the claim of this loader, and drops the blocks that no loader claims."""
-        lock = ByteLock(f"/proc/self/fd/{self._used()}", 0)
+        lock = ByteLock(again(self._used()), 0, self._patience)
         with_loan(lock, self._claim, lock, claim)
 
     def _claim(self, lock: ByteLock, claim: Claim) -> None:
@@ -132,7 +142,7 @@ class Inventory:
 
 
 def _claim_lock(fd: int, number: int) -> ByteLock:
-    return ByteLock(f"/proc/self/fd/{fd}", _CLAIM_LOCKS + number, waits=False)
+    return ByteLock(again(fd), _CLAIM_LOCKS + number)
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
@@ -141,13 +151,8 @@ def _check_is_inventory(fd: int, name: str) -> None:
     One thread may close the descriptor of an inventory while another is about to write. Then its number belongs to
     what was opened next, maybe a file of the user. So a writer opens a descriptor of its own, and checks what it is.
     """
-    if os.readlink(f"/proc/self/fd/{fd}") != _link(name):
+    if not _trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
-
-
-def _link(name: str) -> str:
-    """What /proc says of the descriptor of a memfd."""
-    return f"/memfd:{name} (deleted)"
 
 
 class Shared:
@@ -158,12 +163,14 @@ class Shared:
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
+        self._is_warned = False
         self._renew()
 
     def _renew(self) -> None:
         self._process = os.getpid()
         self._inventory: int | None = None  # its descriptor
         self._look_again = 0.0
+        self._patience = Patience()
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: Make) -> memoryview | None:
@@ -174,11 +181,21 @@ class Shared:
         found = _mapped(inventory, block)
         if found is not None:
             return found
-        lock = ByteLock(f"/proc/self/fd/{inventory}", 1 + block)
+        lock = ByteLock(again(inventory), 1 + block, self._patience, long=True)
         try:
             return with_loan(lock, self._made, inventory, block, make)
-        except LockError:  # there are too many descriptors
+        except LockError as error:  # there are too many descriptors
+            self._warn(error)
             return None
+
+    def _warn(self, error: LockError) -> None:
+        """Warns of a program that does not go on, once."""
+        if isinstance(error.cause, TimeoutError) and not self._is_warned:
+            self._is_warned = True
+            warn_caller(
+                "Decoded blocks are not shared with other processes for now, and each of them decodes its own: "
+                f"{error.cause.strerror}. Continue or end that program."
+            )
 
     def blocks(self) -> set[int]:
         """The blocks that are in the inventory. Those of this process that are not are let go."""
@@ -204,7 +221,9 @@ class Shared:
         buffers = [memoryview(buffer).cast("B") for buffer in make()]  # its errors are the caller's, OSErrors too
         try:
             return self._published(inventory, block, buffers)
-        except (LockError, OSError):  # there are too many descriptors, or there is no memory
+        except (LockError, OSError) as error:  # there are too many descriptors, or there is no memory
+            if isinstance(error, LockError):
+                self._warn(error)
             return memoryview(b"".join(buffers))
 
     def _published(self, inventory: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
@@ -217,14 +236,14 @@ class Shared:
             fd = _descriptors.open_memfd(_BLOCK)
             inode = os.fstat(fd).st_ino
             self._own[inode] = fd
-        os.ftruncate(fd, nbytes)
-        view, at = mapped(fd, nbytes), 0
+        # Written, not mapped: a file cannot be sealed while it is mapped for writing.
         for buffer in buffers:
-            view[at : at + len(buffer)] = buffer
-            at += len(buffer)
-        lock = ByteLock(f"/proc/self/fd/{inventory}", 0)
+            write_all(fd, buffer)
+        _trust.seal(fd, _trust.UNCHANGING)
+        view = _map_block(f"/proc/self/fd/{fd}", inode, nbytes)
+        lock = ByteLock(again(inventory), 0, self._patience)
         with_loan(lock, self._insert, lock, (block, os.getpid(), fd, inode, nbytes))
-        return view.toreadonly()
+        return view
 
     def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
         _check_is_inventory(lock.fd, self._name)
@@ -276,18 +295,24 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
         return None
     row = rows[found[0]]
     _, pid, number, inode, nbytes, _ = row.tolist()
-    path = f"/proc/{pid}/fd/{number}"
     try:
-        if os.readlink(path) != _link(_BLOCK):
-            return None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        block_of_row = _map_block(f"/proc/{pid}/fd/{number}", inode, nbytes)
     except OSError:  # the process has ended
         return None
+    # The row is read again: it may have been read while another process was writing it.
+    same = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize) == row.tobytes()
+    return block_of_row if same else None
+
+
+def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
+    """The bytes of a block, which cannot change any more. Raises OSError if the path does not lead to this block."""
+    if not _trust.is_memfd(path, _BLOCK):
+        raise OSError("not a block")
+    fd = acquire(partial(_trust.open_sealed, path, _BLOCK, _trust.UNCHANGING), os.close)
     try:
-        # The row is read again: it may have been read while another process was writing it.
-        again = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize)
-        if os.fstat(fd).st_ino != inode or again != row.tobytes():
-            return None
+        about = os.fstat(fd)
+        if (about.st_ino, about.st_size) != (inode, nbytes):
+            raise OSError("another block")
         return mapped(fd, nbytes, writable=False).toreadonly()
     finally:
         os.close(fd)
@@ -295,14 +320,15 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 def _head(fd: int) -> tuple[int, int, int]:
     """When the inventory was opened, its number of rows, and the blocks decoded so far."""
-    magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
-    if magic != _MAGIC:
+    magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+    if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
         raise OSError("not an inventory")
     return opened, rows, decoded
 
 
 def _rows(fd: int) -> Rows:
-    return np.frombuffer(bytearray(os.pread(fd, _head(fd)[1] * ROW.itemsize, _HEAD.size)), ROW)
+    nbytes = _head(fd)[1] * ROW.itemsize
+    return np.frombuffer(bytearray(os.pread(fd, nbytes, _HEAD.size).ljust(nbytes, b"\0")), ROW)
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
@@ -351,26 +377,28 @@ def _first_inventory(name: str) -> int | None:
         found = [*_inventories(name)]
     for _, path in sorted((opened, path) for opened, path in found if opened is not None):
         with suppress(OSError):
-            return open_alone(path)
+            return open_alone(partial(_open, path, name, os.O_RDWR))
     return None
 
 
+def _open(path: str, name: str, flags: int = os.O_RDONLY) -> int:
+    return _trust.open_sealed(path, name, _NEVER_SMALLER, flags)
+
+
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    link, user = _link(name), os.getuid()
-    for pid in os.listdir("/proc"):
+    """When each inventory of this name was opened, None if it is being opened, and its path."""
+    for pid in _trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or may not be read
-            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
-                yield from _inventories_of(f"/proc/{pid}/fd", link)
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    path = f"/proc/{pid}/fd/{number}"
+                    if _trust.is_memfd(path, name):
+                        yield _opened_at(path, name), path
 
 
-def _inventories_of(folder: str, link: str) -> Iterator[tuple[int | None, str]]:
-    """When each inventory among these descriptors was opened, None if it is being opened, and its path."""
-    for number in os.listdir(folder):
-        with suppress(OSError):
-            path = f"{folder}/{number}"
-            if os.readlink(path) == link:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    yield _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None, path
-                finally:
-                    os.close(fd)
+def _opened_at(path: str, name: str) -> int | None:
+    fd = acquire(partial(_open, path, name), os.close)
+    try:
+        return _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None
+    finally:
+        os.close(fd)

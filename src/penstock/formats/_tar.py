@@ -49,7 +49,7 @@ class Tar(Extents):
     header, the sample there stands for the rest of the tar. So are links, sparse files, fields that come twice, and
     members of a sample that are not beside each other.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import io, tarfile, tempfile
     >>> path = tempfile.mkdtemp() + "/shard-000.tar"

@@ -58,7 +58,7 @@ class Tokens(Format):
     reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
     loader.
 
-    `storage`, `cache` and `cache_bytes` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+from penstock import _trust
 from penstock.stats import _panels as panels
 from penstock.stats._facts import Facts
 from penstock.stats._figures import Stats
@@ -24,20 +24,15 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
     """Write the page to `path`. A reader of `path` sees the old file or the whole new one, never a part."""
     target = Path(path)
     data = page(stats).encode()
+
+    def write_page(fd: int) -> None:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+
     try:
-        handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        _trust.replace(os.fspath(target), write_page)
     except OSError as error:  # it names the draft
         raise type(error)(error.errno, error.strerror, str(target)) from None
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(draft, 0o666 & ~umask)
-        os.replace(draft, target)
-    except BaseException:
-        os.unlink(draft)
-        raise
 
 
 def page(stats: Stats) -> str:

@@ -13,6 +13,7 @@ import time
 import warnings
 from typing import Any
 
+from penstock import _trust
 from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Record
 
@@ -39,7 +40,7 @@ class Trace:
         self._ended: dict[int, int] = {}  # by row of a worker: when its last task was done
         self.closed = False
         with interrupts_deferred():
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._fd = _trust.open_named(self.path)
         named = f'"pid":{self._pid},"args":{{"name":{_text(name)}}}'
         self._put(f'[\n{{"name":"process_name","ph":"M",{named}}}', self._began)
         self._name_row(_CALLER, "caller")
