@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from penstock._at_work import is_worker_process
 from penstock._exit import ends_at_exit
 from penstock._interrupts import finalizer, interrupts_deferred
+from penstock._printable import printable
 
 T = TypeVar("T")
 
@@ -236,8 +237,8 @@ class _Terminal:
         from rich.text import Text
 
         grid = Table.grid(padding=(0, 2, 0, 0))
-        names = [Text(bar.description, no_wrap=True) for bar in bars]
-        texts = [Text("  ".join(bar.words()), no_wrap=True, overflow="ellipsis") for bar in bars]
+        names = [Text(printable(bar.description), no_wrap=True) for bar in bars]
+        texts = [Text(printable("  ".join(bar.words())), no_wrap=True, overflow="ellipsis") for bar in bars]
         taken = max(name.cell_len for name in names) + max(text.cell_len for text in texts) + 6
         width = min(_WIDTH, max(4, self._live.console.width - taken))
         for bar, name, text in zip(bars, names, texts, strict=True):

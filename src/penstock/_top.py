@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock._measure import page
+from penstock._printable import printable
 from penstock.stats._figures import Period, Stats, WorkerFigures
 from penstock.stats._published import Published, from_text
 from penstock.stats._recent import recent
@@ -123,7 +124,11 @@ def program(arguments: Sequence[str]) -> str:
     return " ".join([*(Path(word).name for word in rest[:1]), *rest[1:]])
 
 
-# What is shown. All text of the program is a `Text`: rich would read markup in a string.
+# What is shown. All text of other programs is a `_text`: rich would read markup in a string, and a terminal escapes.
+
+
+def _text(value: object, style: str = "") -> Text:
+    return Text(printable(str(value)), style=style)
 
 
 def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType:
@@ -146,9 +151,9 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
         now_, paused = recent(stats), loader.paused(now)
         table.add_row(
             str(loader.pid),
-            Text(loader.program),
-            Text(stats.name),
-            str(stats.epoch_number),
+            _text(loader.program),
+            _text(stats.name),
+            _text(stats.epoch_number),
             f"{stats.epoch.batches:,}",
             "-" if paused or stats.outage else count(now_.rate),
             Text("-") if paused or stats.outage else waiting(now_.waiting),
@@ -157,7 +162,7 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
         )
         verdict = f"No batch for {seconds(paused)}." if paused and not stats.outage else stats.verdict
         if verdict:
-            verdicts.add_row(str(loader.pid), Text(stats.name), Text(verdict))
+            verdicts.add_row(str(loader.pid), _text(stats.name), _text(verdict))
     return Group(table, Text(), verdicts) if verdicts.row_count else table
 
 
@@ -167,8 +172,8 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
     parts: list[RenderableType] = [
-        Text(f"{stats.name}, {loader.program} (pid {loader.pid})", style="bold"),
-        Text(settings, style="dim"),
+        _text(f"{stats.name}, {loader.program} (pid {loader.pid})", style="bold"),
+        _text(settings, style="dim"),
         Text(),
     ]
     rows = [
@@ -188,7 +193,7 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for name, text in rows:
-        grid.add_row(name, Text(text))
+        grid.add_row(name, _text(text))
     parts.append(grid)
     if epoch.workers:
         parts += [Text(), workers(epoch.workers)]
@@ -205,7 +210,7 @@ def workers(figures: Iterable[WorkerFigures]) -> Table:
         whole = one.busy + one.waited_task + one.waited_room
         parts = (one.busy, one.fetch, one.collate, one.write, one.waited_task, one.waited_room, one.cpu)
         shares = [share(part / whole) if whole else "-" for part in parts]
-        table.add_row(Text(one.name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
+        table.add_row(_text(one.name, style="" if one.alive else "dim"), f"{one.steps:,}", *shares)
     return table
 
 

@@ -7,6 +7,8 @@ import sys
 import warnings
 from types import FrameType
 
+from penstock._printable import printable
+
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -21,4 +23,4 @@ def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and is_ours(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(printable(text, lines=True), category, stacklevel=level)

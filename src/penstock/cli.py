@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import select
@@ -12,12 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import __version__
+from penstock._printable import printable
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not have all letters
     try:
         try:
             return _parse_and_run(arguments)
@@ -190,7 +194,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         from penstock.records import _pack
     except ImportError as error:
-        print(f"penstock pack: {error}", file=sys.stderr)
+        print(printable(f"penstock pack: {error}", lines=True), file=sys.stderr)
         return 1
     return _pack.run(options)
 

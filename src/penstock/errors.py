@@ -6,6 +6,10 @@ and the worker (see `_wire/failure.py`).
 
 from __future__ import annotations
 
+from typing import Any
+
+from penstock._printable import printable
+
 __all__ = [
     "CastError",
     "CollateError",
@@ -18,10 +22,18 @@ __all__ = [
     "RemoteError",
     "RemoteFileNotFound",
     "RemoteTraceback",
+    "SampleTooLarge",
     "StateError",
     "UnshippableDataset",
     "WorkerLost",
 ]
+
+
+class _Printable(Exception):
+    """An error whose message has names of files and their members, as a terminal may print it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(printable(each, lines=True) if type(each) is str else each for each in args))
 
 
 class CollateError(TypeError, ValueError):
@@ -54,7 +66,7 @@ class PanicError(RuntimeError):
     """A library written in Rust panicked. Its own error, which is no `Exception`, is the `__cause__`."""
 
 
-class ImageError(ValueError):
+class ImageError(_Printable, ValueError):
     """A file or record is not an image, is damaged, or cannot be transformed. The message names the file."""
 
 
@@ -62,7 +74,7 @@ class StateError(ValueError):
     """A resume state cannot be loaded: it is damaged, of another version, or from a different loader."""
 
 
-class FormatError(ValueError):
+class FormatError(_Printable, ValueError):
     """A file of samples is damaged or has another format. The message names the file and the place in it."""
 
 
@@ -70,7 +82,16 @@ class RecordError(FormatError):
     """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
 
 
-class RemoteError(OSError):
+class SampleTooLarge(FormatError, ImageError):
+    """A sample would have more bytes in memory than `max_sample_bytes=` allows. `on_error` of a loader applies.
+
+    `sizes` has the bytes of the sample, and the limit.
+    """
+
+    sizes: tuple[int, int] = (0, 0)
+
+
+class RemoteError(_Printable, OSError):
     """A file of a URL cannot be read. The message has the URL without credentials, and how often it was tried.
 
     `changed` is True if the file is another one than when the dataset was made. `refused` is True if the store has

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -188,3 +193,47 @@ def test_uncounted_tars_are_read_as_they_are_needed(folder: Path, server: Server
         assert len(shards_of(server)) < 25
         found += [number for batch in batches for number in batch["cls"].tolist()]
     assert sorted(found) == [100 * shard + number for shard in range(40) for number in range(3)]
+
+
+STRANGER = """
+import sys
+from penstock.formats import Tar
+if __name__ == "__main__":
+    data = Tar(sys.argv[1] + "/train-{000..011}.tar", decode=False)
+    print("samples:", len(data))
+"""
+
+
+def test_a_stranger_is_told_before_the_shards_are_read_and_sees_a_bar(
+    folder: Path, server: Server, tmp_path: Path
+) -> None:
+    """In a real terminal: what Tar does, how much that is, and both ways out, before the first shard is read."""
+    for shard in range(12):
+        with tarfile.open(folder / f"train-{shard:03}.tar", "w") as tar:
+            info = tarfile.TarInfo(f"{shard}.bin")
+            info.size = 6 << 20
+            tar.addfile(info, BytesIO(bytes(info.size)))
+    server.latency = 0.2
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, tmp_path / "stranger.py", server.url]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as program:
+        os.close(theirs)
+        said, until, read_when_told = b"", time.monotonic() + 100, -1
+        try:
+            while time.monotonic() < until:
+                said += os.read(ours, 65536)
+                if b"UncountedTar" in said and read_when_told < 0:
+                    read_when_told = sum(int(each.rpartition("-")[2] or 0) > 1 << 20 for _, _, each in server.log)
+        except OSError:  # the program has ended
+            pass
+        finally:
+            os.close(ours)
+            program.kill()
+    text = said.decode()
+    assert "12 remote shards (75.6 MB)" in text and "penstock index SHARDS" in text, text
+    assert "reading remote files" in text and "samples: 12" in text, text
+    assert text.count("12 remote shards") == 1
+    assert 0 <= read_when_told < 3
+    assert text.index("UncountedTar") < text.index("reading remote files")

@@ -160,7 +160,7 @@ def test_many_remote_tars_without_an_index_are_worth_a_warning() -> None:
     beside = _beside.Beside([], None, "tar-2")
     remote = _beside.RemoteFile.__new__(_beside.RemoteFile)
     remote.size, remote.path = 3 << 30, "s3://b/x.tar"
-    with pytest.warns(RuntimeWarning, match=r"2 remote tars \(6.44 GB\) have no index.*`penstock index`.*Uncounted"):
+    with pytest.warns(RuntimeWarning, match=r"2 remote shards \(6.44 GB\).*`penstock index SHARDS`.*Uncounted"):
         beside.all_others([remote, remote])
     remote.size = 3 << 20
     beside.all_others([remote, remote])
@@ -309,7 +309,7 @@ def test_an_index_of_dali_is_the_one_that_walking_would_give(
     walked.clear()
     found = Tar(folder)
     assert walked == [] and list(found) == list(own)
-    assert np.array_equal(found._indexes[0]["starts"], own._indexes[0]["starts"])
+    assert np.array_equal(found.indexes[0]["starts"], own.indexes[0]["starts"])
 
 
 @pytest.mark.parametrize("first", [0, 1, 4, 9])

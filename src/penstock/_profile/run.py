@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock._memory.guests import guest_of
+from penstock._printable import printable
 from penstock._profile.choice import INLINE, Choice, Limits, Trial, advice, best_processes, next_choice
 from penstock._profile.target import TargetError, dataset, target
 from penstock._warning import is_ours
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         collate_fn = None if options.collate is None else target(options.collate)
         subject = Subject(dataset(options.dataset), options.batch_size, collate_fn, options.seconds, options.step)
     except TargetError as error:
-        errors.print(f"penstock profile: {error}")
+        errors.print(printable(f"penstock profile: {error}", lines=True))
         return 2
     done: dict[Choice, tuple[Trial, Stats | None]] = {}
     try:
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         if _is_of_user(error):
             raise
         said = "".join(traceback.format_exception_only(error)).rstrip()
-        errors.print(f"penstock profile: {options.dataset} cannot be loaded. {said}")
+        errors.print(printable(f"penstock profile: {options.dataset} cannot be loaded. {said}", lines=True))
         return 1
     trials = [trial for trial, _ in done.values()]
     recommended = advice(trials, limits)
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold")
     for name, text in lines:
-        grid.add_row(name, Text(text))
+        grid.add_row(name, Text(printable(text)))
     console.print(table(trials, subject, recommended.trial), Text(), grid)
     return 0
 
@@ -215,7 +216,7 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
     plain = next((trial.rate for trial in trials if trial.choice == INLINE), 0.0)
     for trial in sorted(trials, key=lambda one: (one.choice.backend != "inline", *one.choice[::-1])):
         if trial.error:
-            found.add_row(str(trial.choice), "-", "-", "-", "-", "-", Text(trial.error, style="red"))
+            found.add_row(str(trial.choice), "-", "-", "-", "-", "-", Text(printable(trial.error), style="red"))
             continue
         found.add_row(
             str(trial.choice),

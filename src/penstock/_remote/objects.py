@@ -14,12 +14,12 @@ from typing import Any
 
 from penstock._panics import NO_PANICS
 from penstock._remote import options
-from penstock._remote.retry import Failed, Fault
+from penstock._remote.retry import Failed, Fault, answered, is_passing
 from penstock._remote.store import Page, Stored
 from penstock._remote.urls import is_web, redacted
 from penstock.errors import RemoteError
 
-_CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}
+CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}
 _PAGE = 1000  # objects: what S3 returns at once
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>")
@@ -39,14 +39,13 @@ _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
     'data, storage={"skip_signature": True}.'
 )
-_CERTIFICATES = {  # by the beginning of the name that rustls has for what is wrong
+CERTIFICATES = {  # by the beginning of the name that rustls has for what is wrong
     "UnknownIssuer": "If its authority is a private one, name the file with the certificate of the authority in "
     'SSL_CERT_FILE, or pass the text of that file: storage={"client_options": {"root_certificate": text}}.',
     "NotValidForName": "It belongs to another host: use the name in the certificate.",
     "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
     "NotValidYet": "It is not valid yet: check the clock of this machine.",
 }
-_AGAIN = {408, 425, 429}
 _SAID = {
     "Connect": "no connection to {}",
     "Timeout": "no answer from {} in time",
@@ -63,10 +62,10 @@ class Objects:
         """`storage` has the names of `options.named`."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
-        client = {**_CLIENT, **options.client_options(root, storage)}
+        client = {**CLIENT, **options.client_options(root, storage)}
         settings.pop("client_options", None)
         if user:
-            client["default_headers"] = {**client.get("default_headers", {}), "authorization": _basic(user)}
+            client["default_headers"] = {**client.get("default_headers", {}), "authorization": basic(user)}
         self._is_web, self._is_s3 = is_web(root), root.startswith("s3")
         make, place = obstore.store.HTTPStore if self._is_web else obstore.store.from_url, root
         if self._is_s3 and _S3_SERVER in os.environ and "endpoint" in settings:
@@ -183,7 +182,7 @@ def _stored(meta: Any) -> Stored:
     return Stored(meta["path"], meta["size"], token)
 
 
-def _basic(user: str) -> str:
+def basic(user: str) -> str:
     return "Basic " + base64.b64encode(user.encode()).decode()
 
 
@@ -197,14 +196,14 @@ def _failed(error: Exception) -> Failed:
     head = text.partition("\n\nDebug source")[0]
     status = _STATUS.search(head)
     code = _CODE.search(text)
-    if _METADATA.search(head) and not (status and _is_passing(int(status[1]))):
+    if _METADATA.search(head) and not (status and is_passing(int(status[1]))):
         return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     if status:
         number = int(status[1])
         came = f"the server answered {number}{status[2].rstrip()}" + (f" ({code[1]})" if code else "")
-        return _answered(number, came)
+        return answered(number, came)
     if isinstance(error, FileNotFoundError):
-        return _answered(404, "there is no such object")
+        return answered(404, "there is no such object")
     if kind == "NotSupportedError" and "ange request" in text:
         return Failed(
             Fault.FINAL,
@@ -225,7 +224,7 @@ def _broken(kind: str, head: str, text: str) -> Failed:
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
-        remedy = next((said for start, said in _CERTIFICATES.items() if why.startswith(start)), "")
+        remedy = next((said for start, said in CERTIFICATES.items() if why.startswith(start)), "")
         return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why or 'refused'})", remedy)
     broken = _KIND.search(text)
     if broken is None or kind != "GenericError":
@@ -290,26 +289,3 @@ def _status_of(error: Exception) -> int:
     """The status of the answer; 0 if there was none."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else 0
-
-
-def _is_passing(status: int) -> bool:
-    return status in _AGAIN or status >= 500
-
-
-def _answered(status: int, came: str) -> Failed:
-    """What the status of an answer means."""
-    if _is_passing(status):
-        return Failed(Fault.PASSING, came, "The store is overloaded or down: try again later.")
-    if status in (404, 410):
-        return Failed(Fault.MISSING, came, "Check the URL: names are case-sensitive.")
-    if status == 412:
-        return Failed(Fault.CHANGED, came)
-    if status in (401, 403):
-        return Failed(
-            Fault.FINAL,
-            came,
-            "Check the credentials, and that they may read this object; a signed URL may have expired.",
-        )
-    if status == 416:
-        return Failed(Fault.CHANGED, came)
-    return Failed(Fault.FINAL, came, "Check the URL and the options in storage=.")

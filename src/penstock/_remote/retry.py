@@ -27,6 +27,32 @@ class Failed(Exception):
         self.fault, self.came, self.remedy = fault, came, remedy
 
 
+_AGAIN = {408, 425, 429}
+
+
+def is_passing(status: int) -> bool:
+    return status in _AGAIN or status >= 500
+
+
+def answered(status: int, came: str) -> Failed:
+    """What the status of an answer means."""
+    if is_passing(status):
+        return Failed(Fault.PASSING, came, "The store is overloaded or down: try again later.")
+    if status in (404, 410):
+        return Failed(Fault.MISSING, came, "Check the URL: names are case-sensitive.")
+    if status == 412:
+        return Failed(Fault.CHANGED, came)
+    if status in (401, 403):
+        return Failed(
+            Fault.FINAL,
+            came,
+            "Check the credentials, and that they may read this object; a signed URL may have expired.",
+        )
+    if status == 416:
+        return Failed(Fault.CHANGED, came)
+    return Failed(Fault.FINAL, came, "Check the URL and the options in storage=.")
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a request is repeated: `seconds` in all, with pauses that double from `first` up to `longest`."""

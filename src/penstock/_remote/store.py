@@ -15,7 +15,7 @@ from penstock._measure.cached import Request, counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.urls import identified, redacted, scheme_of, scrubbed, split
+from penstock._remote.urls import faithful, identified, is_web, redacted, scheme_of, scrubbed, split
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -129,8 +129,12 @@ class Remote:
             after = page.objects[-1].key if page.objects else after
 
     def shown(self, key: str) -> str:
-        """The URL of an object, for messages."""
+        """The URL of an object, for messages. The URL may be wrong, and its parts not what they look like."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
+
+    def path(self, key: str) -> str:
+        """The URL of an object that was found, without credentials. No other object has the same."""
+        return faithful(self._root, key)
 
     def identity(self, key: str) -> str:
         """Text that differs for different objects of all stores, and does not depend on what signs requests."""
@@ -226,7 +230,10 @@ def _connect(root: str, user: str, storage: Storage) -> Store:
     scheme = scheme_of(root)
     if scheme in SCHEMES:
         from penstock._remote.objects import Objects
+        from penstock._remote.origin import Origin, has_secrets
 
+        if is_web(root) and has_secrets(root, user, storage):
+            return Origin(root, user, storage)
         return Objects(root, user, storage)
     from penstock._remote.filesystems import FileSystem
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import NamedTuple
 from urllib.parse import unquote
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PARTS = re.compile(r"(?P<scheme>[^:]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
-_QUERY = re.compile(r"\?[\w.~-]+=.*", re.DOTALL)  # of other schemes than http: there a ? may be part of a pattern
+# Of other schemes than http: there a ? may be part of a pattern.
+_QUERY = re.compile(r"\?(?=[^?/\\]*[=&%]|\w{9}).*", re.DOTALL)
+_AT = re.compile(r"@|%(?:25)*40", re.IGNORECASE)
+_COLON = re.compile(r":|%(?:25)*3a", re.IGNORECASE)
+_USER_IN_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)\S*(?:@|%40)", re.IGNORECASE)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,)]+")
+_MARK = re.compile(r":|//|\\\\")
+_HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d*)?")
+# Schemes of buckets: no user stands before these, except that of abfs in `abfs://container@account.host`.
+_BUCKETS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "hf", "memory", "oss", "gcs")
+_CONTAINER = re.compile(r"(abfss?|adl|azure|az)://[\w$-]+@[\w.-]+", re.IGNORECASE)
 _WEB = ("http", "https")
 
 
@@ -100,14 +110,56 @@ def split(url: str) -> Parts:
 
 
 def redacted(url: str) -> str:
-    """The URL as messages show it."""
-    if is_web(url):
-        scheme, place, path, _ = _parts(url)
-        return f"{scheme}://{place.rpartition('@')[2]}{path}"
-    scheme, mark, rest = url.partition("://")
-    place, slash, key = rest.partition("/")
-    user, _, host = place.rpartition("@")
-    return scheme + mark + (host if ":" in user else place) + slash + _QUERY.sub("", key)
+    """A URL, or a path that may be meant as one, as messages show it: without user, password and query.
+
+    In doubt it hides more: all up to the last @ of what is no URL, of one that names no valid host, or has a password
+    with a slash in it. So it does not tell two URLs apart: see `faithful`.
+    """
+    found = _URL.match(url)
+    if found is None:
+        return _unlike_url(url)
+    rest = url[found.end() :].lstrip("/\\")
+    asked = re.search(r"[?#]", rest) if is_web(url) else _QUERY.search(rest)
+    head, tail = (rest[: asked.start()], rest[asked.start() :]) if asked else (rest, "")
+    place = re.split(r"[/\\]", head, maxsplit=1)[0]
+    is_plain = not _AT.search(place) and not _COLON.search(place)
+    if _AT.search(tail) and not (is_plain and len(place) < len(head)):
+        return f"{found[0]}***"
+    ats = list(_AT.finditer(head))
+    if ats and not (is_plain and (scheme_of(url) in _BUCKETS or "." in place)) and not _CONTAINER.match(url):
+        inside = ats[-1].end() <= len(place)
+        head = ("" if inside else "***@") + head[ats[-1].end() :]
+    elif _COLON.search(place) and not _HOST.fullmatch(place):
+        head = "***"
+    return found[0] + head
+
+
+def _unlike_url(text: str) -> str:
+    """A path as messages show it. One with a colon and an @ may be a URL with a slip of the pen."""
+    plain = unquote(unquote("".join(text.split())))
+    mark = _MARK.search(plain)
+    if mark is None:
+        return text
+    if (at := plain.rfind("@")) > mark.start():
+        return f"***@{re.split('[?#]', plain[at + 1 :])[0]}"
+    asked = re.search(r"\?[^/]*=", plain)
+    return plain[: asked.start()] if asked else text
+
+
+def faithful(root: str, key: str) -> str:
+    """The URL of an object that was found there, without user and query. Other objects of the store have others."""
+    scheme, _, place = root.partition("/?")[0].partition("://")
+    host = place if _CONTAINER.fullmatch(root) else place.rpartition("@")[2]
+    return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
+
+
+def local(path: str, reader: str) -> str:
+    """The path itself. Raises FileNotFoundError for a URL: the system's own error would show its password."""
+    if redacted(path) != path and not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
+        )
+    return path
 
 
 def identified(root: str, key: str, user: str) -> str:
@@ -141,6 +193,7 @@ def _unsigned(host: str, query: str) -> str:
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
     """A text of a library, with its URLs redacted, and without these secrets."""
+    text = _USER_IN_TEXT.sub(r"\1", text)
     text = _IN_TEXT.sub(lambda found: redacted(found[0]), text)
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")

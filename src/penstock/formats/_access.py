@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
+from penstock._too_large import LIMIT, checked_limit
 from penstock._trust import Untrusted
 from penstock._warning import warn_caller
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
@@ -23,7 +24,7 @@ _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
 class FileOptions(TypedDict, total=False):
-    """The keywords of all formats that are about remote files: see `penstock.formats`.
+    """The keywords that all formats have in common: see `penstock.formats`.
 
     A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
     """
@@ -32,6 +33,7 @@ class FileOptions(TypedDict, total=False):
     cache: CachePath
     cache_bytes: int | None
     cache_shared: bool
+    max_sample_bytes: int | None
 
 
 class Access(NamedTuple):
@@ -41,9 +43,11 @@ class Access(NamedTuple):
     cache: CachePath = None
     cache_bytes: int | None = None
     cache_shared: bool = False
+    max_sample_bytes: int | None = LIMIT
 
     def check(self) -> None:
         """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
+        checked_limit(self.max_sample_bytes)
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -62,6 +66,8 @@ class Access(NamedTuple):
         if not path or is_url(path):
             given = redacted(path) if path else path
             raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {given!r}.")
+        if redacted(path) != path and not os.path.exists(path):
+            raise ValueError(f"cache must be a folder of a local disk, but {redacted(path)!r} looks like a URL.")
         if not (there := _nearest(Path(path))).is_dir():
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 

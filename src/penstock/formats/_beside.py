@@ -48,7 +48,7 @@ from penstock.stats import _units
 NAME = "penstock.index"
 _WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # names that people and tools give to it
 _MOST_WIDS = 256 << 20  # bytes of one
-_MUCH = 1 << 30  # bytes that are read for indexes only with a warning
+_MUCH = 64 << 20  # bytes that are read for indexes only with a warning: some seconds for a slow network
 _MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
 _MAGIC, _VERSION = b"penstars", 1
 _HEAD = struct.Struct("<8sIII")
@@ -205,9 +205,10 @@ class Beside:
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
             warn_caller(
-                f"{len(remote):,} remote tars ({_units.size(nbytes)}) have no index, so this machine reads all of "
-                "them before the first batch. Run `penstock index` with the same paths, once for all machines. For a "
-                "first look, UncountedTar begins after some of the tars."
+                f"Tar now reads {len(remote):,} remote shards ({_units.size(nbytes)}) to count their samples, before "
+                "the first batch, because no index is beside them. It does so once on each machine. To avoid it, run "
+                "`penstock index SHARDS` once, which writes the index beside them, or begin at once, without a "
+                "length, with penstock.formats.UncountedTar (docs/webdataset.md)."
             )
 
     def _entries_of(self, index: AnyFile) -> dict[str, Entry]:

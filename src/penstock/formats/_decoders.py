@@ -13,7 +13,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError
+from penstock._too_large import refuse_large
+from penstock.errors import FormatError, SampleTooLarge
 from penstock.formats._damage import raise_unless_damage
 from penstock.source._folders import PICTURES
 
@@ -24,6 +25,8 @@ Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _SAME = (("jpg", "jpeg", "jpe"), ("tif", "tiff"), ("json", "jsn"))  # ends of one kind of file
+_SAVED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_OBJECT = 64  # bytes of a small Python object, with its place in a list or dict
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
@@ -64,24 +67,33 @@ def fixed_shape(function: Any) -> tuple[int, ...] | None:
 
 
 def decoded(
-    functions: Mapping[str, Decoder | None], end: str, data: bytes, name: object, room: Room | None = None
+    functions: Mapping[str, Decoder | None],
+    end: str,
+    data: bytes,
+    name: object,
+    room: Room | None = None,
+    limit: int | None = None,
 ) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
     `name` has the file, the member and the byte, for errors. Images of one shape are written into memory that
-    `room(end, shape, dtype)` returns.
+    `room(end, shape, dtype)` returns. `limit` is for the bytes of the result of our own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     function: Any = functions.get(found)
     if function is None:
         return data
     try:
+        if id(function) in _LIMITED:
+            return function(data, name, limit)
         if room is None or (shape := fixed_shape(function)) is None:
             return function(data)
         return function(data, room(end, shape, function.dtype))
     except Exception as error:
         if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
             error.add_note(f"While decoding {name}.")
+            raise
+        if isinstance(error, SampleTooLarge):
             raise
         raise_unless_damage(error, str(name))
         if function is _refused:
@@ -94,13 +106,35 @@ def decoded(
         ) from error
 
 
-def _image(data: bytes) -> NDArray[np.uint8]:
+SIZED = frozenset((np.ndarray, dict))
+"""Types of values that may have more bytes than were read: arrays, and dicts of arrays."""
+
+
+def nbytes_of(value: Any) -> int:
+    """The bytes of an array, or of a dict of arrays; 0 for other dicts, whose text is bounded."""
+    arrays = value.values() if type(value) is dict else (value,)
+    return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
+
+
+def _json(data: bytes, name: object, limit: int | None) -> Any:
+    """The value. Text that is so large that it matters is first estimated: `[[],[],...` becomes 20 times as large."""
+    if limit is not None and len(data) * _OBJECT > limit:
+        objects = sum(map(data.count, (b"[", b"{", b",", b":")))
+        if len(data) + objects * _OBJECT > limit:
+            refuse_large(name, len(data) + objects * _OBJECT, limit)
+    return json.loads(data)
+
+
+def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     """The pixels, RGB, of shape (height, width, 3)."""
     try:
         from penstock.image._decode import decode  # late: other members do not need its libraries
     except ImportError as error:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
-    return decode(data, "rgb", "the image")
+    try:
+        return decode(data, "rgb", "the image", limit)
+    except SampleTooLarge as error:
+        refuse_large(name, *error.sizes)
 
 
 def _text(data: bytes) -> str:
@@ -123,8 +157,14 @@ def _npy(data: bytes) -> NDArray[Any]:
     return array.copy()  # writable
 
 
-def _npz(data: bytes) -> dict[str, NDArray[Any]]:
+def _npz(data: bytes, name: object, limit: int | None) -> dict[str, NDArray[Any]]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        if any(each.compress_type not in _SAVED for each in members):
+            raise ValueError("it is compressed in another way than numpy does.")
+        # zipfile gives no more bytes of a member than its header says.
+        if limit is not None and (nbytes := sum(each.file_size for each in members)) > limit:
+            refuse_large(name, nbytes, limit)
         return {name.removesuffix(".npy"): _npy(archive.read(name)) for name in archive.namelist()}
 
 
@@ -132,9 +172,10 @@ def _refused(data: bytes) -> Any:
     raise ValueError("it is a pickle, which can run any program when it is loaded")
 
 
-_DECODERS: dict[str, Decoder | None] = {
-    "json": json.loads,
-    "jsn": json.loads,
+_LIMITED = frozenset(map(id, (_json, _npz, _image)))  # these are given the name and the limit, too
+_DECODERS: dict[str, Any] = {
+    "json": _json,
+    "jsn": _json,
     "npy": _npy,
     "npz": _npz,
     **dict.fromkeys((end.removeprefix(".") for end in PICTURES), _image),

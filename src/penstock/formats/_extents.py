@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.urls import is_url
+from penstock._too_large import refuse_large
 from penstock.formats._access import Access, FileOptions
 from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows, Format
@@ -110,6 +111,8 @@ class Extents(Format):
     def sample(self, row: int) -> Any:
         number, row = self.locate(row)
         start, length = self.extent(number, row)
+        if self.max_sample_bytes is not None and length > self.max_sample_bytes:
+            self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
@@ -125,14 +128,24 @@ class Extents(Format):
         """
         numbers, inside = (found.tolist() for found in self.locate_each(rows))
         extents: dict[int, list[tuple[int, int]]] = {}
+        limit = self.max_sample_bytes or 1 << 62
+        large = False
         for number, row in zip(numbers, inside, strict=True):
-            extents.setdefault(number, []).append(self.extent(number, row))
+            extent = self.extent(number, row)
+            large |= extent[1] > limit
+            extents.setdefault(number, []).append(extent)
         raws = {
             number: iter(self.files[number].read_each(*zip(*some, strict=True)))
             for number, some in extents.items()
         }
         for _, number, row in zip(each(keys), numbers, inside, strict=True):
+            if large and self.extent(number, row)[1] > limit:
+                self._refuse_large(number, *self.extent(number, row))
             yield next(raws[number]), number, row
+
+    def _refuse_large(self, number: int, start: int, length: int) -> NoReturn:
+        assert self.max_sample_bytes is not None
+        refuse_large(f"{self.files[number].path}, byte {start:,}", length, self.max_sample_bytes)
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
         start, length = self.extent(rows.file, rows.stop - 1)

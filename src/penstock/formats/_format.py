@@ -82,8 +82,13 @@ class Format(Dataset[Any]):
     edges: NDArray[np.int64]
     """The first row of each file, and the number of all rows."""
 
+    max_sample_bytes: int | None = None
+    """The most bytes that a sample may have in memory; None for any number."""
+
     def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
-        self.files = find_files(paths, self.suffixes, type(self).__name__, self.access(files))
+        access = self.access(files)
+        self.files = find_files(paths, self.suffixes, type(self).__name__, access)
+        self.max_sample_bytes = access.max_sample_bytes
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Spells out `**files` in the signature, for `help`, for completion, and for `penstock.open`."""

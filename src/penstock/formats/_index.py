@@ -59,6 +59,7 @@ _SMALL = 64 << 10  # bytes of an index that is read rather than mapped: a proces
 _ALONE = 64 << 20  # bytes of files that this process indexes by itself: workers would take longer to start
 _PIECE = 1 << 20
 _IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # what the cache folder of penstock has
+_WHAT = "indexing files"
 _QUIET = 1.0  # seconds before a progress bar is shown
 
 
@@ -124,13 +125,14 @@ def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Else
 def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Index]:
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
     workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
+    what = "reading remote files" if any(isinstance(file, RemoteFile) for file in files) else _WHAT
     if workers < 2:
         yield from for_each(lambda file: _made(file, kind, make), files)
         return
     # In processes: half of the work is Python code that holds the lock of the interpreter.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
-        for file, arrays in zip(files, shown(loader, len(files)), strict=True):
+        for file, arrays in zip(files, shown(loader, len(files), what), strict=True):
             yield Index(file, kind, make, arrays, False) if arrays else cached(file, kind, make)
 
 
@@ -148,7 +150,7 @@ class _Making(Dataset[dict[str, NDArray[Any]]]):
         return {} if index.kept else dict(index)
 
 
-def shown(made: Iterable[Any], total: int | None, what: str = "indexing files") -> Iterator[Any]:
+def shown(made: Iterable[Any], total: int | None, what: str = _WHAT) -> Iterator[Any]:
     """The same items, with a progress bar if they take longer than a second."""
     begun, items = time.monotonic(), iter(made)
     for done, item in enumerate(items, 1):

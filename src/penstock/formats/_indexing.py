@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock import _trust
 from penstock._cache.pieces import write_all
+from penstock._printable import printable
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._access import Access
 from penstock.formats._beside import NAME, Beside, Entry, entry_of, folder_of, neighbour, packed, unpacked
@@ -37,7 +38,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
         indexes = dict(zip((file.path for file in files), found, strict=True))
         return max(_index(some, [indexes[file.path] for file in some], out) for some in folders.values())
     except (OSError, ValueError, ImportError, TypeError) as error:
-        print(f"penstock index: {error}", file=sys.stderr)
+        print(printable(f"penstock index: {error}", lines=True), file=sys.stderr)
         return 1
 
 
@@ -51,13 +52,14 @@ def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) 
     where, code = _written(files[0], content, out)
     samples = sum(len(index["starts"]) - 1 for index in indexes)
     tars = f"{len(files):,} {'tar' if len(files) == 1 else 'tars'} with {samples:,} samples"
-    print(f"{where}: {tars}, {size(len(content))}")
+    print(printable(f"{where}: {tars}, {size(len(content))}"))
     for file, index in zip(files, indexes, strict=True):
         bad = Bad.of(index)
         if "fault" in index:
-            print(f"{file.path}, byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read")
+            what = f"byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read"
+            print(f"{printable(file.path)}, {what}")
         if bad.others:
-            print(f"{file.path}: {len(bad.others):,} samples have members that are not beside each other")
+            print(f"{printable(file.path)}: {len(bad.others):,} samples have members that are not beside each other")
     return code
 
 
@@ -80,7 +82,7 @@ def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
             path = Path(NAME).absolute()
             _replace(path, content)
             remedy = f"It was written to {path}: copy it to {where}, or pass Tar(..., index={str(path)!r})"
-            print(f"penstock index: {error} {remedy}.", file=sys.stderr)
+            print(printable(f"penstock index: {error} {remedy}."), file=sys.stderr)
             return str(path), 1
         return where, 0
     path = Path(out).absolute() if out is not None else Path(file.path).with_name(NAME)

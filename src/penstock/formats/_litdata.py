@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
-from penstock.formats._decoders import Decoder, _image
+from penstock.formats._decoders import _image
 from penstock.formats._files import AnyFile
 from penstock.formats._kept import Kept
 from penstock.formats._paths import Paths
@@ -237,7 +237,7 @@ def _one(form: str, raw: bytes) -> Any:
     return struct.unpack(form, raw)[0]
 
 
-_DECODERS: dict[str, Decoder | None] = {
+_DECODERS: dict[str, Any] = {
     "str": bytes.decode,
     "text": bytes.decode,
     "bytes": None,

@@ -8,7 +8,6 @@ Shards are described in `_sharded.py`.
 
 from __future__ import annotations
 
-import json
 import math
 from decimal import Decimal
 from functools import partial
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 from penstock.formats._access import FileOptions
-from penstock.formats._decoders import Decoder, _image
+from penstock.formats._decoders import _image, _json
 from penstock.formats._files import AnyFile
 from penstock.formats._paths import Paths
 from penstock.formats._sharded import (
@@ -153,14 +152,14 @@ def _decimal(raw: bytes) -> Decimal:
 
 
 _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-_DECODERS: dict[str, Decoder | None] = {
+_DECODERS: dict[str, Any] = {
     "bytes": None,
     "str": bytes.decode,
     "int": _int,
     "str_int": int,
     "str_float": float,
     "str_decimal": _decimal,
-    "json": json.loads,
+    "json": _json,
     "pil": pixels,
     "jpeg": _image,
     "png": _image,

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._too_large import refuse_large
 from penstock.errors import FormatError
 from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
@@ -22,6 +23,8 @@ from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
+_WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}
+_AT_ONCE = 16  # samples of the largest size in a row group
 _THREADS = 8
 _LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read
 _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
@@ -94,6 +97,8 @@ class Parquet(Table):
 
         number, part = self._file_of.item(block), self._part_of.item(block)
         metadata = self._metadata.get(number, self._parsed)
+        if self.max_sample_bytes is not None:
+            _check_size(metadata.row_group(part), self.columns, self._place(block), self.max_sample_bytes)
         file: AnyFile | Fetched = self.files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
             file = Fetched(file, self.ranges(self.file_rows(block)))
@@ -125,6 +130,22 @@ class Parquet(Table):
         file = self.files[number]
         metadata = _metadata(file, self._ends[number] or _end(file))
         return metadata, metadata.serialized_size
+
+
+def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> None:
+    """Raises if one of the samples of a row group must be larger than the limit, by what the footer says.
+
+    A run of equal values takes a few bytes in the file, whatever its length. A row group is decoded as a whole: one
+    of many samples may have as many bytes as some of the largest.
+    """
+    wanted, nbytes = set(columns), 0
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema.partition(".")[0] in wanted or column.path_in_schema in wanted:
+            width = _WIDTHS.get(column.physical_type, 4)  # of text and binary: where it begins
+            nbytes += max(column.total_uncompressed_size, column.num_values * width)
+    if nbytes > limit * min(max(group.num_rows, 1), _AT_ONCE):
+        refuse_large(f"{name} of {group.num_rows:,} rows", nbytes // max(group.num_rows, 1), limit)
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:

@@ -88,7 +88,8 @@ def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
 
 
 def _refuse(path: object, reader: str) -> NoReturn:
-    raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {path!r}.")
+    shown = redacted(os.fsdecode(path) if isinstance(path, bytes) else repr(path))
+    raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
 
 
 def _text(path: FilePath | AnyFile, reader: str) -> str:
@@ -102,12 +103,13 @@ def _text(path: FilePath | AnyFile, reader: str) -> str:
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"{text!r} names a host. The URL of a local file has three slashes: file:///folder/file.")
+        raise ValueError(f"{redacted(text)!r} names a host. The URL of a local file has three slashes: file:///folder/file.")
     return unquote(parts.path)
 
 
 def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
     path = os.path.abspath(given)
+    shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):
         found = list(_below(path, tuple(suffixes)))
         if not found:
@@ -120,10 +122,10 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[st
         return [path]
     if not glob.has_magic(path):
         hint = " A URL has the form 's3://bucket/folder/file'." if _ALMOST_URL.match(given) else ""
-        raise FileNotFoundError(f"{reader}: there is no file or folder {path!r}.{hint}")
+        raise FileNotFoundError(f"{reader}: there is no file or folder {shown!r}.{hint}")
     found = list(_matching(path))
     if not found:
-        raise FileNotFoundError(f"{reader}: no file matches the pattern {path!r}.")
+        raise FileNotFoundError(f"{reader}: no file matches the pattern {shown!r}.")
     return found
 
 

@@ -42,7 +42,7 @@ class RemoteFile(AnyFile):
     def __init__(
         self, remote: Remote, stored: Stored, pieces: Pieces, edges: NDArray[np.int64] | None = None
     ) -> None:
-        self.path, self.size, self.modified = remote.shown(stored.key), stored.size, stored.token
+        self.path, self.size, self.modified = remote.path(stored.key), stored.size, stored.token
         self._identity = Identity(remote.identity(stored.key), stored.size, stored.token)
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
-from penstock.errors import FormatError
+from penstock.errors import FormatError, SampleTooLarge
 from penstock.formats._access import FileOptions
 from penstock.formats._damage import raise_unless_damage
-from penstock.formats._decoders import Decoder, _image
+from penstock.formats._decoders import Decoder, _image, _json
 from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows, Format
@@ -117,10 +117,15 @@ class Sharded(Extents):
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:
             return raw
+        where = f"{self.files[number].path}, sample {row:,}, field {field.name!r}"
+        function: Any = field.function
         try:
-            return field.function(raw)
+            if function is _image or function is _json:
+                return function(raw, where, self.max_sample_bytes)
+            return function(raw)
+        except SampleTooLarge:
+            raise
         except Exception as error:
-            where = f"{self.files[number].path}, sample {row:,}, field {field.name!r}"
             if field.is_given:  # of the user's: the error keeps its type
                 error.add_note(f"While decoding {where}.")
                 raise
@@ -149,7 +154,7 @@ class Field(NamedTuple):
     refusal: str = ""
 
 
-def field(name: str, encoding: str, usual: Mapping[str, Decoder | None], decode: Decode) -> Field:
+def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) -> Field:
     """The field of this name; `usual` has the functions of encodings."""
     if isinstance(decode, Mapping) and name in decode:
         return Field(name, encoding, decode[name], True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock._printable import printable
 from penstock.formats._format import Format
 from penstock.formats._inspection import Inspection, fields_of
 from penstock.formats._recognise import open_files
@@ -21,9 +22,9 @@ def run(path: str, samples: int, settings: dict[str, Any]) -> int:
     try:
         found = inspected(open_files(path, settings), samples)
     except (OSError, ValueError, ImportError, TypeError) as error:
-        print(f"penstock inspect: {error}", file=sys.stderr)
+        print(printable(f"penstock inspect: {error}", lines=True), file=sys.stderr)
         return 1
-    print("\n".join(lines(found)))
+    print("\n".join(map(printable, lines(found))))
     return 0
 
 

@@ -12,11 +12,21 @@ from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
+from penstock._too_large import refuse_large
 from penstock.errors import FormatError
 from penstock.formats._access import Access, FileOptions
 from penstock.formats._archive import Member, check_complete, is_archive, member_at
 from penstock.formats._beside import Beside, Late
-from penstock.formats._decoders import Decoder, Room, decoded, decoders, fixed_shape, same_ends
+from penstock.formats._decoders import (
+    SIZED,
+    Decoder,
+    Room,
+    decoded,
+    decoders,
+    fixed_shape,
+    nbytes_of,
+    same_ends,
+)
 from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows
@@ -48,6 +58,9 @@ class Tar(Extents):
     Damage is an error of a sample, so that `on_error` of the loader applies: where a tar is cut off or has a wrong
     header, the sample there stands for the rest of the tar. So are links, sparse files, fields that come twice, and
     members of a sample that are not beside each other.
+
+    A sample that would decode to more than `max_sample_bytes` is an error, before memory is allocated for it. Your
+    own functions in `decode` are not limited; a `Transform` has its own limit.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
 
@@ -167,10 +180,14 @@ class Tar(Extents):
         part = _Part(file, raw, start)
         key, members = self._members(part, start, self._read)
         sample: dict[str, Any] = {"__key__": key}
+        left = self.max_sample_bytes
         if self._wanted is None:
             for field, member in members.items():
                 where = _Where(file, member)
-                sample[field] = decoded(self._decoders, field, _content(part, member, where), where, room)
+                value = decoded(self._decoders, field, _content(part, member, where), where, room, left)
+                sample[field] = value
+                if left is not None and type(value) in SIZED:
+                    left = self._left(left, value, where)
             return sample
         for field, names in self._wanted.items():
             end = next((name for name in names if name in members), None)
@@ -180,8 +197,19 @@ class Tar(Extents):
                 file.refused(start, f"the sample {key!r} has no member {field!r}, but {has}. {remedy}")
             where = _Where(file, members[end])
             into = room if room is None or end == field else partial(_room_of, room, field)
-            sample[field] = decoded(self._decoders, end, _content(part, members[end], where), where, into)
+            value = decoded(self._decoders, end, _content(part, members[end], where), where, into, left)
+            sample[field] = value
+            if left is not None and type(value) in SIZED:
+                left = self._left(left, value, where)
         return sample
+
+    def _left(self, left: int, value: Any, where: _Where) -> int:
+        """The bytes that the other members of a sample may have."""
+        left -= nbytes_of(value)
+        if left <= 0:
+            assert self.max_sample_bytes is not None
+            refuse_large(where, self.max_sample_bytes - left + 1, self.max_sample_bytes)
+        return left
 
     def _members(self, part: _Part, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
         """The key of the sample that begins here, and its members by field: those in `read`."""

@@ -69,6 +69,8 @@ class UncountedTar(Tar):
         if not 0 <= number < len(self.files) or row >= self.count(number):
             raise IndexError(f"key {as_int(key)} is not in {self!r}: it has no sample {row:,} in shard {number:,}.")
         start, length = self.extent(number, row)
+        if self.max_sample_bytes is not None and length > self.max_sample_bytes:
+            self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
+from penstock._remote.urls import local
+from penstock._too_large import refuse_large
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each
@@ -118,14 +120,14 @@ class ImageFolder(Images):
         listing: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(transform, labels)
-        self.root = os.fspath(root)
+        self.root = local(os.fspath(root), "ImageFolder")
         self.classes: tuple[str, ...] = ()
         if listing is None and os.path.isfile(self.root):
             listing, self.root = self.root, os.path.dirname(self.root)
         elif not os.path.isdir(self.root):
             raise FileNotFoundError(f"ImageFolder: there is no folder or list {self.root!r}.")
         if listing is not None:
-            paths, targets = _read_list(os.fspath(listing), self.root, labels)
+            paths, targets = _read_list(local(os.fspath(listing), "ImageFolder"), self.root, labels)
         elif labels:
             paths, targets = self._read_classes()
         else:
@@ -141,6 +143,9 @@ class ImageFolder(Images):
     def read(self, key: int) -> tuple[bytes, Any, str]:
         path = os.path.join(self.root, self.paths[key])
         with open(path, "rb", buffering=0) as file:
+            limit = self.transform.max_sample_bytes
+            if limit is not None and (nbytes := os.fstat(file.fileno()).st_size) > limit:
+                refuse_large(path, nbytes, limit)
             data: bytes = file.read()
         if not self.labels:
             return data, None, path

@@ -18,6 +18,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from penstock._too_large import LIMIT, refuse_large
 from penstock.errors import ImageError
 
 Pixels = NDArray[np.uint8]
@@ -25,21 +26,26 @@ Color = Literal["rgb", "bgr", "gray"]
 Scratch = Callable[[int], Pixels]
 
 
-def open_image(data: Any, color: Color, name: str) -> Jpeg | Decoded:
-    """An image from the bytes of its file, or from its pixels: a uint8 array, RGB or gray."""
+def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
+    """An image from the bytes of its file, or from its pixels: a uint8 array, RGB or gray.
+
+    A file of which all pixels would have more than `limit` bytes is an error.
+    """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
         try:
-            return Jpeg(data, color, name)
+            return Jpeg(data, color, name, limit)
+        except ImageError:
+            raise
         except ValueError:  # not a JPEG, or one that is left to Pillow
             pass
-    return Decoded(_by_pillow(data, color, name))
+    return Decoded(_by_pillow(data, color, name, limit))
 
 
-def decode(data: bytes, color: Color = "rgb", name: str = "the image") -> Pixels:
+def decode(data: bytes, color: Color = "rgb", name: object = "the image", limit: int | None = LIMIT) -> Pixels:
     """All pixels of an image, in memory of their own."""
-    picture = open_image(data, color, name)
+    picture = open_image(data, color, name, limit)
     return picture.pixels(picture.height, 1, lambda nbytes: np.empty(nbytes, np.uint8))[0]
 
 
@@ -54,6 +60,7 @@ class Decoded:
         return self._pixels, 1
 
 
+_DENSEST = 1024  # pixels for each byte of a JPEG. A block of 64 pixels has one bit at least, so 512 are possible.
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
@@ -61,8 +68,8 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 class Jpeg:
     """A JPEG with one or three channels, for libjpeg-turbo; `height` and `width` are those of the upright image."""
 
-    def __init__(self, data: bytes, color: Color, name: str) -> None:
-        self._data, self._color, self._name = data, color, name
+    def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
+        self._data, self._color, self._name, self._limit = data, color, name, limit
         self._orientation, self._frame = survey(data)
         precision, height, width, channels = _FRAME.unpack_from(data, self._frame)
         if precision != 8 or channels not in (1, 3) or not height or not width:
@@ -70,6 +77,9 @@ class Jpeg:
         most = Image.MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise ValueError("left to Pillow, whose error explains the limit")
+        if limit is not None and height * width * channels > limit:
+            refuse_large(name, height * width * channels, limit)
+        _check_density(data, height * width, name)
         self._size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
@@ -99,9 +109,18 @@ class Jpeg:
                 data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not complete
             )
         except ValueError:
-            return _by_pillow(self._data, self._color, self._name), 1
+            return _by_pillow(self._data, self._color, self._name, self._limit), 1
         upright = turned(decoded, self._orientation)
         return upright[:, :, 0] if channels == 1 else upright, shrink
+
+
+def _check_density(data: bytes, pixels: int, name: object) -> None:
+    """Raises for the beginning of a JPEG with the mark of its end: the decoders would fill in the other pixels."""
+    if pixels > _DENSEST * len(data):
+        raise ImageError(
+            f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "
+            "off: copy it or write it again."
+        )
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
@@ -142,9 +161,14 @@ def _orientation_of_tiff(tiff: bytes) -> int:
     return 1
 
 
-def _by_pillow(data: bytes, color: Color, name: str) -> Pixels:
+def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data), formats=_formats()) as image:
+        with Image.open(io.BytesIO(data), formats=_formats()) as image:  # this reads the header only
+            nbytes = image.width * image.height * len(image.getbands()) * (4 if image.mode in ("I", "F") else 1)
+            if limit is not None and nbytes > limit:
+                refuse_large(name, nbytes, limit)
+            if image.format in ("JPEG", "MPO"):
+                _check_density(data, image.width * image.height, name)
             return _from_pillow(ImageOps.exif_transpose(image), image.format, color, name)
     except (ImageError, MemoryError):
         raise
@@ -163,7 +187,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in wanted if name in Image.OPEN)
 
 
-def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: str) -> Pixels:
+def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: object) -> Pixels:
     mode = image.mode
     # PNG and PGM have at most 16 bits; Pillow gives some of them the mode for 32 bits.
     if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
@@ -181,7 +205,7 @@ def _from_pillow(image: Image.Image, kind: str | None, color: Color, name: str) 
     return pixels[:, :, ::-1] if color == "bgr" else pixels
 
 
-def _from_array(array: NDArray[Any], color: Color, name: str) -> Pixels:
+def _from_array(array: NDArray[Any], color: Color, name: object) -> Pixels:
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3) or not array.size:
         raise ImageError(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._at_work import at_work, is_worker_process
+from penstock._too_large import LIMIT, checked_limit
 from penstock.errors import ImageError
 from penstock.image._cut import TRIES, Box, Cut, Size, centre_box, covering, crop_box, fitting, random_box
 from penstock.image._decode import Color, Pixels, open_image
@@ -39,6 +40,7 @@ class Transform:
     - `mean`: a number, one for each channel, or an image in this layout, with the size before the crop (it is cropped
       like the image) or the size of the crop. `mean` and `std` are in pixel values, 0 to 255.
     - dtype "uint8" gives the pixels unchanged.
+    - `max_sample_bytes`: a file with more bytes of pixels is an error, before it is decoded (docs/images.md).
 
     For evaluation: `dataclasses.replace(transform, train=False)`. `shape` is the shape of every result, or None
     if it depends on the image.
@@ -60,11 +62,13 @@ class Transform:
     area: tuple[float, float] | None = field(default=None, kw_only=True)
     ratio: tuple[float, float] = field(default=(3 / 4, 4 / 3), kw_only=True)
     std: float | Sequence[float] | None = field(default=None, kw_only=True)
+    max_sample_bytes: int | None = field(default=LIMIT, kw_only=True)
     shape: tuple[int, ...] | None = field(init=False, repr=False)
     _crop: Size | None = field(init=False, repr=False)
     _normalizer: Normalizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        checked_limit(self.max_sample_bytes)
         _one_of("color", self.color, "rgb", "bgr", "gray")
         _one_of("layout", self.layout, "CHW", "HWC")
         _one_of("mirror", self.mirror, True, False)
@@ -101,7 +105,7 @@ class Transform:
                 'numpy.asarray(image.convert("RGB")).'
             )
         _limit_threads(os.getpid())
-        picture, normalizer = open_image(image, self.color, name), self._normalizer
+        picture, normalizer = open_image(image, self.color, name, self.max_sample_bytes), self._normalizer
         cut, mirror = self._cut((picture.height, picture.width), name)
         window, to, inside = cut.window, cut.to, cut.inside
         mean = None if normalizer.mean_image is None else normalizer.mean_of(cut.before, cut.crop, name)

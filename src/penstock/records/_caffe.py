@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._remote.urls import local
+from penstock._too_large import LIMIT, checked_limit
 from penstock.errors import RecordError
 from penstock.records._datum import (
     BYTES,
@@ -51,21 +53,29 @@ class CaffeLMDB(Samples):
 
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
     `path` is the folder, or the file in it; `keys` has the keys. LMDB has no checksums, so a wrong byte inside a
-    value may not be noticed; all other damage raises `RecordError`.
+    value may not be noticed; all other damage raises `RecordError`. An encoded image of more than `max_sample_bytes`
+    pixels and channels is an error, too; a `transform` has its own limit.
     """
 
     suffixes = (".mdb",)
 
     def __init__(
-        self, path: FilePath, transform: Transform | None = None, labels: bool = True, color: Channels = "bgr"
+        self,
+        path: FilePath,
+        transform: Transform | None = None,
+        labels: bool = True,
+        color: Channels = "bgr",
+        *,
+        max_sample_bytes: int | None = LIMIT,
     ) -> None:
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
         if color not in ("bgr", "rgb"):
             raise ValueError(f"color must be 'bgr' or 'rgb', but it is {color!r}.")
         if transform is not None and color != "bgr":
             raise ValueError(
                 f"color={color!r} applies only without a transform, which has its own: {transform.color!r}."
             )
-        super().__init__(os.fspath(path), transform, labels)
+        super().__init__(local(os.fspath(path), "CaffeLMDB"), transform, labels)
         self._file = LMDBFile(os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path)
         self._color = color
         self.keys: PackedList[bytes] = self._file.keys
@@ -83,7 +93,8 @@ class CaffeLMDB(Samples):
 
     def _sample(self, at: int) -> Any:
         datum, name = self._datum(at)
-        array: NDArray[Any] = _decoded(bytes(datum.data), name) if datum.encoded else datum.array()
+        limit = self.max_sample_bytes
+        array: NDArray[Any] = _decoded(bytes(datum.data), name, limit) if datum.encoded else datum.array()
         if self._color == "rgb" and array.dtype == np.uint8 and len(array) == 3:
             array = array[::-1]
         array = array.copy()  # not a view of the bytes that were read
@@ -107,12 +118,12 @@ class CaffeLMDB(Samples):
             ) from None
 
 
-def _decoded(data: bytes, name: str) -> NDArray[np.uint8]:
+def _decoded(data: bytes, name: str, limit: int | None) -> NDArray[np.uint8]:
     """The pixels with channels first, in BGR; one channel for a gray image, as Caffe decodes it."""
     from penstock.image._decode import decode  # late: raw data does not need its libraries
 
     gray = _is_gray(data)
-    pixels = decode(data, "gray" if gray else "bgr", name)
+    pixels = decode(data, "gray" if gray else "bgr", name, limit)
     return pixels[np.newaxis] if gray else pixels.transpose(2, 0, 1)
 
 

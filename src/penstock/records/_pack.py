@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from penstock._printable import printable
 from penstock.image import ImageFolder, Transform
 from penstock.image._decode import open_image
 from penstock.loader import DataLoader
@@ -40,18 +41,18 @@ def run(options: argparse.Namespace) -> int:
         images = _images(options)
         skipped, size, seconds = _pack(images, options)
     except (OSError, ValueError) as error:
-        errors.print(f"penstock pack: {error}")
+        errors.print(printable(f"penstock pack: {error}", lines=True))
         if hasattr(error, "__notes__"):  # the loader added them: the error came from a sample
             errors.print("Nothing was written. --skip-bad leaves such files out.")
         return 1
     console = Console(soft_wrap=True, highlight=False, markup=False)
     classes = f" of {len(images.classes)} classes" if images.classes else ""
     console.print(f"{len(images) - len(skipped):,} images{classes}, {size / 1e6:,.1f} MB, in {seconds:.1f} s")
-    console.print(f"  {options.out}\n  {idx_path(options.out)}")
+    console.print(f"  {printable(options.out)}\n  {printable(idx_path(options.out))}")
     if skipped:
         errors.print(f"{len(skipped):,} files were left out:")
         for _, why in skipped[:SHOWN]:
-            errors.print(f"  {why}")
+            errors.print(f"  {printable(str(why))}")
         if len(skipped) > SHOWN:
             errors.print(f"  and {len(skipped) - SHOWN:,} more")
     return 0

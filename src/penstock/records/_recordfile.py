@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock import _trust
 from penstock._interrupts import interrupts_deferred
+from penstock._remote.urls import local
 from penstock.records import _framing as framing
 from penstock.records._index import read_index, write_index
 from penstock.records._raw import RawFile
@@ -67,7 +68,7 @@ class RecordFile(Samples):
                 f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. To get "
                 "images, pass transform= by name."
             )
-        super().__init__(os.fspath(path), transform, labels)
+        super().__init__(local(os.fspath(path), "RecordFile"), transform, labels)
         self._file = RawFile(self.path)
         self._keys: NDArray[np.uint64] | None = None
         if idx is None:
@@ -77,7 +78,7 @@ class RecordFile(Samples):
         if idx is None or idx is False:
             starts = np.array(array("q", (start for start, _ in framing.records(self._file))), np.int64)
         else:
-            starts, self._keys = read_index(os.fspath(idx), self._file)
+            starts, self._keys = read_index(local(os.fspath(idx), "the index of RecordFile"), self._file)
         self._edges = np.append(starts, self._file.size)
 
     @classmethod

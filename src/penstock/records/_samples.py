@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from numpy.typing import NDArray
 
+from penstock._printable import printable
 from penstock.source._dataset import Dataset
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Samples(Dataset[Any]):
 def position(at: SupportsIndex, n: int, path: str) -> int:
     found = as_int(at)
     if not -n <= found < n:
-        raise IndexError(f"sample {found} is not in {path}, which has {n:,} samples.")
+        raise IndexError(f"sample {found} is not in {printable(path)}, which has {n:,} samples.")
     return found % n
 
 

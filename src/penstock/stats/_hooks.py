@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock._interrupts import interrupts_deferred
+from penstock._printable import printable
 
 if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
     import logging
@@ -45,8 +46,10 @@ class StatsHook:
         except Exception as error:
             self.close()
             warnings.warn(
-                f"{_name(self.function)} was given to penstock.on_stats, raised {type(error).__name__}: {error}, and "
-                "was removed: it gets no more figures.",
+                printable(
+                    f"{_name(self.function)} was given to penstock.on_stats, raised {type(error).__name__}: {error}, "
+                    "and was removed: it gets no more figures."
+                ),
                 stacklevel=2,
             )
         finally:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import pairwise
 
+from penstock._printable import printable
 from penstock._wire.failure import shown
 
 WIDE, HIGH = 1000, 100
@@ -27,9 +28,7 @@ def text(value: object, most: int = 300) -> str:
     plain = value if isinstance(value, str) else shown(value, repr)
     if len(plain) > most:
         plain = f"{plain[: most // 2]} … {plain[-most // 3 :]}"
-    if not plain.isprintable():
-        plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in plain)
-    return escape(plain)
+    return escape(printable(plain, lines=True))
 
 
 def plot(

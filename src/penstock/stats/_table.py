@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from penstock._printable import printable
 from penstock.stats._figures import CacheFigures, Period, Spans, Stats, WorkerFigures
 from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
@@ -28,8 +29,9 @@ def html(stats: Stats) -> str:
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
-    said = f'<p style="margin:8px 0;padding:4px 12px;border-left:4px solid {colour}">{escape(stats.verdict)}</p>'
-    name, *settings = map(escape, _head(stats))
+    verdict = escape(printable(stats.verdict))
+    said = f'<p style="margin:8px 0;padding:4px 12px;border-left:4px solid {colour}">{verdict}</p>'
+    name, *settings = (escape(printable(line)) for line in _head(stats))
     small = f'<div style="opacity:0.7">{" ".join(settings)}</div>'
     figures = f'<pre style="line-height:1.3">{escape(_joined(*_figures(stats)))}</pre>'
     return f"<div><strong>{name}</strong>{small}{said}{figures}</div>"
@@ -42,7 +44,7 @@ def _figures(stats: Stats) -> Iterator[Iterable[str]]:
 
 
 def _joined(*parts: Iterable[str]) -> str:
-    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
+    return "\n\n".join("\n".join(map(printable, lines)) for part in parts if (lines := list(part)))
 
 
 def _head(stats: Stats) -> Iterator[str]:

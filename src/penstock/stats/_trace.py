@@ -16,6 +16,7 @@ from typing import Any
 from penstock import _trust
 from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Record
+from penstock._printable import printable
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
 _PIECE = 1 << 16  # characters
@@ -133,7 +134,8 @@ class Trace:
             os.close(self._fd)
 
     def _warn(self, why: str) -> None:
-        warnings.warn(f"The trace {self.path} {why}: it ends here. The loader goes on.", RuntimeWarning, stacklevel=2)
+        text = printable(f"The trace {self.path} {why}: it ends here. The loader goes on.")
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _arguments(details: dict[str, Any]) -> str:

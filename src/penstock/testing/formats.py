@@ -125,10 +125,10 @@ class Suite(_Laws):
         data, samples = self.samples()
         n = len(data)
         assert n >= 4, f"the files have {n} samples, too few for the laws"
-        same(list(data), samples, "iterating")
-        same(data[-1], samples[-1], "the key -1")
-        same(data[np.int64(n - 1)], samples[-1], "a key of numpy's")
-        same(list(data[1:3]), samples[1:3], "a slice")
+        _same(list(data), samples, "iterating")
+        _same(data[-1], samples[-1], "the key -1")
+        _same(data[np.int64(n - 1)], samples[-1], "a key of numpy's")
+        _same(list(data[1:3]), samples[1:3], "a slice")
         for key in (n, -n - 1):
             try:
                 data[key]
@@ -139,7 +139,7 @@ class Suite(_Laws):
     def test_any_split_into_steps_gives_the_same_samples(self) -> None:
         data, samples = self.samples()
         for keys in _steps(len(data)):
-            same(data.__getitems__(keys), [samples[key] for key in keys], f"the keys {keys}")
+            _same(data.__getitems__(keys), [samples[key] for key in keys], f"the keys {keys}")
 
     def test_a_gathered_batch_is_the_collated_samples(self) -> None:
         data, samples = self.samples()
@@ -154,12 +154,12 @@ class Suite(_Laws):
                 expected = penstock.default_collate([samples[key] for key in keys])
             except CollateError as error:
                 raise AssertionError(f"the keys {keys} were gathered, but cannot be collated: {error}") from error
-            same(found, expected, f"the keys {keys}")
+            _same(found, expected, f"the keys {keys}")
 
     def test_a_pickled_copy_gives_the_same_samples(self) -> None:
         data = pickle.loads(pickle.dumps(self.local()))
-        same(list(data), self.samples()[1], "a copy of a dataset that was not read")
-        same(list(pickle.loads(pickle.dumps(data))), self.samples()[1], "a copy of a dataset that was read")
+        _same(list(data), self.samples()[1], "a copy of a dataset that was not read")
+        _same(list(pickle.loads(pickle.dumps(data))), self.samples()[1], "a copy of a dataset that was read")
 
     def test_a_sample_that_is_changed_is_read_again_unchanged(self) -> None:
         data, samples = self.samples()
@@ -169,7 +169,7 @@ class Suite(_Laws):
                 array[...] = 0
             for array in _arrays(data.__getitems__([key])):
                 array[...] = 0
-        same(list(data), samples, "after the samples were overwritten")
+        _same(list(data), samples, "after the samples were overwritten")
 
     def test_blocks_cover_every_row_once(self) -> None:
         data = self.local()
@@ -188,9 +188,9 @@ class Suite(_Laws):
         _, samples = self.samples()
         with serving(self.folder) as url:
             cached = self.remote(url, cache=str(self.new_folder()))
-            same(list(cached), samples, "with a cache")
-            same(list(pickle.loads(pickle.dumps(cached))), samples, "a copy with a cache")
-            same(self.remote(url, cache=False).__getitems__(range(len(samples))), samples, "without a cache")
+            _same(list(cached), samples, "with a cache")
+            _same(list(pickle.loads(pickle.dumps(cached))), samples, "a copy with a cache")
+            _same(self.remote(url, cache=False).__getitems__(range(len(samples))), samples, "without a cache")
 
     def test_the_ranges_of_a_block_have_the_bytes_that_are_read(self) -> None:
         _needs_remote()
@@ -227,7 +227,7 @@ class Suite(_Laws):
             with penstock.DataLoader(data, 2, shuffle="blocks", seed=1, collate_fn=list) as loader:
                 found = [sample for batch in loader for sample in batch]
             with penstock.DataLoader(self.local(), 2, shuffle="blocks", seed=1, collate_fn=list) as loader:
-                same(found, [sample for batch in loader for sample in batch], "read ahead")
+                _same(found, [sample for batch in loader for sample in batch], "read ahead")
         assert len(found) == len(samples), f"{len(found)} samples of {len(samples)}"
 
     def test_damaged_files_raise_format_errors_and_no_others(self) -> None:
@@ -308,7 +308,7 @@ def check(
     return skipped
 
 
-def same(found: Any, expected: Any, where: str) -> None:
+def _same(found: Any, expected: Any, where: str) -> None:
     differs = difference(found, expected)
     assert differs is None, f"{where}: not as by key{differs}"
 

@@ -1,0 +1,290 @@
+"""A web server that is sent secrets, and no other server is: where it redirects to is read without them.
+
+obstore follows redirects by itself. It drops the headers `authorization` and `cookie` on the way to another host, but
+sends on all others, as `x-api-key`, and names the URL that it came from, with the signature in its query. It cannot
+be told not to. So requests with such secrets are made here, with `http.client`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from penstock._remote import options
+from penstock._remote.objects import CERTIFICATES, CLIENT, Objects, basic, is_strong
+from penstock._remote.retry import Failed, Fault, answered
+from penstock._remote.store import Page, Stored
+from penstock._remote.urls import split
+
+_HOPS = 10
+_PIECE = 1 << 20
+_MOVED = (301, 302, 303, 307, 308)
+# Headers that obstore does not send to another host, and those that are no secret.
+_KEPT_BACK = {"authorization", "cookie", "proxy-authorization", "accept", "accept-language", "user-agent"}
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_DURATION = re.compile(r"([\d.]+) ?(ms|s|sec|seconds|m|min|minutes)?")
+_UNITS = {"ms": 0.001, "m": 60.0, "min": 60.0, "minutes": 60.0}
+_REASONS = (  # OpenSSL's words, and rustls' names, which obstore shows
+    ("Hostname mismatch", "NotValidForName"),
+    ("IP address mismatch", "NotValidForName"),
+    ("expired", "Expired"),
+    ("not yet valid", "NotValidYet"),
+)
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Proxy(NamedTuple):
+    host: str
+    port: int
+    headers: dict[str, str]
+
+
+def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
+    """True for a web server that is sent something which obstore would pass on to other servers."""
+    client = options.client_options(root, storage)
+    headers = {str(name).lower() for name in client.get("default_headers", {})}
+    if not headers <= _KEPT_BACK or "/?" in root:
+        return True
+    # By http, on the same port, obstore takes it for the same server.
+    return bool(root.startswith("https") and _is_true(client.get("allow_http")) and (user or headers))
+
+
+class Origin:
+    """A store of one web server. Only this host, at this port, and by this scheme, gets the headers and the query."""
+
+    def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
+        self._storage = storage
+        self._client = {**CLIENT, **options.client_options(root, storage)}
+        self._place, _, self._query = root.partition("/?")
+        self._headers = {str(name).lower(): value for name, value in self._client.get("default_headers", {}).items()}
+        if user:
+            self._headers["authorization"] = basic(user)
+        self._idle: list[HTTPConnection] = []  # a connection is of one thread at a time
+        self._elsewhere: dict[str, tuple[Objects, str]] = {}  # by key
+        try:
+            self._origin = _origin_of(self._place)
+            self._via = self._proxy()
+        except ValueError:
+            failed = Failed(Fault.FINAL, "the URL, or that of its proxy, has no valid host and port", "Check them.")
+        else:
+            return
+        raise failed  # without the error itself, which may show the URL
+
+    def find(self, key: str) -> Stored:
+        found = self._asked(key, "GET", {"range": "bytes=0-0"})
+        if isinstance(found, _Answer) and found.status == 416:  # an empty file
+            found = self._asked(key, "HEAD", {})
+        if not isinstance(found, _Answer):
+            store, there = found
+            return store.find(there)._replace(key=key)
+        return _stored(key, found)
+
+    def read(self, stored: Stored, start: int, stop: int) -> Any:
+        key = stored.key
+        how = {"range": f"bytes={start}-{stop - 1}"}
+        if is_strong(stored.token):
+            how["if-match"] = f'"{stored.token}"'
+        if key in self._elsewhere:
+            store, there = self._elsewhere[key]
+            try:
+                return store.read(stored._replace(key=there), start, stop)
+            except Failed as failed:
+                if failed.fault not in (Fault.FINAL, Fault.MISSING):
+                    raise
+                del self._elsewhere[key]  # a redirect may be signed for some minutes: ask for another
+        found = self._asked(key, "GET", how)
+        if not isinstance(found, _Answer):
+            store, there = found
+            return store.read(stored._replace(key=there), start, stop)
+        if found.status == 416:
+            raise answered(416, "the server answered 416")
+        now = _stored(key, found)
+        if (now.size, now.token or stored.token) != (stored.size, stored.token):
+            raise Failed(Fault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
+        if not found.headers.get("content-range", "").startswith(f"bytes {start}-{stop - 1}/"):
+            raise Failed(Fault.ODD, "the answer has another range")
+        return found.body
+
+    def write(self, key: str, content: bytes) -> None:
+        raise Failed(Fault.FINAL, "files of web servers are not written")
+
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
+        raise Failed(Fault.FINAL, "web servers have no list of files", "Name the files one by one.")
+
+    def _asked(self, key: str, method: str, how: dict[str, str]) -> _Answer | tuple[Objects, str]:
+        """The answer of this server, or the store and the key that it redirects to."""
+        target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
+        for _ in range(_HOPS):
+            answer = self._exchanged(method, target, how)
+            if answer.status in (200, 206, 416):
+                return answer
+            if answer.status not in _MOVED:
+                raise answered(answer.status, f"the server answered {answer.status}")
+            try:
+                url = urljoin(self._place + target, answer.headers.get("location", "")).partition("#")[0]
+                there = _origin_of(url)
+            except ValueError:
+                raise Failed(Fault.FINAL, f"the server answered {answer.status} without a URL to follow") from None
+            if there == self._origin:
+                parts = urlsplit(url)
+                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                continue
+            self._elsewhere[key] = found = self._stranger(url, there)
+            return found
+        raise Failed(Fault.FINAL, f"the server redirects more than {_HOPS} times")
+
+    def _stranger(self, url: str, there: tuple[str, str, int]) -> tuple[Objects, str]:
+        """The store of another server, which gets no headers, and the key in it."""
+        if self._origin[0] == "https" and there[0] == "http" and not _is_true(self._client.get("allow_http")):
+            raise Failed(
+                Fault.FINAL,
+                f"{self._origin[1]} redirects from https to {there[1]} by http, which is not encrypted",
+                'Pass the URL of the file itself, or storage={"allow_http": True}.',
+            )
+        root, key, user = split(url)
+        client = {name: value for name, value in self._client.items() if name != "default_headers"}
+        return Objects(root, user, {**self._storage, "client_options": client}), key
+
+    def _exchanged(self, method: str, target: str, how: dict[str, str]) -> _Answer:
+        try:
+            while True:
+                connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
+                try:
+                    answer = self._sent(connection, method, target, how)
+                except (HTTPException, OSError):
+                    connection.close()
+                    if is_new:
+                        raise
+                    continue  # the server may have closed it while it was idle
+                return answer
+        except (HTTPException, OSError) as error:
+            failed = self._failed(error)
+        raise failed
+
+    def _sent(self, connection: HTTPConnection, method: str, target: str, how: dict[str, str]) -> _Answer:
+        headers = {"accept": "*/*", "user-agent": self._client.get("user_agent", "penstock"), **self._headers, **how}
+        if self._via and self._origin[0] == "http":
+            headers, target = {**headers, **self._via.headers}, self._place + target
+        connection.request(method, target, headers=headers)
+        assert connection.sock is not None
+        connection.sock.settimeout(_seconds(self._client["read_timeout"]))
+        response = connection.getresponse()
+        answer = _Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response))
+        if response.will_close:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return answer
+
+    def _body(self, response: HTTPResponse) -> bytes:
+        """The whole answer, within the time for a request. Only the beginning of one that is no part of a file."""
+        wanted = response.status == 206
+        until = time.monotonic() + _seconds(self._client["timeout"])
+        parts = []
+        while part := response.read(_PIECE):
+            parts.append(part)
+            if not wanted:
+                response.will_close = True
+                return part
+            if time.monotonic() > until:
+                raise TimeoutError("timed out")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _connection(self) -> HTTPConnection:
+        scheme, host, port = self._origin
+        timeout = _seconds(self._client["connect_timeout"])
+        at = (self._via.host, self._via.port) if self._via else (host, port)
+        if scheme == "http":
+            return HTTPConnection(*at, timeout=timeout)
+        connection = HTTPSConnection(*at, timeout=timeout, context=self._trust())
+        if self._via:
+            connection.set_tunnel(host, port, self._via.headers)
+        return connection
+
+    def _proxy(self) -> _Proxy | None:
+        """The proxy of the options or of the environment."""
+        scheme, host, _ = self._origin
+        url = self._client.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
+        if not url:
+            return None
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        user = unquote(parts.netloc.rpartition("@")[0])
+        return _Proxy(parts.hostname or "", parts.port or 80, {"proxy-authorization": basic(user)} if user else {})
+
+    def _trust(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
+        if text := self._client.get("root_certificate"):
+            context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
+        if _is_true(self._client.get("allow_invalid_certificates")):
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def _failed(self, error: Exception) -> Failed:
+        host = self._place.partition("://")[2]
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = next((name for words, name in _REASONS if words in str(error)), "UnknownIssuer")
+            return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why})", CERTIFICATES[why])
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return Failed(Fault.FINAL, f"{host} does not speak https", "Pass http:// if it has no TLS.")
+        if isinstance(error, InvalidURL):
+            return Failed(Fault.FINAL, "the URL has a space or a control character", "Encode it: %20 is a space.")
+        if isinstance(error, TimeoutError):
+            return Failed(Fault.PASSING, f"no answer from {host} in time")
+        said = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        remedy = "Check the name of the host and the network."
+        return Failed(Fault.PASSING, f"the connection to {host} failed ({said})", remedy)
+
+    def __del__(self) -> None:
+        for connection in getattr(self, "_idle", ()):
+            connection.close()
+
+
+def _stored(key: str, answer: _Answer) -> Stored:
+    headers = answer.headers
+    ranged = _RANGE.match(headers.get("content-range", ""))
+    if ranged is None and answer.status == 206:
+        raise Failed(Fault.ODD, "the answer has no Content-Range")
+    if ranged is None and answer.body:
+        raise Failed(
+            Fault.FINAL,
+            "the server answered with the whole file instead of a part",
+            "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
+        )
+    size = int(ranged[3]) if ranged else int(headers.get("content-length", "0"))
+    token = headers.get("etag", "").removeprefix('"').removesuffix('"')
+    if not token and "last-modified" in headers:
+        with suppress(ValueError, TypeError):
+            token = f"at {parsedate_to_datetime(headers['last-modified']).isoformat()}"
+    return Stored(key, size, token)
+
+
+def _origin_of(url: str) -> tuple[str, str, int]:
+    """The scheme, the host and the port."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme] if parts.scheme in ("http", "https") else 0
+    if not parts.hostname or not port:
+        raise ValueError("not a URL of a web server")
+    return parts.scheme, parts.hostname, port
+
+
+def _seconds(text: Any) -> float:
+    found = _DURATION.fullmatch(str(text))
+    return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes", "on", "y")
