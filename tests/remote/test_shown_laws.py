@@ -70,6 +70,8 @@ def test_a_text_shows_no_secret_of_a_url_in_it(url: str, before: str) -> None:
         (f"https:/u:{SECRET}@h/x", "***@h/x"),
         (f"http://u:{SECRET}/x@h/y", "http://***@h/y"),
         (f"ftp://{SECRET}@h/x", "ftp://h/x"),
+        (f"ftp://{SECRET}/x@h/y", "ftp://***@h/y"),
+        (f"https://h:{SECRET}/y", "https://***"),
         ("https://cdn.example/npm/x@1.2/y.tar?a=b", "https://cdn.example/npm/x@1.2/y.tar"),
         ("s3://bucket/x@2.tar", "s3://bucket/x@2.tar"),
         ("hf://datasets/a/b@main/x", "hf://datasets/a/b@main/x"),
@@ -120,6 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(url=f"file://u:{SECRET}@h", way="Tar")
 @example(url=f"ftp://{SECRET}@h", way="open")
 @example(url=f"https:/u:{SECRET}@h", way="RecordFile")
+@example(url=f"hf:///u:{SECRET}@h", way="JsonLines")
 @example(url=f"https:/u:{SECRET}@h", way="listing")
 def test_no_way_to_name_a_file_shows_the_secret(url: str, way: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:

@@ -15,7 +15,16 @@ from penstock._measure.cached import Request, counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
-from penstock._remote.urls import faithful, identified, is_web, redacted, scheme_of, scrubbed, split
+from penstock._remote.urls import (
+    faithful,
+    identified,
+    is_web,
+    redacted,
+    scheme_of,
+    scrubbed,
+    split,
+    suspicious,
+)
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -79,7 +88,7 @@ class Remote:
         self._lock = threading.Lock()
 
     def find(self, key: str, pause: Pause = time.sleep) -> Stored:
-        return self._tried(lambda store: store.find(key), f"{self.shown(key)} cannot be found", FINDING, pause)
+        return self._tried(lambda store: store.find(key), f"{self.shown(key)} cannot be found", FINDING, pause, key)
 
     def read(self, stored: Stored, start: int, stop: int, pause: Pause = time.sleep) -> Any:
         """Exactly these bytes of an object, as a buffer. `pause` waits between two tries."""
@@ -91,13 +100,13 @@ class Remote:
                 raise Failed(Fault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
             return found
 
-        found = self._tried(read, what, READING, pause)
+        found = self._tried(read, what, READING, pause, stored.key)
         counting().nbytes += stop - start
         return found
 
     def write(self, key: str, content: bytes) -> None:
         """Writes a whole object, in the place of one that is there."""
-        self._tried(lambda store: store.write(key, content), f"{self.shown(key)} cannot be written", FINDING)
+        self._tried(lambda store: store.write(key, content), f"{self.shown(key)} cannot be written", FINDING, key=key)
 
     @property
     def sorts(self) -> bool:
@@ -123,7 +132,7 @@ class Remote:
             return found
 
         patience = FINDING
-        while (page := self._tried(next_page, what, patience, pause)) is not None:
+        while (page := self._tried(next_page, what, patience, pause, folder)) is not None:
             yield page
             patience = READING
             after = page.objects[-1].key if page.objects else after
@@ -146,13 +155,14 @@ class Remote:
         what: str,
         patience: Patience,
         pause: Pause = time.sleep,
+        key: str = "",
     ) -> T:
         """The answer of the store, after as many tries as it takes. `what` says what fails."""
         with Request(counting()) as waits:
-            return self._repeated(call, what, patience, pause, waits)
+            return self._repeated(call, what, patience, pause, key, waits)
 
     def _repeated(
-        self, call: Callable[[Store], T], what: str, patience: Patience, pause: Pause, waits: Request
+        self, call: Callable[[Store], T], what: str, patience: Patience, pause: Pause, key: str, waits: Request
     ) -> T:
         begun, failures, odd = time.monotonic(), 0, 0
         while True:
@@ -168,9 +178,9 @@ class Remote:
             seconds = patience.pause(failed.fault, failures, odd, elapsed, _dice.random())
             if seconds is None:
                 # Outside of `except`: the library's own error, which may hold credentials, is not chained.
-                self._give_up(failed, what, failures, elapsed)
+                self._give_up(failed, what, failures, elapsed, self._secrets(key))
             counting().retries += 1
-            came = f"{redacted(self._root)} ({scrubbed(failed.came, self._secrets()).rstrip('.')})"
+            came = f"{redacted(self._root)} ({scrubbed(failed.came, self._secrets(key)).rstrip('.')})"
             waits.failed(came, elapsed, elapsed + seconds)
             pause(seconds)
 
@@ -178,8 +188,10 @@ class Remote:
         with _slots():
             return call(self._connected())
 
-    def _give_up(self, failed: Failed, what: str, failures: int, elapsed: float) -> NoReturn:
-        came = scrubbed(failed.came, self._secrets()).rstrip(".")
+    def _give_up(
+        self, failed: Failed, what: str, failures: int, elapsed: float, secrets: tuple[str, ...]
+    ) -> NoReturn:
+        came = scrubbed(failed.came, secrets).rstrip(".")
         tried = "once" if failures == 1 else f"{failures} times in {elapsed:.0f} s"
         text = f"{what}: {came}. It was tried {tried}."
         text = f"{text} {failed.remedy}".rstrip()
@@ -189,12 +201,14 @@ class Remote:
         error.changed, error.refused = failed.fault is Fault.CHANGED, failed.fault is Fault.FINAL
         raise error
 
-    def _secrets(self) -> tuple[str, ...]:
+    def _secrets(self, key: str) -> tuple[str, ...]:
+        """What a text of a library must not show: all that may be secret in the options, and in the URL of a key."""
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
         if self._is_own:  # a variable may name a proxy with its password
             found += _texts(client_options(self._root, self._storage))
         user = self._user or self._root.partition("://")[2].rpartition("@")[0]
         found += [user, *user.split(":"), self._root.partition("/?")[2]]
+        found += suspicious(f"{self._root.partition('://')[2]}/{key}")
         found += [form(text) for form in (unquote, quote_plus) for text in found]  # as libraries and URLs write them
         return tuple(text for text in found if len(text) > 3)
 

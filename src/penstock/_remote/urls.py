@@ -153,6 +153,14 @@ def faithful(root: str, key: str) -> str:
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 
+def suspicious(rest: str) -> list[str]:
+    """The parts of a URL, without its scheme, that may be secret: those before its last @, and of its query."""
+    ats = list(_AT.finditer(rest))
+    hidden = [rest[: ats[-1].start()]] if ats else []
+    hidden.append(rest.partition("?")[2])
+    return [part for each in hidden for part in (each, *re.split(r"[:/\\@?#=&]", each))]
+
+
 def local(path: str, reader: str) -> str:
     """The path itself. Raises FileNotFoundError for a URL: the system's own error would show its password."""
     if redacted(path) != path and not os.path.exists(path):
