@@ -230,9 +230,11 @@ $(FORMATS)/.installed: requirements-bench-formats.txt requirements-dev.txt pypro
 	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
-# Without the packages that they name: these parts of them need only torch and numpy.
+# Without the packages that they name: these parts of them need only torch, numpy and those of the second line.
 $(OTHERS)/.made:
 	$(PIP) install --no-deps --target $(OTHERS) megatron-core==0.16.1 webdataset==1.0.2 braceexpand pyyaml
+	$(PIP) install --no-deps --target $(OTHERS) mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6 brotli crc32c cramjam \
+	  filelock lightning-utilities protobuf python-snappy requests tqdm xxhash zstd
 	@touch $@
 
 $(MXNET)/.made:

@@ -164,7 +164,7 @@ def downloaded(url: str, name: str, ranges: list[tuple[int, int]], batches: floa
 
 def ranges_of(data: Any) -> list[tuple[int, int]]:
     """The ranges of the only file of a dataset that an epoch downloads."""
-    (file,) = data._files
+    (file,) = data.files
     return [(piece.start, piece.stop) for piece in file.pieces_of(0, file.size)]
 
 

@@ -674,7 +674,7 @@ BUGS = [
         "a sample that is too large is read before it is refused",
         "formats",
         "formats/_extents.py",
-        "if large and self._extent(number, row)[1] > limit:",
+        "if large and self.extent(number, row)[1] > limit:",
         "if False:",
         _LARGE,
         "One line of a file ends the program.",

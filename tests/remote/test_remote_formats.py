@@ -138,16 +138,16 @@ def test_a_column_is_read_without_the_others(tmp_path: Path) -> None:
         first, last = map(int, server.log[-1][2].removeprefix("bytes=").split("-"))
         assert 3_200_000 <= last - first < 3_300_000
         two = Parquet(f"{server.url}/x.parquet", columns=["a", "c"])
-        assert len(two._ranges_of(0, 0, 0, 0)) == 2  # what is between them is not read
+        assert len(two.ranges(two.file_rows(0))) == 2  # what is between them is not read
 
 
 def test_the_pieces_of_a_block_are_those_that_reading_it_fetches(files: Path, served: Server) -> None:
     for case in ("Parquet, columns", "Parquet", "Arrow", "Arrow, compressed"):
         _, data = both(case, files, served)
         for block, first in enumerate(data.blocks[:-1].tolist()):
-            number = int(data._edges.searchsorted(first, "right")) - 1
-            file = data._files[number]
-            wanted = [piece for some in data._ranges_of(block, number, 0, 0) for piece in file.pieces_of(*some)]
+            rows = data.file_rows(block)
+            file = data.files[rows.file]
+            wanted = [piece for some in data.ranges(rows) for piece in file.pieces_of(*some)]
             fetched: list[Any] = []
             file.pieces = Fetching(fetched)
             data[first]
@@ -393,7 +393,7 @@ def test_by_fsspec_a_file_that_is_rewritten_with_the_same_size_is_noticed(
     monkeypatch.setattr(module, "PIECE", 8)
     Listing.content, Listing.time = b"one\ntwo\nsix\nten\n", 1
     data = TextLines(url, cache=False)
-    data._files[0].pieces = PiecesInMemory()  # the index was made from all pieces
+    data.files[0].pieces = PiecesInMemory()  # the index was made from all pieces
     assert data[0] == "one"
     Listing.content, Listing.time = b"ONE\nTWO\nSIX\nTEN\n", 2
     with pytest.raises(FormatError, match="has changed since"):

@@ -106,7 +106,7 @@ def test_the_slots_of_pieces_that_the_cache_drops_are_cleared(ids: Path, server:
     for _ in range(200):
         keys = draw.integers(0, len(near), 6)
         assert rows(far, keys) == rows(near, keys)
-        span, mapped = span_of(far), far._files[0].pieces.cache._mapped  # type: ignore[union-attr]
+        span, mapped = span_of(far), far.files[0].pieces.cache._mapped  # type: ignore[union-attr]
         assert len(span._mapped) - 1 <= len(mapped) + len(span._dropped) < 20
     slots = span.memory.reshape(-1, PAGE)
     assert not slots[[slot for slot in range(len(slots)) if slot not in span._mapped]].any()

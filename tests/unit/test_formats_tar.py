@@ -96,7 +96,7 @@ def test_samples_are_those_that_were_written(tmp_path: Path, shards: list[Any], 
     found = Tar(paths, decode=False)
     assert list(found) == expected
     assert found.__getitems__(range(len(expected))[::-1]) == expected[::-1]
-    assert found.blocks.tolist() == sorted({0, *found._edges.tolist()})
+    assert found.blocks.tolist() == sorted({0, *found.edges.tolist()})
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -117,7 +117,7 @@ Make = Callable[[Path], Any]
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_without_descriptors_no_sample_is_dropped(tmp_path: Path, make: Make, on_error: str) -> None:
     data = make(tmp_path)
-    for file in data._files:
+    for file in data.files:
         file._descriptor = None
     loader = DataLoader(data, batch_size=2, on_error=on_error)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -309,7 +309,7 @@ def test_an_index_of_dali_is_the_one_that_walking_would_give(
     walked.clear()
     found = Tar(folder)
     assert walked == [] and list(found) == list(own)
-    assert np.array_equal(found._indexes[0]["starts"], own._indexes[0]["starts"])
+    assert np.array_equal(found.indexes[0]["starts"], own.indexes[0]["starts"])
 
 
 @pytest.mark.parametrize("first", [0, 1, 4, 9])

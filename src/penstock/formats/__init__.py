@@ -1,6 +1,7 @@
-"""The files people have, read by key: tables, token files, lines, tar shards.
+"""The files people have, read by key: tables, token files, lines, tar shards, and formats of your own.
 
-All formats take local paths and URLs. Four keywords are about files of URLs, and have no effect on local files:
+All formats take local paths and URLs, and these keywords. All but the last are about remote files, and have no effect
+on local ones:
 
 - `storage`: options of the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
 - `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
@@ -8,32 +9,54 @@ All formats take local paths and URLs. Four keywords are about files of URLs, an
 - `cache_bytes`: the most that the folder takes; by default half of the free space of its disk, at most 100 GB.
 - `cache_shared`: whether members of the folder's group may use the folder too. They could change your samples
   (docs/cache.md#a-folder-for-a-team). By default it is yours alone.
+- `max_sample_bytes`: a sample that would have more bytes in memory is an error, by default 2 GiB; None for no limit.
+  `Tokens` and `Arrow` do not check it (docs/formats.md#samples-that-are-too-large).
 """
 
 from penstock.errors import FormatError
+from penstock.formats._access import FileOptions
 from penstock.formats._arrow import Arrow
-from penstock.formats._format import Format
+from penstock.formats._blocks import Blocks
+from penstock.formats._extents import Extents
+from penstock.formats._files import AnyFile
+from penstock.formats._format import FileRows, Format
 from penstock.formats._huggingface import HuggingFace
 from penstock.formats._inspection import FieldInfo, Inspection
 from penstock.formats._lines import JsonLines, TextLines
+from penstock.formats._litdata import LitData
+from penstock.formats._mds import MDS
 from penstock.formats._megatron import Megatron
 from penstock.formats._parquet import Parquet
+from penstock.formats._registry import register, unregister
 from penstock.formats._tar import Tar
+from penstock.formats._tfrecord import TFRecord
 from penstock.formats._tokens import Tokens
 from penstock.formats._uncounted import UncountedTar
+from penstock.plan._forecast import Forecast
 
 __all__ = [
+    "MDS",
+    "AnyFile",
     "Arrow",
+    "Blocks",
+    "Extents",
     "FieldInfo",
+    "FileOptions",
+    "FileRows",
+    "Forecast",
     "Format",
     "FormatError",
     "HuggingFace",
     "Inspection",
     "JsonLines",
+    "LitData",
     "Megatron",
     "Parquet",
+    "TFRecord",
     "Tar",
     "TextLines",
     "Tokens",
     "UncountedTar",
+    "register",
+    "unregister",
 ]

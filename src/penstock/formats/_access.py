@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from penstock._cache.cache import Cache
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
+from penstock._too_large import LIMIT, checked_limit
 from penstock._trust import Untrusted
 from penstock._warning import warn_caller
 from penstock.formats._pieces import Fetch, Piece, Pieces, PiecesInMemory
@@ -23,23 +23,38 @@ CachePath = str | os.PathLike[str] | bool | None
 _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
+class FileOptions(TypedDict, total=False):
+    """The keywords that all formats have in common: see `penstock.formats`.
+
+    A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
+    """
+
+    storage: Storage | None
+    cache: CachePath
+    cache_bytes: int | None
+    cache_shared: bool
+    max_sample_bytes: int | None
+
+
 class Access(NamedTuple):
-    """The keywords of all formats that are about files of URLs: see `penstock.formats`."""
+    """The same as one value, with the defaults."""
 
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
-    cache_shared: bool | None = None
+    cache_shared: bool = False
+    max_sample_bytes: int | None = LIMIT
 
     def check(self) -> None:
         """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
+        checked_limit(self.max_sample_bytes)
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
             check_bytes("cache_bytes", self.cache_bytes)
         if self.cache is False and self.cache_bytes is not None:
             raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
-        if not isinstance(self.cache_shared, (bool, NoneType)):
+        if not isinstance(self.cache_shared, bool):
             raise TypeError(f"cache_shared must be True or False, but it is {self.cache_shared!r}.")
         if self.cache is False and self.cache_shared:
             raise ValueError("cache_shared=True was given with cache=False, which keeps nothing on a disk. Give one.")

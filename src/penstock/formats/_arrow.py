@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
 from penstock.errors import RemoteError
-from penstock.formats._access import Access, CachePath
+from penstock.formats._access import FileOptions
+from penstock.formats._blocks import KEEP
 from penstock.formats._files import File
-from penstock.formats._format import Format
+from penstock.formats._format import FileRows, Format
 from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
 from penstock.formats._paths import Paths
-from penstock.formats._table import KEEP, Table, deserialized, need_pyarrow, serialized, unreadable
+from penstock.formats._table import Table, deserialized, need_pyarrow, serialized, unreadable
 
 
 class Arrow(Table):
@@ -49,19 +49,21 @@ class Arrow(Table):
         columns: Iterable[str] | None = None,
         *,
         keep: int = KEEP,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
+        **files: Unpack[FileOptions],
     ) -> None:
         need_pyarrow("Arrow")
         super().__init__(keep)
         import pyarrow as pa
 
         if isinstance(table_or_paths, (pa.Table, pa.RecordBatch)):
+            self.access(files)
             self._from_table(table_or_paths, columns)
         else:
-            self._from_files(table_or_paths, columns, Access(storage, cache, cache_bytes, cache_shared))
+            self._from_files(table_or_paths, columns, files)
+
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        return first_bytes.startswith(b"ARROW1")
 
     def _from_table(self, table: Any, columns: Iterable[str] | None) -> None:
         import pyarrow as pa
@@ -70,27 +72,27 @@ class Arrow(Table):
 
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
-        self._files = []
+        self.files = []
         self._set_schema(chosen_columns(table.schema, columns, "the table"))
         self._batches = self._set_batches(table)
 
-    def _from_files(self, paths: Paths, columns: Iterable[str] | None, access: Access) -> None:
+    def _from_files(self, paths: Paths, columns: Iterable[str] | None, files: FileOptions) -> None:
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths, access)
+        Format.__init__(self, paths, **files)
         self._map: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
-        self._local = [file for file in self._files if isinstance(file, File)]
-        numbers = {file: number for number, file in enumerate(self._files)}
-        found = list(for_each(lambda file: self._opened_file(numbers[file]), self._files))
+        self._local = [file for file in self.files if isinstance(file, File)]
+        numbers = {file: number for number, file in enumerate(self.files)}
+        found = list(for_each(lambda file: self._opened_file(numbers[file]), self.files))
         self._messages = [messages for messages, _ in found]
         self._set_schema(common_schema(self.paths, [schema for _, schema in found], columns))
-        self._set_blocks([messages.rows for messages in self._messages])
+        self.set_rows([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
         """Where the record batches of a file are, and its schema, serialized."""
         import pyarrow as pa
 
-        file = self._files[number]
+        file = self.files[number]
         if self._is_local:
             content = self._content(number)
             messages = find_messages(file, lambda start, stop: content.data[start:stop])
@@ -116,13 +118,13 @@ class Arrow(Table):
     @property
     def _is_local(self) -> bool:
         """True if the files are mapped into memory. If one of them is remote, all are read."""
-        return len(self._local) == len(self._files)
+        return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
         """Some bytes of a file, as a buffer."""
         if self._is_local:
             return self._content(number)[start:stop]
-        return self._files[number].read(start, stop - start)
+        return self.files[number].read(start, stop - start)
 
     def _content(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a file, mapped into memory."""
@@ -130,7 +132,7 @@ class Arrow(Table):
             self._map = mapped(self._local)
         whole, starts = self._map
         start = int(starts[number])
-        return whole[start : start + self._files[number].size]
+        return whole[start : start + self.files[number].size]
 
     def _stream(self, number: int, messages: Messages, extents: list[tuple[int, int]]) -> Any:
         """A stream with the schema, and these messages."""
@@ -158,10 +160,9 @@ class Arrow(Table):
         with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
             return [stream.read_next_batch()]
 
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """The bytes that a block is read from."""
-        messages = self._messages[number]
-        start, end = messages.extents[self._part_of[block]].tolist()
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        messages = self._messages[rows.file]
+        start, end = messages.extents[rows.part].tolist()
         return [*messages.dictionaries, (start, end)]
 
     def _whole_schema(self, number: int) -> Any:
@@ -194,4 +195,4 @@ class Arrow(Table):
             self._batches = deserialized(self._batches)
 
     def __repr__(self) -> str:
-        return super().__repr__() if self._files else f"{type(self).__name__}({len(self):,} samples in memory)"
+        return super().__repr__() if self.files else f"{type(self).__name__}({len(self):,} samples in memory)"

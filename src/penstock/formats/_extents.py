@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._remote.urls import is_url
-from penstock._too_large import checked_limit, refuse_large
+from penstock._too_large import refuse_large
 from penstock.errors import FormatError
-from penstock.formats._access import Access
+from penstock.formats._access import Access, FileOptions
 from penstock.formats._files import AnyFile
-from penstock.formats._format import Format
-from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._format import FileRows, Format
+from penstock.formats._index import Arrays, Index
 from penstock.formats._paths import Paths
 from penstock.random import each
 
@@ -35,39 +34,71 @@ _BLOCK = 8 << 20  # bytes of a block of samples
 
 
 class Extents(Format):
-    """The samples of files by the positions that an index has.
+    """The base of formats in which a sample is one extent of bytes of a file, found by an index.
 
-    The index has `starts`: the first byte of each extent, and the end of the last. A subclass defines
-    `_decoded(raw, number, row)`, which turns the bytes of an extent into a sample; `number` is that of the file.
+    A subclass defines `decoded(raw, number, row)`, which turns the bytes of an extent into a sample. `find(file)`
+    returns the index of a file: `starts`, the first byte of each sample and the end of the last, and other arrays by
+    name, if the format needs some. Indexes are made once, and kept: `kind` names what `find` does, with a version.
+    `self.indexes` has that of each file. A block is some 8 MB of a file.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> class Words(Extents):
+    ...     kind = "words-1"
+    ...     @staticmethod
+    ...     def find(file):
+    ...         spaces = np.frombuffer(file.read(0, file.size), np.uint8) == ord(" ")
+    ...         return {"starts": np.concatenate([[0], np.flatnonzero(spaces) + 1, [file.size]])}
+    ...     def decoded(self, raw, number, row):
+    ...         return raw.decode().strip()
+    >>> path = Path(tempfile.mkdtemp(), "some.words")
+    >>> _ = path.write_text("one two three")
+    >>> list(Words(path))
+    ['one', 'two', 'three']
     """
 
-    max_sample_bytes: int | None = None
+    kind: ClassVar[str] = ""
+    """The name of what `find` does, with a version, such as "tar-2": change it whenever `find` changes."""
 
-    def __init__(
-        self, paths: Paths, kind: str, make: Make, access: Access, max_sample_bytes: int | None = None
-    ) -> None:
-        self.max_sample_bytes = checked_limit(max_sample_bytes)
-        super().__init__(paths, access)
-        self._set_indexes(self._find_indexes(kind, make, access))
+    indexes: list[Index]
 
-    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
-        return cached_each(self._files, kind, make)
+    def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
+        super().__init__(paths, **files)
+        self._set_indexes(self._find_indexes(self.access(files)))
+
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        """The index of a file. It is called in other processes, so it must not use `self`."""
+        raise NotImplementedError("a format of extents must define find(file).")
+
+    def decoded(self, raw: bytes, number: int, row: int) -> Any:
+        """The sample of these bytes, which are the row `row` of the file of this number."""
+        raise NotImplementedError(f"{type(self).__name__} must define decoded(raw, number, row).")
+
+    def extent(self, number: int, row: int) -> tuple[int, int]:
+        """The first byte of a sample, and the number of its bytes."""
+        place, starts = self._place(number, row), self.indexes[number]["starts"]
+        start = int(starts[place])
+        return start, int(starts[place + 1]) - start
+
+    def _find_indexes(self, access: Access) -> list[Index]:
+        return self.index(self.kind, self.find)
 
     def _set_indexes(self, indexes: list[Index]) -> None:
-        self._indexes = indexes
-        self._edges = np.concatenate([[0], np.cumsum([self._count(index) for index in self._indexes])])
+        self.indexes = indexes
+        self.set_rows([self._count(index) for index in indexes])
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
-        inside = [first + self._firsts(number) for number, first in enumerate(self._edges[:-1].tolist())]
-        return np.unique(np.concatenate([*inside, self._edges]))
+        inside = [first + self._firsts(number) for number, first in enumerate(self.edges[:-1].tolist())]
+        return np.unique(np.concatenate([*inside, self.edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
         """The first row of each block in a file but the first."""
-        starts = self._indexes[number]["starts"]
+        starts = self.indexes[number]["starts"]
         # Of the same dtype: else all of the index would be read and converted.
-        begins = np.arange(_BLOCK, self._files[number].size, _BLOCK).astype(starts.dtype)
+        begins = np.arange(_BLOCK, self.files[number].size, _BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
@@ -84,19 +115,15 @@ class Extents(Format):
         """The number of the extent of a row of a file."""
         return row
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
-        raise NotImplementedError
-
-    def _sample(self, row: int) -> Any:
-        number = bisect_right(self._edges, row) - 1
-        row -= int(self._edges[number])
-        start, length = self._extent(number, row)
+    def sample(self, row: int) -> Any:
+        number, row = self.locate(row)
+        start, length = self.extent(number, row)
         if self.max_sample_bytes is not None and length > self.max_sample_bytes:
             self._refuse_large(number, start, length)
-        return self._decoded(self._files[number].read(start, length), number, row)
+        return self.decoded(self.files[number].read(start, length), number, row)
 
-    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        return [self._decoded(*found) for found in self._found(keys, rows)]
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        return [self.decoded(*found) for found in self._found(keys, rows)]
 
     def _found(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
@@ -106,36 +133,30 @@ class Extents(Format):
         The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and
         their memory is soon free again.
         """
-        numbers, inside = (found.tolist() for found in self._located(rows))
+        numbers, inside = (found.tolist() for found in self.locate_each(rows))
         extents: dict[int, list[tuple[int, int]]] = {}
         limit = self.max_sample_bytes or 1 << 62
         large = False
         for number, row in zip(numbers, inside, strict=True):
-            extent = self._extent(number, row)
+            extent = self.extent(number, row)
             large |= extent[1] > limit
             extents.setdefault(number, []).append(extent)
         raws = {
-            number: iter(self._files[number].read_each(*zip(*some, strict=True)))
+            number: iter(self.files[number].read_each(*zip(*some, strict=True)))
             for number, some in extents.items()
         }
         for _, number, row in zip(each(keys), numbers, inside, strict=True):
-            if large and self._extent(number, row)[1] > limit:
-                self._refuse_large(number, *self._extent(number, row))
+            if large and self.extent(number, row)[1] > limit:
+                self._refuse_large(number, *self.extent(number, row))
             yield next(raws[number]), number, row
 
     def _refuse_large(self, number: int, start: int, length: int) -> NoReturn:
         assert self.max_sample_bytes is not None
-        refuse_large(f"{self._files[number].path}, byte {start:,}", length, self.max_sample_bytes)
+        refuse_large(f"{self.files[number].path}, byte {start:,}", length, self.max_sample_bytes)
 
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        start, length = self._extent(number, stop - 1)
-        return [(self._extent(number, first)[0], start + length)]
-
-    def _extent(self, number: int, row: int) -> tuple[int, int]:
-        """The first byte of a sample, and the number of its bytes."""
-        place, starts = self._place(number, row), self._indexes[number]["starts"]
-        start = int(starts[place])
-        return start, int(starts[place + 1]) - start
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        start, length = self.extent(rows.file, rows.stop - 1)
+        return [(self.extent(rows.file, rows.first)[0], start + length)]
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:

@@ -6,18 +6,21 @@ in `_remotefile.py`.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._shortage import is_shortage
-from penstock.errors import FormatError
+from penstock.errors import FormatError, RemoteError
+from penstock.formats._damage import raise_unless_damage
 from penstock.formats._identity import Identity
 
 _MOST_OPEN = 256  # a process may usually have 1024 descriptors
@@ -27,7 +30,9 @@ _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
 class AnyFile:
     """A file that is read by position and must not change: `File`, or `RemoteFile`.
 
-    It may be pickled, and read from any number of threads. `path` names it in messages, without credentials.
+    A format has its files as `self.files`. They may be pickled, and read from any number of threads.
+
+    `path` names the file in messages, without credentials.
     `modified` changes with the content, if the size does not: the time of a local file, in ns; the ETag or time of a
     remote one.
     """
@@ -54,6 +59,17 @@ class AnyFile:
         """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
         return self.read(start, length)
 
+    def neighbour(self, name: str) -> AnyFile:
+        """The file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        raise NotImplementedError
+
+    def open(self) -> BinaryIO:
+        """The file with a position, read-only, for a library that reads from a file object.
+
+        Each call returns another one, so that threads do not share a position. It holds no descriptor of its own.
+        """
+        return cast(BinaryIO, _Opened(self))
+
     def beyond(self, start: int, length: int) -> NoReturn:
         """Raises FormatError for bytes that the file does not have."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
@@ -65,6 +81,25 @@ class AnyFile:
     def damaged(self, place: int, what: str) -> NoReturn:
         advice = "copy it or write it again"
         self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
+
+    @contextmanager
+    def decoding(self, what: str) -> Iterator[None]:
+        """Turns what a library raises in the block into FormatError, if it is about the content of the file.
+
+        `what` names the part that is read, such as "chunk 3". A lack of memory, a file that is gone and other errors
+        of the system keep their type, and get a note with the path.
+        """
+        try:
+            yield
+        except (FormatError, RemoteError):
+            raise
+        except Exception as error:
+            raise_unless_damage(error, f"{self.path}, {what}")
+            said = " ".join(str(error).split()).rstrip(".")[:300]
+            raise FormatError(
+                f"{self.path}, {what}: it cannot be read ({type(error).__name__}: {said}). The file is damaged, or "
+                "has another format than its name says: copy it or write it again."
+            ) from error
 
     def has_changed(self) -> NoReturn:
         raise FormatError(
@@ -149,6 +184,9 @@ class File(AnyFile):
                     first._descriptor = None
         return descriptor
 
+    def neighbour(self, name: str) -> File:
+        return File(os.path.join(os.path.dirname(self.path), name))
+
     def check_unchanged(self, descriptor: Descriptor) -> None:
         found = os.fstat(descriptor.number)
         if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
@@ -165,6 +203,37 @@ def _restored(path: str, size: int, modified: int) -> File:
     file = File.__new__(File)
     file._set(path, size, modified)
     return file
+
+
+class _Opened(io.RawIOBase):
+    """A file with a position. Without a buffer: a library asks for what it needs, and remote files have pieces."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._file.size)[whence]
+        if at < 0:
+            raise ValueError(f"byte {at:,} of {self._file.path} is before its beginning.")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        length = min(len(view), self._file.size - self._at)
+        found = self._file.read(self._at, length) if length > 0 else b""
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 class Descriptor:

@@ -1,21 +1,24 @@
-"""The base of all formats: samples of one or more files, by key."""
+"""The base of all formats: samples of one or more files, by key. docs/own-format.md shows how to write one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from inspect import Parameter, signature
 from operator import index as as_int
-from typing import Any, ClassVar, NoReturn, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, NoReturn, SupportsIndex, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
 from penstock._wire.failure import shown
-from penstock.formats._access import Access, PiecesOnDisk
+from penstock.formats._access import Access, FileOptions, PiecesOnDisk
 from penstock.formats._files import AnyFile
 from penstock.formats._identity import fingerprint
+from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.formats._paths import Paths, find_files
 from penstock.formats._remotefile import RemoteFile
@@ -25,34 +28,182 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
 
 
-class Format(Dataset[Any]):
-    """The samples of files, in the order of the files' paths.
+class FileRows(NamedTuple):
+    """A block as rows of its file: from `first` to before `stop` of the file number `file`.
 
-    A subclass sets `_edges`, the first row of each file and the end, and defines `_sample(row)`; a row is a key of 0
-    or more. It may define `_samples(keys, rows)`, which reads many at once.
+    `part` is the number of the block among those of its file, empty ones included, as they were passed to `set_rows`.
+    """
+
+    file: int
+    part: int
+    first: int
+    stop: int
+
+
+class Format(Dataset[Any]):
+    """The samples of files, by key, in the order of the files' paths. The base of every format, also of your own.
+
+    `paths` is a path or URL, a list of these, a pattern or a folder. `files` are the keywords about remote files,
+    such as `cache=`: see `penstock.formats`.
+
+    A subclass calls `super().__init__(paths, **files)`, after which `self.files` has the files, and then
+    `self.set_rows(...)` with the number of samples in each. It defines `sample(row)`. It may define `suffixes` and
+    `matches`, by which `penstock.open` finds it once it is registered; `ranges`, so that only the bytes of a block
+    are fetched ahead of time; `samples` and `__gather__`, which read many samples at once. Instances are pickled to
+    be sent to workers, so an open handle must not be among their attributes.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> class Pairs(Format):
+    ...     def __init__(self, paths, **files):
+    ...         super().__init__(paths, **files)
+    ...         self.set_rows([file.size // 2 for file in self.files])
+    ...     def sample(self, row):
+    ...         number, row = self.locate(row)
+    ...         return tuple(self.files[number].read(2 * row, 2))
+    >>> path = Path(tempfile.mkdtemp(), "some.pairs")
+    >>> _ = path.write_bytes(bytes([1, 2, 3, 4]))
+    >>> Pairs(path)[-1]
+    (3, 4)
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Ends of the names of files that are read if a folder is given."""
+    """Ends of the names of files that are read if a folder is given, in lower case: `(".parquet", ".pq")`."""
 
-    _edges: NDArray[np.int64]
-    _files: list[AnyFile]
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Names of files that are read along with a file of this format, in the same folder: `("chunk-*.bin",)`.
 
-    def __init__(self, paths: Paths, access: Access) -> None:
-        self._files = find_files(paths, self.suffixes, type(self).__name__, access)
+    `penstock.open` takes a file of such a name as a part of the format, and not for one of another format.
+    """
+
+    files: list[AnyFile]
+    """The files, sorted by path."""
+
+    edges: NDArray[np.int64]
+    """The first row of each file, and the number of all rows."""
+
+    max_sample_bytes: int | None = None
+    """The most bytes that a sample may have in memory; None for any number."""
+
+    def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
+        access = self.access(files)
+        self.files = find_files(paths, self.suffixes, type(self).__name__, access)
+        self.max_sample_bytes = access.max_sample_bytes
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Spells out `**files` in the signature, for `help`, for completion, and for `penstock.open`."""
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
+
+    # What a format defines.
+
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        """True if a file that begins with these bytes (512, or all of a shorter file) has this format."""
+        return False
+
+    def sample(self, row: int) -> Any:
+        """The sample of a row, from 0 to before `len(self)`; `locate(row)` finds its file. Each format defines it."""
+        raise NotImplementedError(f"{type(self).__name__} must define sample(row).")
+
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        """The samples of some rows. A format that reads many at once in less time defines it.
+
+        `keys` are the same rows as the loader has named them: a loop over `zip(penstock.each(keys), rows)` tells the
+        loader which sample is being computed, for `penstock.rng()` and for errors.
+        """
+        return [self.sample(row) for _, row in zip(each(keys), rows.tolist(), strict=True)]
+
+    def ranges(self, rows: FileRows) -> Iterable[tuple[int, int]]:
+        """The bytes that a block is read from: for each range the first byte, and the one after the last.
+
+        They are fetched before the block is needed, if the file is remote. By default they are the whole file.
+        """
+        return [(0, self.files[rows.file].size)]
+
+    def checks(self) -> Sequence[object]:
+        """For each file a value that changes with its content and is known anyway, such as a checksum in its header.
+
+        A resume state has them, so that it is not resumed with other files. Copies of a file have the same value.
+        """
+        return [None] * len(self.files)
+
+    def fields(self) -> tuple[FieldInfo, ...]:
+        """The fields of the samples, for `inspect()`. By default they are those of the first sample."""
+        return tuple(fields_of(self[0])) if len(self) else ()
+
+    # What a format is written with.
+
+    @classmethod
+    def access(cls, files: FileOptions) -> Access:
+        """The keywords about remote files as one value. Raises TypeError for others."""
+        if unknown := sorted(files.keys() - set(Access._fields)):
+            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        return Access(**files)
+
+    def index(self, kind: str, find: Make) -> list[Index]:
+        """For each file the arrays that `find(file)` returns, by name. They are made once and kept (docs/formats.md).
+
+        `kind` names what `find` does, with a version, such as "tar-2": change it whenever `find` changes. `find` is a
+        function of a module, or a `functools.partial` of one, since it is sent to other processes.
+        """
+        return cached_each(self.files, kind, find)
+
+    def set_rows(self, rows: Sequence[ArrayLike]) -> None:
+        """Takes the number of rows of each file: `[120, 80]`, or of each block of each file: `[[50, 50, 20], [80]]`.
+
+        A block is what is best read together, such as a compressed chunk. A single number is one block.
+        """
+        counts = [np.atleast_1d(np.asarray(one, np.int64)) for one in rows]
+        every = np.concatenate([np.empty(0, np.int64), *counts])
+        filled = every > 0
+        self._starts = np.concatenate([[0], every[filled].cumsum()])
+        self.edges = np.concatenate([[0], np.cumsum([one.sum() for one in counts])]).astype(np.int64)
+        # The file of each block that is not empty, and its number in that file.
+        self._file_of = np.repeat(np.arange(len(counts), dtype=np.int32), list(map(len, counts)))[filled]
+        parts = (np.arange(len(one), dtype=np.int32) for one in counts)
+        self._part_of = np.concatenate([np.empty(0, np.int32), *parts])[filled]
+        self.__dict__.pop("blocks", None)
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """The number of the file that has this row, and the row in that file."""
+        number = bisect_right(self.edges.data, row) - 1
+        return number, row - self.edges.item(number)
+
+    def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """The number of the file of each row, and the row in that file."""
+        numbers = self.edges.searchsorted(rows, "right") - 1
+        return numbers, rows - self.edges[numbers]
+
+    def checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """The rows of keys, which may be negative; raises IndexError for one that there is not. For `__gather__`."""
+        return checked_keys(keys, len(self))
+
+    def file_rows(self, block: int) -> FileRows:
+        """A block as rows of its file."""
+        first, stop = self.blocks[block : block + 2].tolist()
+        number, row = self.locate(first)
+        if self.blocks is self._starts:
+            part = self._part_of.item(block)
+        else:
+            part = block - int(self.blocks.searchsorted(self.edges[number]))
+        return FileRows(number, part, row, row + stop - first)
+
+    # What every format has.
 
     @property
     def paths(self) -> list[str]:
         """The files, as absolute paths, or as URLs without credentials."""
-        return [file.path for file in self._files]
+        return [file.path for file in self.files]
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is what is best read together: here, a file."""
-        return np.unique(self._edges)
+        """The first row of each block, and the end. A block is what is best read together."""
+        return self._starts
 
     def __len__(self) -> int:
-        return int(self._edges[-1])
+        return int(self.edges[-1])
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
         """The sample of a key, an int as in a list; of a slice, a `Subset` with those samples."""
@@ -65,7 +216,7 @@ class Format(Dataset[Any]):
             self._not_a_key(key)
         if not -n <= row < n:
             raise IndexError(f"key {row} is not in a {type(self).__name__} of {n:,} samples.")
-        return self._sample(row % n)
+        return self.sample(row % n)
 
     def _not_a_key(self, key: object) -> NoReturn:
         last = f"{len(self) - 1:,}"
@@ -78,35 +229,14 @@ class Format(Dataset[Any]):
         raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        return self._samples(keys, self._checked(keys))
+        return self.samples(keys, self.checked(keys))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
-    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        return checked_keys(keys, len(self))
-
-    def _sample(self, row: int) -> Any:
-        raise NotImplementedError
-
-    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        return [self._sample(row) for _, row in zip(each(keys), rows.tolist(), strict=True)]
-
-    def _located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """The number of the file of each row, and the row in that file."""
-        numbers = self._edges.searchsorted(rows, "right") - 1
-        return numbers, rows - self._edges[numbers]
-
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """The bytes that a block is read from: here, all of its file.
-
-        They are given as ranges of the file `number`, in which the block has the rows from `first` to before `stop`.
-        """
-        return [(0, self._files[number].size)]
-
     def __foresee__(self, forecast: Forecast) -> Any:
         """Called by a loader: fetches pieces of remote files before workers ask for them, if they are cached."""
-        for file in self._files:
+        for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
         return None
@@ -116,29 +246,22 @@ class Format(Dataset[Any]):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        if not self._files:
+        if not self.files:
             return None
-        checks = self._checks()
-        return fingerprint((file.path, file.size, check) for file, check in zip(self._files, checks, strict=True))
-
-    def _checks(self) -> Sequence[object]:
-        """For each file a check of its content that costs nothing more. Copies of a file have the same."""
-        return [None] * len(self._files)
+        checks = self.checks()
+        return fingerprint((file.path, file.size, check) for file, check in zip(self.files, checks, strict=True))
 
     def inspect(self, samples: int = 3) -> Inspection:
         """What the files hold, with the first samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
-        size = sum(file.size for file in self._files)
+        size = sum(file.size for file in self.files)
         lengths = np.diff(self.blocks)
         some = (int(lengths.min()), int(lengths.max())) if len(lengths) else None
-        about = type(self).__name__, len(self._files), len(self), size, self._fields()
+        about = type(self).__name__, len(self.files), len(self), size, self.fields()
         return Inspection(*about, len(lengths), first, some)
 
-    def _fields(self) -> tuple[FieldInfo, ...]:
-        return tuple(fields_of(self[0])) if len(self) else ()
-
     def __repr__(self) -> str:
-        files = repr(self._files[0].path) if len(self._files) == 1 else f"{len(self._files):,} files"
+        files = repr(self.files[0].path) if len(self.files) == 1 else f"{len(self.files):,} files"
         return f"{type(self).__name__}({files}, {len(self):,} samples)"
 
 
@@ -150,13 +273,24 @@ class FilesInPieces:
         self._samples = samples
 
     def pieces_of(self, block: int) -> list[Wanted]:
-        first, stop = self.blocks[block : block + 2].tolist()
-        samples = self._samples
-        number = int(samples._edges.searchsorted(first, "right")) - 1
-        row = int(samples._edges[number])
-        file = samples._files[number]
+        rows = self._samples.file_rows(block)
+        file = self._samples.files[rows.file]
         if not isinstance(file, RemoteFile) or not isinstance(file.pieces, PiecesOnDisk):
             return []
-        ranges = samples._ranges_of(block, number, first - row, stop - row)
-        pieces = [piece for some in ranges for piece in file.pieces_of(*some)]
+        pieces = [piece for some in self._samples.ranges(rows) for piece in file.pieces_of(*some)]
         return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]
+
+
+def _spelt_out(made: type[Format]) -> Any:
+    """The signature of a class, with each keyword about remote files in the place of `**files`."""
+    found = signature(made.__init__)
+    given = list(found.parameters.values())[1:]
+    if given and given[-1].kind is Parameter.VAR_KEYWORD:
+        del given[-1]
+        types, only = Access.__annotations__, Parameter.KEYWORD_ONLY
+        defaults = Access._field_defaults.items()
+        given += [Parameter(name, only, default=default, annotation=types[name]) for name, default in defaults]
+    return found.replace(parameters=given, return_annotation=None)
+
+
+Format.__signature__ = _spelt_out(Format)  # type: ignore[attr-defined]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.formats._blocks import KEEP
 from penstock.formats._inspection import FieldInfo, fields_of
-from penstock.formats._table import KEEP, Table, need_pyarrow
+from penstock.formats._table import Table, need_pyarrow
 
 
 class HuggingFace(Table):
@@ -35,7 +36,7 @@ class HuggingFace(Table):
     def _look(self) -> None:
         import pyarrow as pa
 
-        dataset, self._files = self.dataset, []
+        dataset, self.files = self.dataset, []
         names = _direct_columns(dataset)
         self.is_direct = names is not None
         table = dataset._data.table
@@ -56,18 +57,18 @@ class HuggingFace(Table):
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each record batch, and the end; one block if `select` or `shuffle` has chosen the rows."""
-        return self._starts if self._chosen is None and self.is_direct else self._edges
+        return self._starts if self._chosen is None and self.is_direct else self.edges
 
-    def _sample(self, row: int) -> Any:
+    def sample(self, row: int) -> Any:
         if not self.is_direct:
             return self.dataset[row]
-        return super()._sample(row if self._chosen is None else self._chosen.item(row))
+        return super().sample(row if self._chosen is None else self._chosen.item(row))
 
-    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         if not self.is_direct:
             samples: list[Any] = self.dataset.__getitems__(rows.tolist())
             return samples
-        return super()._samples(keys, rows)
+        return super().samples(keys, rows)
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
         return super()._groups(rows if self._chosen is None else self._chosen[rows].astype(np.int64))
@@ -84,8 +85,8 @@ class HuggingFace(Table):
     def _place(self, block: int) -> str:
         return f"record batch {block:,} of {self!r}"
 
-    def _fields(self) -> tuple[FieldInfo, ...]:
-        return super()._fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
+    def fields(self) -> tuple[FieldInfo, ...]:
+        return super().fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "keep": self.keep}

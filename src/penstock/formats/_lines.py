@@ -9,16 +9,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
-from penstock._too_large import LIMIT
 from penstock.errors import FormatError
-from penstock.formats._access import Access, CachePath
 from penstock.formats._extents import Extents, compact, refuse_compressed
 from penstock.formats._files import AnyFile
 from penstock.formats._index import Arrays, Index
-from penstock.formats._paths import Paths
 
-_KIND = "lines-1"
 _PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
 _NEWLINE, _RETURN = 10, 13
 _BOM = b"\xef\xbb\xbf"
@@ -31,8 +26,8 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`. A line of more than
-    `max_sample_bytes` is an error of its sample.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`. A line of more
+    than `max_sample_bytes` is an error of its sample.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -43,24 +38,16 @@ class TextLines(Extents):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+    kind = "lines-1"
 
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
-        max_sample_bytes: int | None = LIMIT,
-    ) -> None:
-        access = Access(storage, cache, cache_bytes, cache_shared)
-        super().__init__(paths, _KIND, find_lines, access, max_sample_bytes)
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        return find_lines(file)
 
-    def _checks(self) -> Sequence[object]:
-        return [index.check("starts") for index in self._indexes]  # lines in another order begin elsewhere
+    def checks(self) -> Sequence[object]:
+        return [index.check("starts") for index in self.indexes]  # lines in another order begin elsewhere
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
+    def decoded(self, raw: bytes, number: int, row: int) -> Any:
         text = self._text(raw, number, row)
         return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
@@ -73,8 +60,8 @@ class TextLines(Extents):
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
         """Raises FormatError for a byte of a row of a file."""
-        line, byte = self._place(number, row) + 1, self._extent(number, row)[0] + byte
-        raise FormatError(f"{self._files[number].path}, line {line:,}, byte {byte:,}: {what}.")
+        line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
+        raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
 
 class JsonLines(TextLines):
@@ -98,15 +85,15 @@ class JsonLines(TextLines):
 
     def _place(self, number: int, row: int) -> int:
         """The number of the line of a row: rows count only the lines that are not empty."""
-        before = self._indexes[number]["before_empty"]
+        before = self.indexes[number]["before_empty"]
         return row + int(before.searchsorted(row, "right")) if len(before) else row
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        lines, before = super()._firsts(number), self._indexes[number]["before_empty"]
+        lines, before = super()._firsts(number), self.indexes[number]["before_empty"]
         return lines - (before + np.arange(len(before))).searchsorted(lines)
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> Any:
-        text = super()._decoded(raw, number, row)
+    def decoded(self, raw: bytes, number: int, row: int) -> Any:
+        text = super().decoded(raw, number, row)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.formats._access import Access, CachePath
+from penstock.formats._access import FileOptions
 from penstock.formats._extents import Extents, compact
 from penstock.formats._files import AnyFile, File
-from penstock.formats._index import Arrays, cached_each, for_each
-from penstock.formats._paths import FilePath, Paths, find_files
+from penstock.formats._format import Format
+from penstock.formats._index import Arrays, for_each
+from penstock.formats._paths import FilePath, Paths
 from penstock.formats._remotefile import RemoteFile
 
 MAGIC = b"MMIDIDX\0\0"
@@ -46,38 +46,40 @@ class Megatron(Extents):
 
     suffixes = (".idx",)
 
-    def __init__(
-        self,
-        prefix: Paths,
-        *,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
-    ) -> None:
+    kind = "megatron-1"
+
+    def __init__(self, prefix: Paths, **files: Unpack[FileOptions]) -> None:
         given = [prefix] if isinstance(prefix, (str, os.PathLike, AnyFile)) else list(prefix)
-        access = Access(storage, cache, cache_bytes, cache_shared)
-        indexes = find_files(map(idx_path, given), self.suffixes, type(self).__name__, access)
-        self._files = list(for_each(_bin_of, indexes))
-        self._set_indexes(cached_each(indexes, "megatron-1", find_sequences))
-        dtypes = [_DTYPES[int(index["code"][0])] for index in self._indexes]
+        Format.__init__(self, list(map(idx_path, given)), **files)
+        indexes = self.index(self.kind, self.find)
+        self.files = list(for_each(_bin_of, self.files))
+        self._set_indexes(indexes)
+        dtypes = [_DTYPES[int(index["code"][0])] for index in self.indexes]
         if len(set(dtypes)) > 1:
             raise FormatError(f"the files have ids of several dtypes, {sorted(set(dtypes))}. Read them one by one.")
         self.dtype = np.dtype(dtypes[0])
-        for file, index in zip(self._files, self._indexes, strict=True):
+        for file, index in zip(self.files, self.indexes, strict=True):
             if file.size != index["starts"][-1]:
                 raise FormatError(
                     f"{file.path} has {file.size:,} bytes, but its .idx describes {index['starts'][-1]:,}. One of "
                     "the two is cut off, or they do not belong together: copy both again."
                 )
 
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        return first_bytes.startswith(MAGIC)
+
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        return find_sequences(file)
+
     @property
     def documents(self) -> NDArray[np.int64]:
         """The first sequence of each document, and the end."""
-        inside = [first + index["documents"][:-1] for first, index in zip(self._edges, self._indexes, strict=False)]
-        return np.concatenate([*inside, self._edges[-1:]])
+        inside = [first + index["documents"][:-1] for first, index in zip(self.edges, self.indexes, strict=False)]
+        return np.concatenate([*inside, self.edges[-1:]])
 
-    def _decoded(self, raw: bytes, number: int, row: int) -> NDArray[Any]:
+    def decoded(self, raw: bytes, number: int, row: int) -> NDArray[Any]:
         return np.frombuffer(raw, self.dtype).copy()  # writable
 
 

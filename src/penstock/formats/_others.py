@@ -132,13 +132,6 @@ data = torch.load(FILE)
 # A tensor or a list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
     ),
     _Kind(
-        "TFRecord",
-        (".tfrecord", ".tfrecords"),
-        (),
-        "It can only be read from its beginning: rewrite the samples once as tar or Parquet, or read it as a stream, "
-        "a penstock.IterableDataset whose __iter__ yields the samples.",
-    ),
-    _Kind(
         "Excel's files",
         (".xlsx", ".xls"),
         (),
@@ -148,7 +141,13 @@ import pandas, penstock
 pandas.read_excel(FILE).to_parquet(STEM.parquet)
 data = penstock.open(STEM.parquet)""",
     ),
-    *(_Kind(end, (end,), (), _OWN) for end in (".mds", ".beton", ".lance", ".zarr", ".avro")),
+    _Kind(
+        "a single shard of MosaicML's",
+        (".mds",),
+        (),
+        "Pass the folder of all shards, or the index.json in it: penstock.formats.MDS reads these.",
+    ),
+    *(_Kind(end, (end,), (), _OWN) for end in (".beton", ".lance", ".zarr", ".avro")),
 )
 _ARRAY = _Kind(
     "JSON arrays",
@@ -168,7 +167,10 @@ _VALUE = _Kind(
 import json
 with open(FILE) as file: data = json.load(file)["samples"]  # a list is a dataset: penstock.DataLoader(data, ...)""",
 )
-_READ = "Parquet, Arrow, tar, JSON lines, text, token ids, Megatron's .bin and .idx, MXNet's .rec, LMDB"
+_READ = (
+    "Parquet, Arrow, tar, JSON lines, text, token ids, TFRecord, Megatron's .bin and .idx, the folders of MosaicML "
+    "and LitData, MXNet's .rec, LMDB"
+)
 _MANY = """
 class Files:
     def __init__(self, paths): self.paths = paths

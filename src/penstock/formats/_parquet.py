@@ -5,23 +5,23 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.store import Storage
-from penstock._too_large import LIMIT, checked_limit, refuse_large
+from penstock._too_large import refuse_large
 from penstock.errors import FormatError
-from penstock.formats._access import Access, CachePath
+from penstock.formats._access import FileOptions
+from penstock.formats._blocks import KEEP
 from penstock.formats._chunks import Extent, Fetched, edges, places
 from penstock.formats._files import AnyFile, File
-from penstock.formats._format import Format
+from penstock.formats._format import FileRows, Format
 from penstock.formats._index import cached, for_each
 from penstock.formats._kept import Kept
 from penstock.formats._paths import Paths
 from penstock.formats._remotefile import RemoteFile
-from penstock.formats._table import KEEP, Table, need_pyarrow, unreadable
+from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _AT_ONCE = 16  # samples of the largest size in a row group
@@ -62,25 +62,24 @@ class Parquet(Table):
         columns: Iterable[str] | None = None,
         *,
         keep: int = KEEP,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
-        max_sample_bytes: int | None = LIMIT,
+        **files: Unpack[FileOptions],
     ) -> None:
-        self.max_sample_bytes = checked_limit(max_sample_bytes)
         need_pyarrow("Parquet")
         from penstock.formats._schema import common_schema
 
-        Format.__init__(self, paths, Access(storage, cache, cache_bytes, cache_shared))
+        Format.__init__(self, paths, **files)
         super().__init__(keep)
-        footers = list(for_each(_footer, self._files, _THREADS))
+        footers = list(for_each(_footer, self.files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
-        self._set_blocks([footer["rows"] for footer in footers])
+        self.set_rows([footer["rows"] for footer in footers])
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
 
-    def _checks(self) -> Sequence[object]:
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        return first_bytes.startswith(_MAGIC)
+
+    def checks(self) -> Sequence[object]:
         return self._footers
 
     def _set_kept(self) -> None:
@@ -100,24 +99,25 @@ class Parquet(Table):
         metadata = self._metadata.get(number, self._parsed)
         if self.max_sample_bytes is not None:
             _check_size(metadata.row_group(part), self.columns, self._place(block), self.max_sample_bytes)
-        file: AnyFile | Fetched = self._files[number]
+        file: AnyFile | Fetched = self.files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
-            file = Fetched(file, self._ranges_of(block, number, 0, 0))
+            file = Fetched(file, self.ranges(self.file_rows(block)))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         return _batches(opened, part, self.columns)
 
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[Extent]:
-        """The bytes that a block of a remote file is read from."""
-        found, part = self._places.get(number), self._part_of[block]
+    def ranges(self, rows: FileRows) -> list[Extent]:
+        if not isinstance(self.files[rows.file], RemoteFile):
+            return [(0, self.files[rows.file].size)]
+        found = self._places.get(rows.file)
         if found is None:  # late: it takes 12 µs for each column of each row group
-            found = self._places[number] = self._found(number)
-        begin, end = found[:, 0].searchsorted([part, part + 1])
+            found = self._places[rows.file] = self._found(rows.file)
+        begin, end = found[:, 0].searchsorted([rows.part, rows.part + 1])
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _found(self, number: int) -> NDArray[np.int64]:
         """Where the columns of a remote file are. It is divided into pieces by that from now on."""
-        file = self._files[number]
+        file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
             found = places((self._ends[number] or _end(file))[:-8], self.columns)
@@ -127,7 +127,7 @@ class Parquet(Table):
         return found
 
     def _parsed(self, number: int) -> tuple[Any, int]:
-        file = self._files[number]
+        file = self.files[number]
         metadata = _metadata(file, self._ends[number] or _end(file))
         return metadata, metadata.serialized_size
 

@@ -3,97 +3,122 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
 
 import penstock.formats as formats
+from penstock import records
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
 from penstock.formats import _others
 from penstock.formats._access import Access
-from penstock.formats._archive import HEADER, is_archive
+from penstock.formats._archive import HEADER
 from penstock.formats._extents import refuse_compressed
 from penstock.formats._files import AnyFile, File
-from penstock.formats._megatron import MAGIC as MEGATRON
 from penstock.formats._megatron import idx_path
 from penstock.formats._paths import FilePath, expand, find_files
+from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
-# The format of a file by its first bytes, and by the end of its name.
-_BEGINNINGS = (
-    (b"PAR1", "Parquet"),
-    (b"ARROW1", "Arrow"),
-    (MEGATRON, "Megatron"),
-    (b"\x0a\x23\xd7\xce", "RecordFile"),
+Found = type[Any]
+"""A class that reads files, and says which: with `suffixes`, `companions` and `matches` as `Format` has them."""
+
+# In the order in which they are asked. ImageFolder is found by the names of the files in a folder.
+_OURS: tuple[Found, ...] = (
+    formats.Parquet,
+    formats.Arrow,
+    formats.Megatron,
+    records.RecordFile,
+    records.CaffeLMDB,
+    formats.MDS,
+    formats.LitData,
+    formats.TFRecord,
+    formats.Tar,
+    formats.JsonLines,
+    formats.TextLines,
+    formats.Tokens,
 )
-_LMDB = b"\xde\xc0\xef\xbe"  # at byte 16
-_BY_END = (formats.Parquet, formats.Arrow, formats.Tar, formats.JsonLines, formats.TextLines, formats.Tokens)
-_ENDS = {end: each.__name__ for each in _BY_END for end in each.suffixes}
-_ENDS |= {".rec": "RecordFile", ".mdb": "CaffeLMDB"}
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
     """The dataset of these files; `settings` are the arguments of its class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    if len(given) == 1 and os.path.isdir(given[0]) and (name := _folder(os.fspath(given[0]))):
-        return _made(name, given[0], settings)
-    files = _paired(_all_files(given, Access(*map(settings.get, Access._fields))))
-    name = _name(files)
-    if name == "TextLines" and len(given) == 1 and os.path.isdir(given[0]):
+    if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
+        return _made(whole, given[0], settings)
+    access = Access(**{name: settings[name] for name in Access._fields if name in settings})
+    files = _paired(_all_files(given, access))
+    found = _format(files)
+    if found is formats.TextLines and len(given) == 1 and os.path.isdir(given[0]):
         _others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
-    if name == "Tokens" and not {"dtype", "length"} <= settings.keys():
+    if found is formats.Tokens and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
             "of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal penstock "
             "inspect PATH --dtype uint16 --length 1025."
         )
-    if name in ("RecordFile", "CaffeLMDB"):
+    if found in (records.RecordFile, records.CaffeLMDB):
+        name = found.__name__
         if len(files) > 1:
             raise ValueError(f"{name} reads one file, but there are {len(files)}. Join them with ConcatDataset.")
-        return _made(name, expand(files, (), name)[0], settings)
-    return _made(name, files, settings)
+        return _made(found, expand(files, (), name)[0], settings)
+    return _made(found, files, settings)
 
 
-def _made(name: str, paths: Any, settings: dict[str, Any]) -> Any:
-    made = _class(name)
+def _made(made: Found, paths: Any, settings: dict[str, Any]) -> Any:
     known = list(signature(made).parameters)[1:]
     if unknown := sorted(settings.keys() - known):
         raise TypeError(
-            f"these files are read by {name}, which has no argument {unknown[0]!r}. Its arguments are: "
+            f"these files are read by {made.__name__}, which has no argument {unknown[0]!r}. Its arguments are: "
             f"{', '.join(known)}."
         )
     return made(paths, **settings)
 
 
+def _classes() -> Iterator[Found]:
+    yield from registered()
+    yield from _OURS
+
+
+def _ends() -> tuple[str, ...]:
+    """The ends of the names of files that are read."""
+    return tuple(dict.fromkeys(end for each in _classes() for end in each.suffixes))
+
+
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
     """The files that are meant, of all formats; a prefix of Megatron's means its `.idx`."""
-    ends, prefixes = (*_ENDS, ".idx"), [idx_path(one) for one in given]
+    prefixes = [idx_path(one) for one in given]
     # Of a .bin that has an .idx both are named once, by the .idx.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
     try:
-        return find_files(meant, ends, "penstock.open", access)
+        return find_files(meant, _ends(), "penstock.open", access)
     except FileNotFoundError:
         with suppress(FileNotFoundError):
             if prefixes != meant:
-                return find_files(prefixes, ends, "penstock.open", access)
+                return find_files(prefixes, _ends(), "penstock.open", access)
+        if load_entry_points():
+            return _all_files(given, access)
         folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
         for said in filter(None, (_others.of_folder(folder, PICTURES) for folder in folders)):
             raise FormatError(said) from None
         raise
 
 
-def _folder(folder: str) -> str | None:
-    """The format of a folder that is one dataset as a whole; None if its files are to be looked at."""
+def _folder(folder: str) -> Any:
+    """The class that reads a folder as a whole; None if its files are to be looked at."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
-        return "CaffeLMDB"
+        return records.CaffeLMDB
+    others = tuple(end for each in _classes() for end in _own_ends(each))
     for _, names in folders_below(folder):
-        ends = {os.path.splitext(name)[1].lower() for name in names}
-        if ends & _ENDS.keys():
+        some = [name.lower() for name in names]
+        if any(name.endswith(others) for name in some):
             return None
-        if ends & PICTURES:
-            return "ImageFolder"
+        if any(os.path.splitext(name)[1] in PICTURES for name in some):
+            from penstock.image import ImageFolder  # late: it needs libraries
+
+            return ImageFolder
     return None
 
 
@@ -106,7 +131,26 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
         if index is not None or not file.path.endswith(".idx"):
             file = index or file
             found[file.identity.name] = file
-    return sorted(found.values(), key=lambda file: (file.path, file.identity.name)) or files
+    kept = _without_companions(list(found.values()))
+    return sorted(kept, key=lambda file: (file.path, file.identity.name)) or files
+
+
+def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
+    """The files but those that belong to another; of several, also but indexes of programs that are not known."""
+    others: set[str] = set()
+    for file in files if len(files) > 1 else ():
+        folder, _, name = file.path.rpartition("/")
+        if not any(name.lower().endswith(end) for end in _ends() if not end.startswith(".")):
+            continue
+        own = _by_content(_begin(file))
+        if own is None:
+            others.add(file.path)
+            continue
+        for one in files:
+            beside, _, named = one.path.rpartition("/")
+            if beside == folder and any(fnmatchcase(named, pattern) for pattern in own.companions):
+                others.add(one.path)
+    return [file for file in files if file.path not in others] or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
@@ -119,48 +163,51 @@ def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
         if not isinstance(file, File) or not os.path.isfile(f"{stem}.idx"):
             return None
         index = File(f"{stem}.idx")
-    return index if index.peek(0, min(index.size, len(MEGATRON))) == MEGATRON else None
+    return index if formats.Megatron.matches(_begin(index)) else None
 
 
-def _name(files: list[AnyFile]) -> str:
-    """The name of the class that reads the files, which all must be of one format."""
+def _format(files: list[AnyFile]) -> Found:
+    """The class that reads the files, which all must be of one format."""
     by_end: dict[str, AnyFile] = {}
     for file in files:
         by_end.setdefault(os.path.splitext(file.path)[1].lower(), file)
-    names = {end: _name_of(file) for end, file in by_end.items()}
-    if len(set(names.values())) > 1:
-        kinds = ", ".join(f"{end} ({name})" for end, name in sorted(names.items()))
+    found = {end: _format_of(file) for end, file in by_end.items()}
+    if len(set(found.values())) > 1:
+        kinds = ", ".join(f"{end} ({one.__name__})" for end, one in sorted(found.items()))
         raise FormatError(
             f"the files are of several formats: {kinds}. Name those that are meant, such as 'folder/*.tar'."
         )
-    return next(iter(names.values()))
+    return next(iter(found.values()))
 
 
-def _name_of(file: AnyFile) -> str:
-    begin = file.peek(0, min(file.size, HEADER))
-    for magic, name in _BEGINNINGS:
-        if begin.startswith(magic):
-            return name
-    if begin[16:20] == _LMDB:
-        return "CaffeLMDB"
-    if is_archive(begin):
-        return "Tar"
-    end = os.path.splitext(file.path)[1].lower()
-    if end not in _ENDS and (said := _others.advice(file)):
+def _begin(file: AnyFile) -> bytes:
+    return bytes(file.peek(0, min(file.size, HEADER)))
+
+
+def _by_content(begin: bytes) -> Found | None:
+    return next((each for each in _classes() if each.matches(begin)), None)
+
+
+def _by_name(path: str) -> Found | None:
+    name = path.lower()
+    return next((each for each in _classes() if name.endswith(_own_ends(each))), None)
+
+
+def _own_ends(found: Found) -> tuple[str, ...]:
+    """The suffixes that only files of this format have: index.json may be of anything, and .idx, too."""
+    return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
+
+
+def _format_of(file: AnyFile) -> Found:
+    begin = _begin(file)
+    found, named = _by_content(begin), _by_name(file.path)
+    if found is None and named is None and load_entry_points():
+        found, named = _by_content(begin), _by_name(file.path)
+    if found is not None:
+        return found
+    if named is None and (said := _others.advice(file)):
         raise FormatError(said)
     refuse_compressed(file)
-    if end not in _ENDS:
+    if named is None:
         raise FormatError(_others.unknown(file, PICTURES))
-    return _ENDS[end]
-
-
-def _class(name: str) -> Any:
-    if name in ("RecordFile", "CaffeLMDB"):
-        from penstock import records
-
-        return getattr(records, name)
-    if name == "ImageFolder":
-        from penstock.image import ImageFolder
-
-        return ImageFolder
-    return getattr(formats, name)
+    return named

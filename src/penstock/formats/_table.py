@@ -32,9 +32,6 @@ from penstock.source._array import checked_keys
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
 
-KEEP = 256 << 20
-"""Bytes of decoded blocks that each process keeps."""
-
 _VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
 
 # After so many blocks were dropped, a process warns if it has used fewer than one in so many of the rows it decoded.
@@ -51,14 +48,13 @@ class Block:
 class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
-    A subclass calls `_set_schema` with the chosen columns, and `_set_blocks`. It defines `_read(block)`, which
+    A subclass calls `_set_schema` with the chosen columns, and `set_rows`. It defines `_read(block)`, which
     returns record batches.
     """
 
     schema: Any
     columns: list[str]
     """The names of the columns, in the order of the samples' fields."""
-    _starts: NDArray[np.int64]
     _part: ClassVar[str] = "part"
     """What a block is called in errors."""
 
@@ -85,11 +81,6 @@ class Table(Format):
         self.schema = schema
         self.columns = list(schema.names)
 
-    @cached_property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is decoded as a whole."""
-        return self._starts
-
     def __len__(self) -> int:
         return int(self._starts[-1])
 
@@ -99,27 +90,16 @@ class Table(Format):
         """The record batches of a block: one, unless it has more than fits into one. Raises anything if damaged."""
         raise NotImplementedError
 
-    def _set_blocks(self, rows: Sequence[NDArray[np.int64]]) -> None:
-        """Takes the rows of each part of each file. Parts without rows are no blocks."""
-        counts = np.concatenate(rows)
-        filled = counts > 0
-        numbers = [len(each) for each in rows]
-        self._starts = np.concatenate([[0], counts[filled].cumsum()])
-        self._edges = np.concatenate([[0], np.cumsum([each.sum() for each in rows])]).astype(np.int64)
-        # The file of each block, and its number in that file.
-        self._file_of = np.repeat(np.arange(len(rows), dtype=np.int32), numbers)[filled]
-        self._part_of = np.concatenate([np.arange(number, dtype=np.int32) for number in numbers])[filled]
-
     def _set_batches(self, table: Any) -> list[Any]:
         """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
-        self._edges = np.array([0, len(self)], np.int64)
+        self.edges = np.array([0, len(self)], np.int64)
         return batches
 
     def _place(self, block: int) -> str:
         """Names the block in errors."""
-        return f"{self._files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
+        return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
         """True if the columns of the block are views of a file or of other memory that is there anyway."""
@@ -186,12 +166,12 @@ class Table(Format):
 
     def _identity(self) -> str:
         """The same in all processes that read the same columns of the same files."""
-        return digest_of((file.identity for file in self._files), type(self).__name__, self.columns)
+        return digest_of((file.identity for file in self.files), type(self).__name__, self.columns)
 
     @cached_property
     def _lasts(self) -> bool:
         """True if other processes can tell the content of all files from any other."""
-        return all(file.identity.lasts for file in self._files)
+        return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
         """Warns, once, if blocks are decoded again and again for a few of their rows."""
@@ -212,7 +192,7 @@ class Table(Format):
 
     # Samples.
 
-    def _sample(self, row: int) -> Any:
+    def sample(self, row: int) -> Any:
         number = bisect_right(self._starts.data, row) - 1
         return self._rows(number, [row - self._starts.item(number)])[0]
 
@@ -225,7 +205,7 @@ class Table(Format):
             self._damaged(number, error)
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         samples: list[Any] = [None] * len(rows)
         for number, places, local in self._groups(rows):
             for place, sample in zip(places, self._rows(number, local), strict=True):
@@ -279,7 +259,7 @@ class Table(Format):
             fields = empty.below(self.columns)
         return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
 
-    def _fields(self) -> tuple[FieldInfo, ...]:
+    def fields(self) -> tuple[FieldInfo, ...]:
         from penstock.formats._cells import form_of
 
         first = self[0] if len(self) else {}

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
-from penstock._remote.store import Storage
-from penstock._too_large import LIMIT, refuse_large
+from penstock._too_large import refuse_large
 from penstock.errors import FormatError
-from penstock.formats._access import Access, CachePath
-from penstock.formats._archive import Member, check_complete, member_at
+from penstock.formats._access import Access, FileOptions
+from penstock.formats._archive import Member, check_complete, is_archive, member_at
 from penstock.formats._beside import Beside, Late
 from penstock.formats._decoders import (
     SIZED,
@@ -30,7 +29,8 @@ from penstock.formats._decoders import (
 )
 from penstock.formats._extents import Extents
 from penstock.formats._files import AnyFile
-from penstock.formats._index import Index, Make, cached_each
+from penstock.formats._format import FileRows
+from penstock.formats._index import Arrays, Index, cached_each
 from penstock.formats._paths import FilePath, Paths, find_files
 from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
 
@@ -76,6 +76,7 @@ class Tar(Extents):
     """
 
     suffixes = (".tar",)
+    kind = KIND
 
     def __init__(
         self,
@@ -84,32 +85,35 @@ class Tar(Extents):
         *,
         fields: str | Sequence[str] | None = None,
         index: FilePath | None = None,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
-        max_sample_bytes: int | None = LIMIT,
+        **files: Unpack[FileOptions],
     ) -> None:
         self._wanted = None if fields is None else wanted_fields(fields)
         self.decode = decode  # first: it raises for what is no function, before files are read
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
         self._given = index
-        access = Access(storage, cache, cache_bytes, cache_shared)
-        super().__init__(paths, KIND, find_samples, access, max_sample_bytes)
+        super().__init__(paths, **files)
 
-    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
-        beside = self._beside(kind, access)
-        counts = [beside.count(file) for file in self._files]
-        others = [file for file, count in zip(self._files, counts, strict=True) if count is None]
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        return is_archive(first_bytes)
+
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        return find_samples(file)
+
+    def _find_indexes(self, access: Access) -> list[Index]:
+        kind, make, beside = self.kind, self.find, self._beside(access)
+        counts = [beside.count(file) for file in self.files]
+        others = [file for file, count in zip(self.files, counts, strict=True) if count is None]
         known = iter(cached_each(others, kind, make, beside))
         return [
             next(known) if count is None else Late(file, kind, make, count)
-            for file, count in zip(self._files, counts, strict=True)
+            for file, count in zip(self.files, counts, strict=True)
         ]
 
-    def _beside(self, kind: str, access: Access, warns: bool = True) -> Beside:
+    def _beside(self, access: Access, warns: bool = True) -> Beside:
         given = None if self._given is None else find_files(self._given, (), "the index of Tar", access)[0]
-        return Beside(self._files, given, kind, warns)
+        return Beside(self.files, given, self.kind, warns)
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         super()._set_indexes(indexes)
@@ -122,14 +126,14 @@ class Tar(Extents):
         return index.count if isinstance(index, Late) else super()._count(index)
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        if isinstance(self._indexes[number], Late):  # read as a whole, so that its index can be made
+        if isinstance(self.indexes[number], Late):  # read as a whole, so that its index can be made
             return np.empty(0, np.int64)
         return super()._firsts(number)
 
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        if isinstance(self._indexes[number], Late):
-            return [(0, self._files[number].size)]
-        return super()._ranges_of(block, number, first, stop)
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        if isinstance(self.indexes[rows.file], Late):
+            return [(0, self.files[rows.file].size)]
+        return super().ranges(rows)
 
     @property
     def decode(self) -> bool | Mapping[str, Decoder | None]:
@@ -147,7 +151,7 @@ class Tar(Extents):
         """
         if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
             return NotImplemented
-        rows = self._checked(keys)
+        rows = self.checked(keys)
         outs: dict[str, NDArray[Any]] = {}
         samples: list[dict[str, Any]] = []
 
@@ -158,21 +162,21 @@ class Tar(Extents):
             return here
 
         for found in self._found(keys, rows):
-            samples.append(self._decoded(*found, room))  # noqa: PERF401 - `room` counts them
+            samples.append(self.decoded(*found, room))  # noqa: PERF401 - `room` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
         batch = collate(others, empty)
         return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
 
-    def _decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
+    def decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
         bad = self._bad[number]
         if bad is None:
-            bad = self._bad[number] = Bad.of(self._indexes[number])
+            bad = self._bad[number] = Bad.of(self.indexes[number])
         if bad and row in bad:
             self._refuse(number, row)
-        file = self._files[number]
-        start, _ = self._extent(number, row)
+        file = self.files[number]
+        start, _ = self.extent(number, row)
         part = _Part(file, raw, start)
         key, members = self._members(part, start, self._read)
         sample: dict[str, Any] = {"__key__": key}
@@ -235,7 +239,7 @@ class Tar(Extents):
 
     def _refuse(self, number: int, row: int) -> NoReturn:
         """Raises FormatError for a row of which the index knows that it cannot be read."""
-        file, bad = self._files[number], self._bad[number]
+        file, bad = self.files[number], self._bad[number]
         assert bad is not None
         if row not in bad.others:
             try:
@@ -244,7 +248,7 @@ class Tar(Extents):
                 raise FormatError(f"{fault} {_rest(bad.lost, file.size - bad.byte)}") from None
             file.has_changed()
         other = bad.others[row]
-        start, there = self._extent(number, row)[0], self._extent(number, other)[0]
+        start, there = self.extent(number, row)[0], self.extent(number, other)[0]
         member = member_at(file, start)
         if member is None or (split := split_name(member)) is None:
             file.has_changed()

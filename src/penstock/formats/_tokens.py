@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock._fill.cast import Empty, Into
-from penstock._remote.store import Storage
 from penstock.errors import FormatError
-from penstock.formats._access import Access, CachePath
+from penstock.formats._access import FileOptions
 from penstock.formats._files import AnyFile, File
-from penstock.formats._format import Format
+from penstock.formats._format import FileRows, Format
 from penstock.formats._index import for_each
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._mapping import mapped
@@ -78,24 +77,19 @@ class Tokens(Format):
         dtype: DTypeLike,
         length: int,
         stride: int | None = None,
-        *,
-        storage: Storage | None = None,
-        cache: CachePath = None,
-        cache_bytes: int | None = None,
-        cache_shared: bool = False,
+        **files: Unpack[FileOptions],
     ) -> None:
-        super().__init__(paths, Access(storage, cache, cache_bytes, cache_shared))
+        super().__init__(paths, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
             setattr(self, name, int(value))  # numpy's numbers may overflow
-        self._headers = np.array(list(for_each(self._header, self._files)), np.int64)
-        sizes = np.array([file.size for file in self._files], np.int64)
+        self._headers = np.array(list(for_each(self._header, self.files)), np.int64)
+        sizes = np.array([file.size for file in self.files], np.int64)
         ids = (sizes - self._headers) // self.dtype.itemsize
-        rows = np.maximum(0, (ids - self.length) // self.stride + 1)
-        self._edges = np.concatenate([[0], rows.cumsum()])
+        self.set_rows(np.maximum(0, (ids - self.length) // self.stride + 1).tolist())
         if not len(self):
             raise ValueError(
                 f"no file has a sample of {self.length:,} ids: the longest of {len(ids)} has {ids.max():,}. Choose a "
@@ -106,20 +100,20 @@ class Tokens(Format):
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
         rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
-        edges = self._edges.tolist()
+        edges = self.edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
-        return np.concatenate([*inside, self._edges[-1:]])
+        return np.concatenate([*inside, self.edges[-1:]])
 
-    def _ranges_of(self, block: int, number: int, first: int, stop: int) -> list[tuple[int, int]]:
-        begin, end = first * self.stride, (stop - 1) * self.stride + self.length
-        header, width = int(self._headers[number]), self.dtype.itemsize
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        begin, end = rows.first * self.stride, (rows.stop - 1) * self.stride + self.length
+        header, width = int(self._headers[rows.file]), self.dtype.itemsize
         return [(header + begin * width, header + end * width)]
 
-    def _sample(self, row: int) -> NDArray[Any]:
+    def sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
         return sample
 
-    def _samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         return list(self._gathered(rows, np.empty))
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
@@ -139,18 +133,18 @@ class Tokens(Format):
 
     def _mapped(self) -> _Windows | _RemoteWindows | _Ranges:
         if self._windows is None:
-            local = [file for file in self._files if isinstance(file, File)]
-            if len(local) == len(self._files):
+            local = [file for file in self.files if isinstance(file, File)]
+            if len(local) == len(self.files):
                 self._windows = _Windows(self, *mapped(local))
             else:
-                span = span_of(self._files, self.length * self.dtype.itemsize)
+                span = span_of(self.files, self.length * self.dtype.itemsize)
                 self._windows = _Ranges(self) if span is None else _RemoteWindows(self, span)
         return self._windows
 
     def _header(self, file: AnyFile) -> int:
         return _header(file, self.dtype)
 
-    def _fields(self) -> tuple[FieldInfo, ...]:
+    def fields(self) -> tuple[FieldInfo, ...]:
         return (FieldInfo("", str(self.dtype), (self.length,)),)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,7 +176,7 @@ class _Windows:
         kind = np.dtype((np.void, self.width))
         count = (len(memory) - self.width) // unit + 1
         self._at_units = np.ndarray((count,), kind, memory.data, strides=(unit,))
-        self._step, self._edges = step // unit, tokens._edges
+        self._step, self._edges = step // unit, tokens.edges
         # Of each file, where its first sample would begin if all samples before it were in the same file.
         self._firsts = begins // unit - self._edges[:-1] * self._step
 
@@ -259,7 +253,7 @@ class _Ranges:
     """The samples of files of which some are remote: read, not mapped."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self._files, self._headers, self._edges = tokens._files, tokens._headers, tokens._edges
+        self._files, self._headers, self._edges = tokens.files, tokens._headers, tokens.edges
         size = tokens.dtype.itemsize
         self.width, self._step = tokens.length * size, tokens.stride * size
         self._dtype, self._length = tokens.dtype, tokens.length

@@ -14,7 +14,7 @@ from penstock._remote.parallel import in_parallel
 from penstock._remote.urls import is_url
 from penstock.formats._access import Access
 from penstock.formats._beside import Late
-from penstock.formats._index import Index, Make
+from penstock.formats._index import Index
 from penstock.formats._tar import Tar
 from penstock.plan._blocks import WINDOW, division
 from penstock.plan._order import Permutation
@@ -41,12 +41,12 @@ class UncountedTar(Tar):
     A key is `shard << 32 | row`: the number of the shard, in the order of their paths, and of the sample in it.
     """
 
-    def _find_indexes(self, kind: str, make: Make, access: Access) -> list[Index]:
-        beside = self._beside(kind, access, warns=False)
-        return [Late(file, kind, make, None, beside) for file in self._files]
+    def _find_indexes(self, access: Access) -> list[Index]:
+        beside = self._beside(access, warns=False)
+        return [Late(file, self.kind, self.find, None, beside) for file in self.files]
 
     def _set_indexes(self, indexes: list[Index]) -> None:
-        self._indexes, self._bad = indexes, [None] * len(indexes)
+        self.indexes, self._bad = indexes, [None] * len(indexes)
 
     def sampler(self, window: int = WINDOW, shuffle: bool = True) -> ShardSampler:
         """The keys of all samples. `window` is the number of shards whose samples are mixed."""
@@ -54,7 +54,7 @@ class UncountedTar(Tar):
 
     def count(self, number: int) -> int:
         """The number of samples of a shard, which is read for that, unless its index is kept."""
-        return self._count(self._indexes[number])
+        return self._count(self.indexes[number])
 
     __len__ = None  # type: ignore[assignment]
 
@@ -66,31 +66,31 @@ class UncountedTar(Tar):
         if isinstance(key, slice):
             raise TypeError("A slice needs the number of samples, and these are not counted yet: use Tar.")
         number, row = divmod(as_int(key), _ROW + 1)
-        if not 0 <= number < len(self._files) or row >= self.count(number):
+        if not 0 <= number < len(self.files) or row >= self.count(number):
             raise IndexError(f"key {as_int(key)} is not in {self!r}: it has no sample {row:,} in shard {number:,}.")
-        start, length = self._extent(number, row)
+        start, length = self.extent(number, row)
         if self.max_sample_bytes is not None and length > self.max_sample_bytes:
             self._refuse_large(number, start, length)
-        return self._decoded(self._files[number].read(start, length), number, row)
+        return self.decoded(self.files[number].read(start, length), number, row)
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        return self._samples(keys, self._checked(keys))
+        return self.samples(keys, self.checked(keys))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in self.sampler(shuffle=False))
 
-    def _checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    def checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         rows = np.asarray(keys, np.int64)
         for key in rows.tolist():
-            if not 0 <= key >> _SHIFT < len(self._files) or key & _ROW >= self.count(key >> _SHIFT):
+            if not 0 <= key >> _SHIFT < len(self.files) or key & _ROW >= self.count(key >> _SHIFT):
                 self[key]  # raises IndexError
         return rows
 
-    def _located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return (rows >> _SHIFT).astype(np.intp), rows & _ROW
 
     def __repr__(self) -> str:
-        return f"UncountedTar({len(self._files):,} files)"
+        return f"UncountedTar({len(self.files):,} files)"
 
 
 class ShardSampler(Sampler[int]):

@@ -30,7 +30,7 @@ from penstock.records._datum import (
     parse,
     value,
 )
-from penstock.records._lmdbfile import LMDBFile
+from penstock.records._lmdbfile import LMDBFile, is_lmdb
 from penstock.records._samples import FilePath, Samples, StoredImage, position
 from penstock.source._packed import PackedList
 
@@ -57,6 +57,8 @@ class CaffeLMDB(Samples):
     pixels and channels is an error, too; a `transform` has its own limit.
     """
 
+    suffixes = (".mdb",)
+
     def __init__(
         self,
         path: FilePath,
@@ -77,6 +79,11 @@ class CaffeLMDB(Samples):
         self._file = LMDBFile(os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path)
         self._color = color
         self.keys: PackedList[bytes] = self._file.keys
+
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        """True if a file that begins with these bytes is one of LMDB."""
+        return is_lmdb(first_bytes)
 
     def __len__(self) -> int:
         return len(self._file)

@@ -36,6 +36,11 @@ _LARGE, _NO_VALUE = 1, 6
 _DEEPEST = 32  # the limit of LMDB itself
 
 
+def is_lmdb(first_bytes: bytes) -> bool:
+    """True if a file that begins with these bytes is one of LMDB: the mark is at byte 16."""
+    return first_bytes[16:20] == _MARK.to_bytes(4, "little")
+
+
 class LMDBFile:
     """The keys of an LMDB file, and their values by position."""
 

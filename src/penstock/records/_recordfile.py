@@ -53,6 +53,8 @@ class RecordFile(Samples):
     `RecordError`, at the latest when the record is read.
     """
 
+    suffixes = (".rec",)
+
     def __init__(
         self,
         path: FilePath,
@@ -78,6 +80,11 @@ class RecordFile(Samples):
         else:
             starts, self._keys = read_index(local(os.fspath(idx), "the index of RecordFile"), self._file)
         self._edges = np.append(starts, self._file.size)
+
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        """True if a file that begins with these bytes is one of RecordIO."""
+        return first_bytes.startswith(framing.MARK.to_bytes(4, "little"))
 
     def __len__(self) -> int:
         return len(self._edges) - 1

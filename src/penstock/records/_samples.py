@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from operator import index as as_int
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from numpy.typing import NDArray
 
@@ -22,8 +22,12 @@ StoredImage = tuple[bytes | NDArray[Any], Any, str]
 class Samples(Dataset[Any]):
     """The samples of a file: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
-    `_sample` and `_source`, which is like `Images.read`, take positions; negative ones count from the end.
+    `suffixes`, `companions` and `matches` are those of `penstock.formats.Format`. `_sample` and `_source`, which is
+    like `Images.read`, take positions; negative ones count from the end.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    companions: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: str, transform: Transform | None, labels: bool) -> None:
         if transform is not None:

@@ -42,16 +42,16 @@ _Act = Callable[[Any, int], object]
 
 
 class BrokenLaw(AssertionError):
-    """A backend breaks a law. The text says which one, and how."""
+    """A backend or a format breaks a law. The text says which one, and how."""
 
 
 def sentence(method: Callable[..., Any]) -> str:
     return method.__name__.removeprefix("test_").replace("_", " ")
 
 
-def _law(method: Callable[..., None]) -> Callable[..., None]:
+def law(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
-    def checked(self: Laws) -> None:
+    def checked(self: Any) -> None:
         broken = f"{self.named()} breaks the law that {sentence(method)}."
         try:
             method(self)
@@ -76,7 +76,7 @@ class Laws:
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
             if name.startswith("test_") and callable(value):
-                setattr(cls, name, _law(value))
+                setattr(cls, name, law(value))
 
     # What an author of a backend may replace.
 

@@ -76,7 +76,7 @@ BUGS = [
         "blocks depend on the positions of samples that a machine has found",
         "tars",
         "formats/_tar.py",
-        "        if isinstance(self._indexes[number], Late):  # read",
+        "        if isinstance(self.indexes[number], Late):  # read",
         "        if False:  # read",
         _INDEXES,
         "Ranks have different orders: samples come twice, and others never.",

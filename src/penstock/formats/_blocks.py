@@ -1,0 +1,126 @@
+"""The base of formats whose samples are read by whole blocks, such as compressed chunks."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._fill.cast import Empty
+from penstock.formats._access import FileOptions, check_bytes
+from penstock.formats._format import FileRows, Format
+from penstock.formats._kept import Kept
+from penstock.formats._paths import Paths
+
+KEEP = 256 << 20
+"""Bytes of decoded blocks that each process keeps."""
+
+
+class Blocks(Format):
+    """The base of formats that are read by blocks: a block is decoded as a whole, and kept for its other samples.
+
+    A subclass calls `set_rows` with the rows of each block, and defines `read(rows)`, which returns the samples of a
+    block: an array, whose first axis is the rows; a dict of such arrays, of which a sample is a dict of values; or a
+    list of samples. Arrays are copied straight into the batch. Each process keeps the blocks that it used last, up to
+    `keep` bytes. A random order over more than that reads a block for each sample: use `shuffle="blocks"`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> class Bytes(Blocks):
+    ...     def __init__(self, paths, **files):
+    ...         super().__init__(paths, **files)
+    ...         self.set_rows([[2] * (file.size // 2) for file in self.files])
+    ...     def ranges(self, rows):
+    ...         return [(rows.first, rows.stop)]
+    ...     def read(self, rows):
+    ...         return np.frombuffer(self.files[rows.file].read(rows.first, rows.stop - rows.first), np.uint8)
+    >>> path = Path(tempfile.mkdtemp(), "some.bytes")
+    >>> _ = path.write_bytes(bytes([5, 6, 7, 8]))
+    >>> Bytes(path).__gather__([3, 0], np.empty)
+    array([8, 5], dtype=uint8)
+    """
+
+    def __init__(self, paths: Paths, *, keep: int = KEEP, **files: Unpack[FileOptions]) -> None:
+        check_bytes("keep", keep)
+        super().__init__(paths, **files)
+        self.keep = keep
+        self._kept: Kept[int, Any] = Kept(keep)
+
+    def read(self, rows: FileRows) -> Any:
+        """The samples of a block: an array, a dict of arrays, or a list."""
+        raise NotImplementedError(f"{type(self).__name__} must define read(rows).")
+
+    def sample(self, row: int) -> Any:
+        number = bisect_right(self._starts.data, row) - 1
+        return _taken(self._kept.get(number, self._read), row - self._starts.item(number))
+
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        found: list[Any] = [None] * len(rows)
+        for block, places, local in self._groups(rows):
+            for place, row in zip(places, local, strict=True):
+                found[place] = _taken(block, row)
+        return found
+
+    def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
+        """The batch of these keys, equal to the collated samples; NotImplemented if the blocks are not arrays."""
+        rows = self.checked(keys)
+        outs: dict[str | None, NDArray[Any]] = {}
+        is_dict = False
+        if not len(rows):
+            return NotImplemented  # collate says that the step is empty
+        for block, places, local in self._groups(rows):
+            columns = block if isinstance(block, dict) else {None: block}
+            is_dict = isinstance(block, dict)
+            if outs and outs.keys() != columns.keys():
+                return NotImplemented
+            for name, column in columns.items():
+                if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
+                    return NotImplemented
+                if name not in outs:
+                    outs[name] = empty((len(rows), *column.shape[1:]), column.dtype)
+                if (outs[name].dtype, outs[name].shape[1:]) != (column.dtype, column.shape[1:]):
+                    return NotImplemented
+                outs[name][places] = column[local]
+        return outs if is_dict else outs[None]
+
+    def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, list[int], list[int]]]:
+        """The blocks that these rows are in, each with the places of its rows, and the rows in it."""
+        numbers = self._starts.searchsorted(rows, "right") - 1
+        # Blocks that are kept come first: the next one that is read may take the place of one of them.
+        for number in sorted(np.unique(numbers).tolist(), key=lambda number: number not in self._kept):
+            places = np.flatnonzero(numbers == number)
+            local = (rows[places] - self._starts[number]).tolist()
+            yield self._kept.get(number, self._read), places.tolist(), local
+
+    def _read(self, number: int) -> tuple[Any, int]:
+        rows = self.file_rows(number)
+        block = self.read(rows)
+        columns = list(block.values()) if isinstance(block, dict) else [block]
+        for column in columns:
+            if len(column) != rows.stop - rows.first:
+                self.files[rows.file].damaged(
+                    0, f"block {rows.part:,} has {len(column):,} rows, but {rows.stop - rows.first:,} were expected"
+                )
+        return block, sum(getattr(column, "nbytes", None) or _size(column) for column in columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kept = Kept(self.keep)
+
+
+def _taken(block: Any, row: int) -> Any:
+    if isinstance(block, dict):
+        return {name: _taken(column, row) for name, column in block.items()}
+    found = block[row]
+    return found.copy() if isinstance(found, np.ndarray) else found  # not a view, which would keep the whole block
+
+
+def _size(samples: Sequence[Any]) -> int:
+    return sum(len(one) if isinstance(one, (bytes, str)) else sys.getsizeof(one) for one in samples)

@@ -1,0 +1,73 @@
+"""CRC-32C (Castagnoli), which `zlib` does not have: by numpy, about 300 MB/s.
+
+A CRC is linear: that of some bytes is the XOR of what each byte alone contributes, which depends on the byte and on
+its distance from the end. A table has this for all bytes of a block; blocks are joined by shifting the CRC so far.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_POLYNOMIAL = 0x82F63B78
+_BLOCK = 512  # bytes: their table, of 512 KB, stays in the processor's cache
+_AT_ONCE = 64  # blocks
+_SHORT = 64  # bytes that a plain loop takes less time for
+
+
+def _byte(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+_TABLE = [_byte(value) for value in range(256)]
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of these bytes."""
+    if len(data) <= _SHORT:
+        return _plain(0xFFFFFFFF, data) ^ 0xFFFFFFFF
+    # To begin with all bits set is the same as inverting the first four bytes; zeros before them change nothing.
+    whole = np.zeros(-(-len(data) // _BLOCK) * _BLOCK, np.uint8)
+    whole[-len(data) :] = np.frombuffer(data, np.uint8)
+    whole[len(whole) - len(data) :][:4] ^= 0xFF
+    crc = 0
+    for at in range(0, len(whole), _BLOCK * _AT_ONCE):
+        crc = _of_blocks(crc, whole[at : at + _BLOCK * _AT_ONCE].reshape(-1, _BLOCK))
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(crc: int) -> int:
+    """The CRC as TFRecord stores it, so that a CRC of data with CRCs in it is not special."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _plain(crc: int, data: bytes) -> int:
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc
+
+
+def _of_blocks(crc: int, blocks: NDArray[np.uint8]) -> int:
+    table, places, first = _tables()
+    alone: list[int] = np.bitwise_xor.reduce(table.take(blocks + places), 1).tolist()
+    for block in alone:
+        # The CRC so far counts as if it were XORed to the first four bytes of the block.
+        shifted = first[crc & 0xFF] ^ first[256 + (crc >> 8 & 0xFF)]
+        crc = block ^ shifted ^ first[512 + (crc >> 16 & 0xFF)] ^ first[768 + (crc >> 24)]
+    return crc
+
+
+@cache
+def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
+    """What a byte contributes, by its position in a block and its value; where each position begins; the first 4."""
+    one = np.array(_TABLE, np.uint32)
+    rows: list[NDArray[Any]] = [one]
+    for _ in range(_BLOCK - 1):
+        rows.append(rows[-1] >> np.uint32(8) ^ one[rows[-1] & np.uint32(0xFF)])
+    table = np.concatenate(rows[::-1])
+    return table, np.arange(_BLOCK) * 256, table[: 4 * 256].tolist()

@@ -1,0 +1,230 @@
+"""The base of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
+
+    a shard:  n, the number of its samples | the first byte of each sample, and the end | anything | the samples
+
+Numbers have 4 bytes and are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._remote.parallel import in_parallel
+from penstock._remote.store import IN_FLIGHT
+from penstock.errors import FormatError, SampleTooLarge
+from penstock.formats._access import FileOptions
+from penstock.formats._damage import raise_unless_damage
+from penstock.formats._decoders import Decoder, _image, _json
+from penstock.formats._extents import Extents
+from penstock.formats._files import AnyFile
+from penstock.formats._format import FileRows, Format
+from penstock.formats._kept import Kept
+from penstock.formats._paths import Paths
+from penstock.formats._remotefile import RemoteFile
+
+Decode = bool | Mapping[str, Decoder | None]
+_KEEP = 64 << 20  # bytes of positions that each process keeps
+_IMAGES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class Shard(NamedTuple):
+    """A shard as the index describes it: its name, its samples, its bytes, a checksum if there is one."""
+
+    name: str
+    samples: int
+    nbytes: int
+    check: str | None = None
+
+
+class Sharded(Extents):
+    """The samples of shards that index files list. A block is a shard.
+
+    A subclass defines `listed(index, about)`, and `decoded`.
+    """
+
+    suffixes = ("index.json",)
+
+    def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
+        Format.__init__(self, paths, **files)
+        shards: dict[str, tuple[AnyFile, Shard]] = {}  # a merged index names the shards of others again
+        for index in self.files:
+            listed = self.listed(index, parsed(index))
+            threads = IN_FLIGHT if isinstance(index, RemoteFile) else 1
+            opened = in_parallel(partial(_opened, index), listed, threads)
+            for file, shard in zip(opened, listed, strict=True):
+                shards.setdefault(file.identity.name, (file, shard))
+        self._shards = [shard for _, shard in shards.values()]
+        self.files = [file for file, _ in shards.values()]
+        self._heads: Kept[int, NDArray[np.uint32]] = Kept(_KEEP)
+        self.set_rows([self.rows_of(shard) for shard in self._shards])
+
+    def listed(self, index: AnyFile, about: Any) -> list[Shard]:
+        """The shards that the content of an index describes. Anything that it raises is damage of the index."""
+        raise NotImplementedError
+
+    def rows_of(self, shard: Shard) -> int:
+        return shard.samples
+
+    @cached_property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first row of each shard, and the end."""
+        return self._starts
+
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        return [(0, self.files[rows.file].size)]
+
+    def checks(self) -> Sequence[object]:
+        return [shard.check for shard in self._shards]
+
+    def extent(self, number: int, row: int) -> tuple[int, int]:
+        starts = self._heads.get(number, self._head)
+        start = int(starts[row])
+        return start, int(starts[row + 1]) - start
+
+    def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
+        """Where the samples of a shard begin, and the last one ends."""
+        file, n = self.files[number], self._shards[number].samples
+        head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
+        if len(head) < n + 2 or head[0] != n:
+            file.damaged(0, f"the index says that the shard has {n:,} samples, but it does not begin like that")
+        starts = head[1:]
+        if starts[0] < 4 * len(head) or starts[-1] > file.size or (np.diff(starts.astype(np.int64)) < 0).any():
+            file.damaged(4, "the positions of its samples do not fit the file")
+        return starts, starts.nbytes
+
+    def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
+        """The fields of a sample: first the sizes of those that differ in size, 4 bytes each, then all contents."""
+        free, ends = fixed.count(None), [0]
+        if len(raw) >= 4 * free:
+            sizes = iter(struct.unpack_from(f"<{free}I", raw))
+            ends = [*accumulate((next(sizes) if size is None else size for size in fixed), initial=4 * free)]
+        if ends[-1] != len(raw):
+            start = self.extent(number, row)[0]
+            self.files[number].damaged(start, f"the {len(raw):,} bytes of a sample are not its fields")
+        return [raw[start:stop] for start, stop in pairwise(ends)]
+
+    def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
+        """The value of a field of a sample."""
+        if field.refusal:
+            raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
+        if field.function is None:
+            return raw
+        where = f"{self.files[number].path}, sample {row:,}, field {field.name!r}"
+        function: Any = field.function
+        try:
+            if function is _image or function is _json:
+                return function(raw, where, self.max_sample_bytes)
+            return function(raw)
+        except SampleTooLarge:
+            raise
+        except Exception as error:
+            if field.is_given:  # of the user's: the error keeps its type
+                error.add_note(f"While decoding {where}.")
+                raise
+            raise_unless_damage(error, where)
+            said = str(error).rstrip(".")
+            raise FormatError(
+                f"{where}: its {len(raw):,} bytes cannot be read as {field.encoding}: {said}. The shard is damaged: "
+                f"copy it or write it again, or keep the bytes with decode={{{field.name!r}: None}}."
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_heads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._heads = Kept(_KEEP)
+
+
+class Field(NamedTuple):
+    """A field of the samples. `function` turns its bytes into a value; None keeps them. `refusal`: why it cannot."""
+
+    name: str
+    encoding: str
+    function: Decoder | None = None
+    is_given: bool = False
+    refusal: str = ""
+
+
+def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) -> Field:
+    """The field of this name; `usual` has the functions of encodings."""
+    if isinstance(decode, Mapping) and name in decode:
+        return Field(name, encoding, decode[name], True)
+    if encoding in usual:
+        is_image = usual[encoding] in (_image, pixels)
+        return Field(name, encoding, None if is_image and decode is False else usual[encoding])
+    is_pickle = encoding in ("pkl", "pickle")
+    why = "is a pickle, which can run any program when it is loaded" if is_pickle else "is not known here"
+    refusal = (
+        f"the field {name!r} is encoded as {encoding!r}, which {why}. Pass a function of its bytes, "
+        f"decode={{{name!r}: function}}, or keep the bytes with None in its place."
+    )
+    return Field(name, encoding, refusal=refusal)
+
+
+def check_decode(decode: Any) -> None:
+    if not isinstance(decode, (bool, Mapping)):
+        raise TypeError(f"decode must be True, False, or a dict from fields to functions of bytes, got {decode!r}.")
+    for name, function in decode.items() if isinstance(decode, Mapping) else ():
+        if function is not None and not callable(function):
+            raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
+
+
+def parsed(index: AnyFile) -> Any:
+    try:
+        return json.loads(index.peek(0, index.size))
+    except (ValueError, RecursionError) as error:
+        index.damaged(0, f"it is not JSON: {str(error)[:100]}")
+
+
+def checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
+    """What `read()` returns; raises FormatError if it finds something else in the index than it expects."""
+    try:
+        shards = read()
+    except FormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        index.damaged(0, f"it does not describe shards as expected ({type(error).__name__}: {error})")
+    for shard in shards:
+        numbers = shard.samples, shard.nbytes
+        if type(shard.name) is not str or ".." in shard.name.split("/") or shard.name.startswith("/"):
+            index.damaged(0, f"{shard.name!r} is not the name of a shard beside it")
+        if any(type(number) is not int or not 0 <= number < 1 << 32 for number in numbers):
+            index.damaged(0, f"{shard.name} cannot have {numbers[0]!r} samples in {numbers[1]!r} bytes")
+    return shards
+
+
+def _opened(index: AnyFile, shard: Shard, _: object) -> AnyFile:
+    try:
+        file = index.neighbour(shard.name)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"there is no {shard.name!r} beside {index.path}, which lists it. Copy the folder again, with all shards."
+        ) from None
+    if file.size != shard.nbytes:
+        file.damaged(0, f"it has {file.size:,} bytes, but {index.path} says {shard.nbytes:,}")
+    return file
+
+
+def number_of(dtype: str, raw: bytes) -> Any:
+    """The one number of this dtype."""
+    (number,) = np.frombuffer(raw, dtype)
+    return number
+
+
+def pixels(raw: bytes) -> NDArray[np.uint8]:
+    """The pixels of an image that Pillow has stored as it is: width, height, length of the mode, mode, pixels."""
+    width, height, length = struct.unpack_from("<3I", raw)
+    mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
+    channels = next((count for count, known in _IMAGES.items() if known == mode), None)
+    if channels is None:
+        raise ValueError(f"images of mode {mode!r} are not read here")
+    return data.reshape((height, width) if channels == 1 else (height, width, channels)).copy()

@@ -1,0 +1,168 @@
+"""`TFRecord`: TensorFlow's files of records, by key, without TensorFlow.
+
+    a record:  its length (8 bytes) | CRC of the length (4) | its content | CRC of the content (4)
+
+Numbers are little-endian. A CRC is a masked CRC-32C. The content is mostly a `tf.train.Example`: a protobuf message
+with a map from names to lists of bytes, of floats or of integers.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Unpack
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.formats._access import FileOptions
+from penstock.formats._crc32c import crc32c, masked
+from penstock.formats._extents import Extents, compact, refuse_compressed
+from penstock.formats._files import AnyFile
+from penstock.formats._index import Arrays
+from penstock.formats._paths import Paths
+from penstock.records._datum import BYTES, FOUR, VARINT, DatumError, floats_of, integer, value
+
+_HEAD = struct.Struct("<QI")
+_TAIL = struct.Struct("<I")
+
+
+class TFRecord(Extents):
+    """The records of TFRecord files; each is a dict from the features of its `tf.train.Example` to their values.
+
+    A feature with one value is that value: an int, a float32 or bytes. One with none or several is an array, or a
+    list of bytes. Those that `arrays` names are arrays and lists in any case: name features whose number of values
+    differs, so that a single one is no exception. `decode=False` gives the bytes of a record, and `decode=function`
+    what the function makes of them. Images stay bytes, as TensorFlow's programs have them: decode them in a map.
+
+    Checksums are checked: those of lengths when the index is made, once, and that of a record when it is read, at
+    some 300 MB/s; `check=False` leaves the latter out. Paths may be URLs (docs/remote.md). Compressed files are
+    refused.
+
+    `storage`, `cache` and the like are for remote files: see `penstock.formats`.
+    """
+
+    suffixes = (".tfrecord", ".tfrecords")
+    kind = "tfrecord-1"
+
+    def __init__(
+        self,
+        paths: Paths,
+        decode: bool | Callable[[bytes], Any] = True,
+        *,
+        arrays: Iterable[str] = (),
+        check: bool = True,
+        **files: Unpack[FileOptions],
+    ) -> None:
+        if not isinstance(decode, bool) and not callable(decode):
+            raise TypeError(f"decode must be True, False, or a function of the bytes of a record, got {decode!r}.")
+        if isinstance(arrays, str):
+            raise TypeError(f"arrays must be a list of names, got the str {arrays!r}. Pass [{arrays!r}].")
+        self.decode, self.arrays, self.check = decode, frozenset(arrays), check
+        super().__init__(paths, **files)
+
+    @classmethod
+    def matches(cls, first_bytes: bytes) -> bool:
+        if len(first_bytes) < _HEAD.size:
+            return False
+        _, check = _HEAD.unpack_from(first_bytes)
+        return masked(crc32c(first_bytes[:8])) == int(check)
+
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        refuse_compressed(file)
+        starts, at = array("q"), 0
+        while at < file.size:
+            starts.append(at)
+            head = file.read(at, min(_HEAD.size, file.size - at))
+            length, check = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+            if masked(crc32c(head[:8])) != check:
+                file.damaged(at, "a record should begin here, but the checksum of its length is wrong")
+            at += _HEAD.size + length + _TAIL.size
+        if at > file.size:
+            file.damaged(starts[-1], f"the record that begins here ends after the file, at byte {file.size:,}")
+        starts.append(at)
+        return {"starts": compact(np.array(starts, np.int64), file.size)}
+
+    def decoded(self, raw: bytes, number: int, row: int) -> Any:
+        content = raw[_HEAD.size : -_TAIL.size]
+        file, start = self.files[number], self.extent(number, row)[0]
+        if _HEAD.unpack_from(raw)[0] != len(content):
+            file.has_changed()
+        if self.check and masked(crc32c(content)) != _TAIL.unpack_from(raw, len(raw) - 4)[0]:
+            file.damaged(start, f"the checksum of the {len(content):,} bytes of record {row:,} is wrong")
+        if self.decode is False:
+            return content
+        if self.decode is not True:
+            try:
+                return self.decode(content)
+            except Exception as error:
+                error.add_note(f"While decoding {file.path}, record {row:,}, byte {start:,}.")
+                raise
+        try:
+            return example(content, self.arrays)
+        except (DatumError, UnicodeDecodeError) as error:
+            raise FormatError(
+                f"{file.path}, record {row:,}, byte {start:,}: it is not a tf.train.Example: {error}. Pass "
+                "decode=False to get its bytes, or a function that decodes them."
+            ) from None
+
+
+def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
+    """The features of a `tf.train.Example`, sorted by name: a map of protobuf has no order."""
+    features: dict[str, Any] = {}
+    for number, some in _fields(memoryview(message)):
+        if number != 1:
+            raise DatumError("it has more than features, as a tf.train.SequenceExample has")
+        for _, entry in _fields(some):
+            named = dict(_fields(entry))
+            name = str(bytes(named.get(1, b"")), "utf-8")
+            features[name] = _values(named.get(2, memoryview(b"")), name in arrays)
+    return dict(sorted(features.items()))
+
+
+def _fields(message: Any) -> Iterator[tuple[int, Any]]:
+    """The number and content of each field of a message whose fields are all messages, text or bytes."""
+    if not isinstance(message, memoryview):
+        raise DatumError("a number is where a message should be")
+    at = 0
+    while at < len(message):
+        tag, at = integer(message, at)
+        found, at = value(message, at, tag & 7)
+        if tag & 7 != BYTES:
+            raise DatumError(f"field {tag >> 3} is of wire type {tag & 7}")
+        yield tag >> 3, found
+
+
+def _values(feature: memoryview, is_list: bool) -> Any:
+    """The values of a feature, which is a list of bytes (1), of floats (2) or of integers (3)."""
+    found: Any = np.empty(0, np.float32)
+    for kind, message in _fields(feature):
+        if kind == 1:
+            found = [bytes(each) for _, each in _fields(message)]
+        elif kind == 2:
+            floats = [floats_of(each) for each in _numbers(message, FOUR)]
+            found = np.concatenate([np.empty(0, np.float32), *floats])
+        elif kind == 3:
+            found = np.array([each - (each >> 63 << 64) for each in _numbers(message, VARINT)], np.int64)
+        else:
+            raise DatumError(f"a feature has no list of kind {kind}")
+    return found if is_list or len(found) != 1 else found[0]
+
+
+def _numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
+    """The numbers of a list, which are field 1: one by one, or many in one field."""
+    at = 0
+    while at < len(message):
+        tag, at = integer(message, at)
+        found, at = value(message, at, tag & 7)
+        if tag >> 3 != 1 or tag & 7 not in (wire_type, BYTES):
+            raise DatumError(f"a list of numbers has a field {tag >> 3} of wire type {tag & 7}")
+        if isinstance(found, int) or wire_type == FOUR:
+            yield found
+            continue
+        inside = 0
+        while inside < len(found):
+            number, inside = integer(found, inside)
+            yield number
