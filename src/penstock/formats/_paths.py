@@ -88,7 +88,8 @@ def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
 
 
 def _refuse(path: object, reader: str) -> NoReturn:
-    shown = redacted(os.fsdecode(path) if isinstance(path, bytes) else repr(path))
+    text = redacted(os.fsdecode(path) if isinstance(path, bytes) else repr(path))
+    shown = repr(os.fsencode(text)) if isinstance(path, bytes) else text
     raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
 
 
