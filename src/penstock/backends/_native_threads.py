@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,18 +36,21 @@ _VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 
-# By the name of a shared library: its functions. Wheels of numpy and scipy rename those of OpenBLAS.
+# By the name of a shared library: its function.
 _FUNCTIONS = {
-    r"lib(gomp|iomp5|omp)\b": ("omp_set_num_threads",),
-    r"libmkl_(intel|gnu|tbb)_thread\b": ("MKL_Set_Num_Threads",),
-    r"libblis\b": ("bli_thread_set_num_threads",),
-    r"lib\w*openblas": tuple(
-        f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
-    ),
+    **dict.fromkeys(("libgomp", "libiomp5", "libomp"), "omp_set_num_threads"),
+    **dict.fromkeys((f"libmkl_{kind}_thread" for kind in ("intel", "gnu", "tbb")), "MKL_Set_Num_Threads"),
+    "libblis": "bli_thread_set_num_threads",
 }
+
+# The functions of OpenBLAS. Wheels of numpy and scipy rename them, and the library.
+_OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") for end in ("", "64_", "_64")]
 
 # OpenBLAS's own number of threads. Its function starts all threads again after a fork, before it uses fewer of them.
 _OPENBLAS_NUMBER = "blas_cpu_number"
+
+# Ends OpenBLAS's threads: what OpenBLAS has the C library call before a fork. They are started again when needed.
+_OPENBLAS_STOP = "blas_thread_shutdown_"
 
 # Modules with a function for it.
 _MODULES = {
@@ -59,7 +61,9 @@ _MODULES = {
 
 Setter = Callable[[int], object]
 
-_looked_up: tuple[int, list[Setter]] = 0, []  # the number of modules by then, and what was found
+_looked_up = 0  # the number of modules by then
+_setters: list[Setter] = []
+_stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
@@ -80,10 +84,22 @@ def variables() -> dict[str, str]:
 
 def look_up() -> None:
     """Finds the functions of the libraries that this process has loaded, for itself and for its forked children."""
-    global _looked_up
-    if count() and _looked_up[0] != len(sys.modules):  # a library is loaded by importing a module
+    global _looked_up, _setters, _stops
+    if count() and _looked_up != len(sys.modules):  # a library is loaded by importing a module
         guests.meet_imported()
-        _looked_up = len(sys.modules), list(_setters())
+        _looked_up, _setters, _stops = len(sys.modules), [], []
+        for path in _libraries():
+            name = os.path.basename(path).partition(".")[0].partition("-")[0]
+            if name in _FUNCTIONS or "openblas" in name:
+                with suppress(OSError):  # it was unloaded meanwhile
+                    _look_into(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
+
+
+def stop_openblas() -> None:
+    """Ends the threads of OpenBLAS, which end before a fork. Does nothing if the library hides how (numpy 2.5)."""
+    look_up()
+    for stop in _stops:
+        stop()
 
 
 def limit() -> None:
@@ -95,7 +111,7 @@ def limit() -> None:
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     # numba refuses to compile if its variable has changed after its threads were started.
     os.environ.update((name, value) for name, value in variables().items() if not (launched and "NUMBA" in name))
-    for setter in _looked_up[1]:
+    for setter in _setters:
         setter(most)
     guests.limit_threads(most)
     for name, function in _MODULES.items():
@@ -120,23 +136,21 @@ def opencv_stopped() -> Iterator[None]:
             module.setNumThreads(before)
 
 
-def _setters() -> Iterator[Setter]:
-    for path in _libraries():
-        name = os.path.basename(path)
-        for pattern, functions in _FUNCTIONS.items():
-            if re.match(pattern, name):
-                with suppress(OSError):  # it was unloaded meanwhile
-                    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-                    yield from _setters_of(library, functions)
+def _look_into(library: ctypes.CDLL, name: str) -> None:
+    if name in _FUNCTIONS:
+        _setters.extend(_found(library, _FUNCTIONS[name]))
+        return
+    _stops.extend(_found(library, _OPENBLAS_STOP))
+    try:
+        number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
+    except ValueError:  # numpy 2.5 hides it
+        _setters.extend(_found(library, *_OPENBLAS))
+    else:
+        _setters.append(lambda most: setattr(number, "value", min(most, number.value)))
 
 
-def _setters_of(library: ctypes.CDLL, functions: tuple[str, ...]) -> Iterator[Setter]:
-    if any("openblas" in name for name in functions):
-        with suppress(ValueError):  # numpy 2.5 hides it
-            number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
-            yield lambda most: setattr(number, "value", min(most, number.value))
-            return
-    yield from (getattr(library, name) for name in functions if hasattr(library, name))
+def _found(library: ctypes.CDLL, *functions: str) -> list[Any]:
+    return [getattr(library, name) for name in functions if hasattr(library, name)]
 
 
 class _Library(ctypes.Structure):
