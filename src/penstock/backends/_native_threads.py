@@ -79,13 +79,18 @@ def count() -> int:
 
 def variables() -> dict[str, str]:
     """What a fresh interpreter finds in its environment."""
-    return dict.fromkeys(_VARIABLES, str(count())) if count() else {}
+    most = count()
+    return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 
 
-def look_up() -> None:
-    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children."""
+def look_up() -> int:
+    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children.
+
+    Returns `count()`.
+    """
     global _looked_up, _setters, _stops
-    if count() and _looked_up != len(sys.modules):  # a library is loaded by importing a module
+    most = count()
+    if most and _looked_up != len(sys.modules):  # a library is loaded by importing a module
         guests.meet_imported()
         _looked_up, _setters, _stops = len(sys.modules), [], []
         for path in _libraries():
@@ -93,6 +98,7 @@ def look_up() -> None:
             if name in _FUNCTIONS or "openblas" in name:
                 with suppress(OSError):  # it was unloaded meanwhile
                     _look_into(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
+    return most
 
 
 def stop_openblas() -> None:
@@ -104,13 +110,16 @@ def stop_openblas() -> None:
 
 def limit() -> None:
     """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` runs later, and wins."""
-    most = count()
+    most = look_up()
     if not most:
         return
-    look_up()
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
-    # numba refuses to compile if its variable has changed after its threads were started.
-    os.environ.update((name, value) for name, value in variables().items() if not (launched and "NUMBA" in name))
+    text = str(most)
+    # One by one: `update` has a forked worker copy 60 memory pages more, before its first sample.
+    for name in _VARIABLES:
+        # numba refuses to compile if its variable has changed after its threads were started.
+        if not (launched and "NUMBA" in name):
+            os.environ[name] = text
     for setter in _setters:
         setter(most)
     guests.limit_threads(most)
@@ -153,21 +162,18 @@ def _found(library: ctypes.CDLL, *functions: str) -> list[Any]:
     return [getattr(library, name) for name in functions if hasattr(library, name)]
 
 
-class _Library(ctypes.Structure):
-    """The beginning of the C library's dl_phdr_info."""
+_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-    _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
-
-
-_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
+# Where a path is in the C library's dl_phdr_info: after an address.
+_PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
     """The paths of the shared libraries that this process has loaded."""
     found: list[str] = []
 
-    def visit(library: Any, size: int, data: object) -> int:
-        found.append(os.fsdecode(library.contents.path or b""))
+    def visit(library: int, size: int, data: object) -> int:
+        found.append(os.fsdecode(ctypes.c_char_p.from_address(library + _PATH_AT).value or b""))
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(_Visit(visit), None)
