@@ -54,7 +54,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "torch uses all cores in every worker": {
         "file": "backends/_native_threads.py",
-        "old": "    for setter in _looked_up[1]:\n        setter(most)\n    guests.limit_threads(most)\n",
+        "old": "    for setter in _setters:\n        setter(most)\n    guests.limit_threads(most)\n",
         "new": "",
         "tests": ("unit/test_native_threads.py::test_torch_has_one_thread_in_workers_of_every_loader",),
     },

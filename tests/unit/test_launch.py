@@ -651,7 +651,8 @@ for _ in range(3):
     assert choose_method(None) == "fork"
     assert not forking._others()
     sys.modules[f"another {len(sys.modules)}"] = sys  # the libraries are looked at again
-print(bool(_native_threads._stops), len(trials))
+_native_threads.look_up()
+print(bool(_native_threads._stops), bool(trials))
 """
 
 
@@ -659,7 +660,7 @@ def test_openblas_stops_its_threads_without_a_trial() -> None:
     """A trial takes as long as a fork, and most programs have no threads but OpenBLAS's."""
     done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout in ("True 0\n", "False 0\n", "False 3\n")  # numpy 2.5 hides the function
+    assert done.stdout != "True True\n"  # numpy 2.5 hides the function: there a trial is needed
 
 
 class Unforkable:
