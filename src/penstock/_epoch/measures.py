@@ -49,7 +49,7 @@ _MOST_DECISIONS = 256
 # two with many workers.
 _PUBLISHED = 4
 
-# Between two epochs. To ask how long this process was held back takes 0.1 ms, for which the next batch would wait.
+# Between two epochs. To ask how long this process was held back takes 0.05 ms, for which the next batch would wait.
 _PAUSE = 10_000_000  # ns
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")

@@ -21,7 +21,7 @@ BUGS = [
         "        stop_openblas()\n",
         "",
         ("unit/test_launch.py::test_openblas_stops_its_threads_without_a_trial",),
-        "The first batch of every program comes 4 ms later.",
+        "The first batch of every program comes later by a fork.",
     ),
     Bug(
         "a template is forked although unpickling the dataset has started threads in it",

@@ -12,7 +12,7 @@ BUGS = [
         " and clock() - self.meter.asked > _PAUSE:",
         ":",
         ("stats/test_verdicts_last.py::test_an_epoch_that_follows_at_once_does_not_wait_for_figures",),
-        "The first batch of every epoch comes 0.2 ms later.",
+        "The first batch of every epoch comes 0.05 ms later.",
     ),
     Bug(
         "what the program does between two epochs is held against the loader",
