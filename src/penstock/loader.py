@@ -156,6 +156,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         self._dataset: Any = dataset
         self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
         self._seed = self._options.seed
+        self._asks_for_ranks = self._options.is_unsplit  # at the first iter(): see 0036
         self._length: int | None = None
         self._epochs = Epochs()
         self._give_engines()
@@ -397,7 +398,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
     @never_ends
     def _start(self, kind: type[_I]) -> _I:
         epochs, feed, options = self._epochs, self._feed, self._options
-        if options.is_unsplit:
+        if self._asks_for_ranks:
+            self._asks_for_ranks = False
             warn_of_ranks(self._dataset)
         timeout = options.timeout if 0 < options.timeout < math.inf else None
         measures = self._measures

@@ -877,7 +877,7 @@ BUGS = [
         "torch uses all cores in every worker",
         "torch parity",
         "backends/_native_threads.py",
-        "    for setter in _looked_up[1]:\n        setter(most)\n    guests.limit_threads(most)\n",
+        "    for setter in _setters:\n        setter(most)\n    guests.limit_threads(most)\n",
         "",
         ("unit/test_native_threads.py::test_torch_has_one_thread_in_workers_of_every_loader",),
         "torch's workers run with one thread each.",

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock._epoch.measures import Measures
+from penstock._epoch import measures
+from penstock._epoch.measures import _PAUSE, Measures
 from penstock._measure import gauges as gauging
 from penstock._measure.gauges import _COUNTS, Counts, Gauges
 from penstock._measure.meter import Answer, Stopwatch
@@ -120,4 +121,17 @@ def test_what_the_program_does_after_the_epoch_is_not_held_against_the_loader(
                     seen = loader.stats().machine.throttled
             held_back[0] += 100
             assert loader.stats().machine.throttled == seen
+            time.sleep(2 * _PAUSE * 1e-9)  # what the program does takes a while
     assert seen == 2
+
+
+def test_an_epoch_that_follows_at_once_does_not_wait_for_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(measures, "throttled", lambda: asked.append(1) or 0.0)
+    monkeypatch.setattr(measures, "clock", lambda: SECONDS)
+    found = Measures("", dict, list)
+    found._throttled = 0.0  # as after two ticks
+    for pause, times in ((0, 0), (_PAUSE, 0), (_PAUSE + 1, 1)):
+        found.meter.asked = SECONDS - pause
+        found.begin_epoch(0)
+        assert len(asked) == times

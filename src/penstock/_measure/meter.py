@@ -116,6 +116,7 @@ class Meter:
         self.due = False
         self.every = TICK
         self.next_tick = 0
+        self.asked = 0  # when the caller last asked for a batch
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
         self.publish: Callable[[], None] = _nothing  # shows the figures to `penstock top` now
         self.replaced = self.repeated = self.skipped = 0
@@ -168,8 +169,9 @@ class Meter:
             state = self._state
             kept = self._kept.copy()
         totals, counted = state
-        uncounted = [answer for number, answer in kept.items() if number not in counted]
-        answers = b"".join([*uncounted, *(_ANSWER.pack(*answer) for answer in open_answers)])
+        for number in counted:
+            kept.pop(number, None)
+        answers = b"".join([*kept.values(), *(_ANSWER.pack(*answer) for answer in open_answers)])
         troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
         cpu = time.process_time_ns() - self._cpu
         ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
@@ -239,7 +241,7 @@ class Stopwatch:
     def ask(self) -> int:
         """The caller asks, and everything that it was answered before is handed out. Returns the time."""
         now, meter = clock(), self.meter
-        self._asked = now
+        self._asked = meter.asked = now
         if self._in_hand:
             self._in_hand = False
             steps, rows, nbytes = self._delivered

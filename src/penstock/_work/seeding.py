@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.random.bit_generator import ISpawnableSeedSequence
@@ -106,11 +106,13 @@ def number_of(key: object) -> int:
     return int.from_bytes(blake2b(pickle.dumps(key, 5), digest_size=8).digest(), "little")
 
 
-class Saved(Protocol):
-    """How the generators were. `put_back` may be repeated, and works also if `take` was interrupted."""
+if TYPE_CHECKING:
 
-    def take(self) -> None: ...
-    def put_back(self) -> None: ...
+    class Saved(Protocol):
+        """How the generators were. `put_back` may be repeated, and works also if `take` was interrupted."""
+
+        def take(self) -> None: ...
+        def put_back(self) -> None: ...
 
 
 class Lending:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,18 +36,21 @@ _VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 
-# By the name of a shared library: its functions. Wheels of numpy and scipy rename those of OpenBLAS.
+# By the name of a shared library: its function.
 _FUNCTIONS = {
-    r"lib(gomp|iomp5|omp)\b": ("omp_set_num_threads",),
-    r"libmkl_(intel|gnu|tbb)_thread\b": ("MKL_Set_Num_Threads",),
-    r"libblis\b": ("bli_thread_set_num_threads",),
-    r"lib\w*openblas": tuple(
-        f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
-    ),
+    **dict.fromkeys(("libgomp", "libiomp5", "libomp"), "omp_set_num_threads"),
+    **dict.fromkeys((f"libmkl_{kind}_thread" for kind in ("intel", "gnu", "tbb")), "MKL_Set_Num_Threads"),
+    "libblis": "bli_thread_set_num_threads",
 }
+
+# The functions of OpenBLAS. Wheels of numpy and scipy rename them, and the library.
+_OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") for end in ("", "64_", "_64")]
 
 # OpenBLAS's own number of threads. Its function starts all threads again after a fork, before it uses fewer of them.
 _OPENBLAS_NUMBER = "blas_cpu_number"
+
+# Ends OpenBLAS's threads: what OpenBLAS has the C library call before a fork. They are started again when needed.
+_OPENBLAS_STOP = "blas_thread_shutdown_"
 
 # Modules with a function for it.
 _MODULES = {
@@ -59,7 +61,9 @@ _MODULES = {
 
 Setter = Callable[[int], object]
 
-_looked_up: tuple[int, list[Setter]] = 0, []  # the number of modules by then, and what was found
+_looked_up = 0  # the number of modules by then
+_setters: list[Setter] = []
+_stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
@@ -75,27 +79,48 @@ def count() -> int:
 
 def variables() -> dict[str, str]:
     """What a fresh interpreter finds in its environment."""
-    return dict.fromkeys(_VARIABLES, str(count())) if count() else {}
+    most = count()
+    return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 
 
-def look_up() -> None:
-    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children."""
-    global _looked_up
-    if count() and _looked_up[0] != len(sys.modules):  # a library is loaded by importing a module
+def look_up() -> int:
+    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children.
+
+    Returns `count()`.
+    """
+    global _looked_up, _setters, _stops
+    most = count()
+    if most and _looked_up != len(sys.modules):  # a library is loaded by importing a module
         guests.meet_imported()
-        _looked_up = len(sys.modules), list(_setters())
+        _looked_up, _setters, _stops = len(sys.modules), [], []
+        for path in _libraries():
+            name = os.path.basename(path).partition(".")[0].partition("-")[0]
+            if name in _FUNCTIONS or "openblas" in name:
+                with suppress(OSError):  # it was unloaded meanwhile
+                    _look_into(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
+    return most
+
+
+def stop_openblas() -> None:
+    """Ends the threads of OpenBLAS, which end before a fork. Does nothing if the library hides how (numpy 2.5)."""
+    look_up()
+    for stop in _stops:
+        stop()
 
 
 def limit() -> None:
     """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` runs later, and wins."""
-    most = count()
+    most = look_up()
     if not most:
         return
-    look_up()
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
-    # numba refuses to compile if its variable has changed after its threads were started.
-    os.environ.update((name, value) for name, value in variables().items() if not (launched and "NUMBA" in name))
-    for setter in _looked_up[1]:
+    text = str(most)
+    # One by one: `update` has a forked worker copy 60 memory pages more, before its first sample.
+    for name in _VARIABLES:
+        # numba refuses to compile if its variable has changed after its threads were started.
+        if not (launched and "NUMBA" in name):
+            os.environ[name] = text
+    for setter in _setters:
         setter(most)
     guests.limit_threads(most)
     for name, function in _MODULES.items():
@@ -120,40 +145,35 @@ def opencv_stopped() -> Iterator[None]:
             module.setNumThreads(before)
 
 
-def _setters() -> Iterator[Setter]:
-    for path in _libraries():
-        name = os.path.basename(path)
-        for pattern, functions in _FUNCTIONS.items():
-            if re.match(pattern, name):
-                with suppress(OSError):  # it was unloaded meanwhile
-                    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-                    yield from _setters_of(library, functions)
+def _look_into(library: ctypes.CDLL, name: str) -> None:
+    if name in _FUNCTIONS:
+        _setters.extend(_found(library, _FUNCTIONS[name]))
+        return
+    _stops.extend(_found(library, _OPENBLAS_STOP))
+    try:
+        number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
+    except ValueError:  # numpy 2.5 hides it
+        _setters.extend(_found(library, *_OPENBLAS))
+    else:
+        _setters.append(lambda most: setattr(number, "value", min(most, number.value)))
 
 
-def _setters_of(library: ctypes.CDLL, functions: tuple[str, ...]) -> Iterator[Setter]:
-    if any("openblas" in name for name in functions):
-        with suppress(ValueError):  # numpy 2.5 hides it
-            number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
-            yield lambda most: setattr(number, "value", min(most, number.value))
-            return
-    yield from (getattr(library, name) for name in functions if hasattr(library, name))
+def _found(library: ctypes.CDLL, *functions: str) -> list[Any]:
+    return [getattr(library, name) for name in functions if hasattr(library, name)]
 
 
-class _Library(ctypes.Structure):
-    """The beginning of the C library's dl_phdr_info."""
+_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-    _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
-
-
-_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
+# Where a path is in the C library's dl_phdr_info: after an address.
+_PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
     """The paths of the shared libraries that this process has loaded."""
     found: list[str] = []
 
-    def visit(library: Any, size: int, data: object) -> int:
-        found.append(os.fsdecode(library.contents.path or b""))
+    def visit(library: int, size: int, data: object) -> int:
+        found.append(os.fsdecode(ctypes.c_char_p.from_address(library + _PATH_AT).value or b""))
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(_Visit(visit), None)

@@ -15,6 +15,15 @@ BUGS = [
         "After a torch loader has run, workers are forked beside libgomp's threads, and hang.",
     ),
     Bug(
+        "OpenBLAS's threads need a trial fork before each first batch",
+        "starting",
+        "backends/_process/forking.py",
+        "        stop_openblas()\n",
+        "",
+        ("unit/test_launch.py::test_openblas_stops_its_threads_without_a_trial",),
+        "The first batch of every program comes later by a fork.",
+    ),
+    Bug(
         "a template is forked although unpickling the dataset has started threads in it",
         "starting",
         "backends/_process/launcher.py",

@@ -6,6 +6,24 @@ from tests.planted.bug import Bug
 
 BUGS = [
     Bug(
+        "each epoch begins with reading files of cgroups",
+        "verdicts",
+        "_epoch/measures.py",
+        " and clock() - self.meter.asked > _PAUSE:",
+        ":",
+        ("stats/test_verdicts_last.py::test_an_epoch_that_follows_at_once_does_not_wait_for_figures",),
+        "The first batch of every epoch comes 0.05 ms later.",
+    ),
+    Bug(
+        "what the program does between two epochs is held against the loader",
+        "verdicts",
+        "_epoch/measures.py",
+        "clock() - self.meter.asked > _PAUSE:",
+        "False:",
+        ("stats/test_verdicts_last.py::test_what_the_program_does_after_the_epoch_is_not_held_against_the_loader",),
+        "A validation that cgroups hold back is told as a slow loader.",
+    ),
+    Bug(
         "how long a worker had no processor is not added up with what others counted in its seat",
         "verdicts",
         "_measure/gauges.py",

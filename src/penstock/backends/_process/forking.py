@@ -6,7 +6,8 @@ the child, and a pool waits for ever for threads that the child does not have.
 A thread cannot be asked who made it, and counting threads is a guess: of two threads, one may be OpenBLAS's, which
 OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries themselves. Its
 child ends at once, without running any code of the program. Threads that are still there after the trial are the
-ones that a real fork would leave behind. Without other threads, no trial is needed.
+ones that a real fork would leave behind. Without other threads, no trial is needed. A trial takes as long as a fork,
+so OpenBLAS is asked first to stop its threads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
+
+from penstock.backends._native_threads import stop_openblas
 
 # Libraries that refuse to work in a forked child, or do not work there, even if they have no threads yet.
 _NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")
@@ -70,6 +73,9 @@ def _left_after_a_trial() -> frozenset[_Thread]:
         others = _others()
         if not others or others & _stayed:
             return others
+        stop_openblas()
+        if not _others():
+            return frozenset()
         _fork_for_trial()
         _stayed = _others()
         # jemalloc starts a new thread after a fork, which has no name of its own yet.
