@@ -30,8 +30,8 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
-# A loader that has run for a second has one, for `penstock top`, until it is closed or gone. On a busy machine that is
-# any loader to which the test, or an exception that it caught, still refers. tests/unit/test_page.py is about pages.
+# A loader that has run for a second has one, for `penstock top`, until it is closed or gone. On a busy machine,
+# that is any loader to which the test, or an error that it caught, still refers. tests/unit/test_page.py tests pages.
 PAGE = "memfd:penstock-loader"
 
 
