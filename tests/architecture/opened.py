@@ -13,7 +13,7 @@ NAMES = re.compile(
     r"""
     # unpickled
     (_?pickle|cloudpickle|marshal|dill)\.(loads?|Unpickler) | penstock\._wire\.pickling\.loads
-    | penstock\._wire\.shipment\.unpack\w* | numpy\.(load|fromfile|lib\.format\.(read|open)\w+) | torch\.load
+    | penstock\._wire\.shipment\.unpack\w* | numpy\.(load|memmap|fromfile|lib\.format\.(read|open)\w+) | torch\.load
     # mapped
     | mmap\.mmap | ctypes\.(CDLL|PyDLL|memmove|string_at|cast|pythonapi) | multiprocessing\.shared_memory\.\w+
     | penstock\.(_memory\.|formats\._)mapping\.(mapped|map_memory|copy_map|map_file|map_again)
@@ -27,12 +27,12 @@ NAMES = re.compile(
     | socket\.(socket|socketpair|create_\w+|fromfd|send_fds|recv_fds) | ssl\.create_default_context
     | shutil\.(?!get_terminal_size|disk_usage|which)\w+ | tempfile\.\w+ | fcntl\.(fcntl|flock|lockf|ioctl)
     | (obstore|fsspec|lmdb)\.\w+(\.\w+)* | urllib\.request\.urlopen | http\.client\.HTTPS?Connection
+    | penstock\._trust\.(open_\w+|make_file|replace|use_folder|tighten)
     # grown
-    | (zip|tar)file\.\w+ | (gzip|bz2|lzma|zlib)\.(open|decompress\w*)
+    | zipfile\.ZipFile | tarfile\.\w+ | (gzip|bz2|lzma|zlib)\.(open|decompress\w*)
     """,
     re.VERBOSE,
 )
-CALLED = ("numpy.memmap",)  # named in many places that only ask for the type
 # Methods that only files, paths and sockets have. (`.open` is a method of others, too: see `_opens`.)
 METHODS = re.compile(
     r"(read|write)_(text|bytes)|unlink|mkdir|rmdir|touch|symlink_to|hardlink_to|chmod"
@@ -81,7 +81,7 @@ class _Walk(ast.NodeVisitor):
             self.visit(each)
         self._within.append(node.name)
         for name, value in ast.iter_fields(node):
-            if name != "decorator_list":
+            if name not in ("decorator_list", "returns"):
                 for each in value if isinstance(value, list) else [value]:
                     if isinstance(each, ast.AST):
                         self.visit(each)
@@ -97,13 +97,18 @@ class _Walk(ast.NodeVisitor):
     def visit_arg(self, node: ast.arg) -> None:
         pass
 
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for each in (node.left, *node.comparators):
+            if not isinstance(each, (ast.Name, ast.Attribute)):  # those ask for a type: `kind is np.memmap`
+                self.visit(each)
+
     def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+            return
         if isinstance(node.func, ast.Attribute) and self._full(node.func) is None:
             name = node.func.attr
             if METHODS.fullmatch(name) or (name == "open" and _opens(node)):
                 self._found[".".join(self._within)].add(f".{name}")
-        elif self._full(node.func) in CALLED:
-            self._found[".".join(self._within)].add(str(self._full(node.func)))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -142,7 +147,13 @@ _BUILTINS = {"open", "exec", "eval", "compile", "__import__"}
 
 
 def _opens(node: ast.Call) -> bool:
-    """Whether `x.open(...)` may open a file: it has no argument, or only a mode."""
+    """Whether `x.open(...)` may open a file: it has no argument, or only a mode. Objects of ours have such methods."""
+    if (
+        isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "self"
+    ):
+        return False
     given = [*node.args, *(each.value for each in node.keywords)]
     return all(isinstance(each, ast.Constant) and _MODE.fullmatch(str(each.value)) for each in given)
 

@@ -13,6 +13,12 @@ from tests.fuzz.mutating import mutated
 saved = sorted(path.relative_to(attacking.FOUND) for path in attacking.FOUND.rglob("*.bin"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_block_stays_open() -> None:
+    """The one that inventories under attack name."""
+    attacking.target("shared_blocks").seeds()
+
+
 @pytest.mark.timeout(120, method="thread")  # the attacks have the alarm
 @pytest.mark.parametrize("path", saved, ids=str)
 def test_what_was_found_stays_mended(path: Path) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 from rich.console import Console
 
 import penstock
-from penstock import _top
+from penstock import _top, _trust
 from penstock._measure import page
 from penstock.stats._published import to_text
+from tests.fuzz import scratch
 
 ALLOWED = ()
 JSON = True
@@ -44,7 +45,9 @@ def attack(data: bytes) -> None:
     try:
         os.write(fd, data)
         os.ftruncate(fd, page._SIZE)
-        found = _top.loaders(os.getpid())
+        _trust.seal(fd, _trust.OF_ONE_SIZE)
+        with scratch.alone():
+            found = _top.loaders(os.getpid())
         console = Console(file=io.StringIO(), width=200, force_terminal=True)
         for now in (0.0, time.time(), 1e18):
             for pid in (None, os.getpid()):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from functools import cache
 
 import numpy as np
 
+from penstock import _trust
 from penstock.formats._claims import Claim
 from penstock.formats._shared import _BLOCK, _NAME, Inventory, Shared
+from tests.fuzz import scratch
 
 ALLOWED = ()
 TABLE = "fuzz"
@@ -21,6 +24,7 @@ def block() -> tuple[int, int]:
     """A block of another size than its row may say: its descriptor and inode."""
     fd = os.memfd_create(_BLOCK, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, SOUND)
+    _trust.seal(fd, _trust.UNCHANGING)
     return fd, os.fstat(fd).st_ino
 
 
@@ -35,10 +39,16 @@ def seeds() -> list[bytes]:
 
 
 def attack(data: bytes) -> None:
+    with scratch.alone():
+        _attack(data)
+
+
+def _attack(data: bytes) -> None:
     fd = os.memfd_create(_NAME + TABLE, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     shared = Shared(TABLE, 1 << 20)
     try:
         os.write(fd, data)
+        _trust.seal(fd, fcntl.F_SEAL_SHRINK)
         for number in (3, 5):
             found = shared.get(number, lambda: [SOUND])
             assert found is None or isinstance(found, memoryview)
