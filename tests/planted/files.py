@@ -21,6 +21,9 @@ _REDIRECTS = ("remote/test_redirects.py",)
 _SHOWN = ("remote/test_shown_laws.py",)
 _LARGE = ("unit/test_sample_limit.py",)
 _INDEXES = ("unit/test_formats_shared.py", "unit/test_formats_tar.py")
+_OWN = ("unit/test_formats_own.py",)
+_OTHERS = ("unit/test_formats_others.py",)
+_LAWS = ("remote/test_format_laws.py",)
 
 
 BUGS = [
@@ -696,5 +699,87 @@ BUGS = [
         "if False and",
         ("remote/test_tar_indexes.py",),
         "The first batch comes after an hour, without a word.",
+    ),
+    # Formats of others, and the base of all.
+    Bug(
+        "the part of a block does not count empty blocks",
+        "formats",
+        "formats/_format.py",
+        "part = self._part_of.item(block)",
+        "part = block - int(self.blocks.searchsorted(self.edges[number]))",
+        _OWN,
+        "A format reads the bytes of another block.",
+    ),
+    Bug(
+        "our formats come before those that are registered",
+        "formats",
+        "formats/_recognise.py",
+        "    yield from registered()\n    yield from _OURS\n",
+        "    yield from _OURS\n    yield from registered()\n",
+        _OWN,
+        "A format of the user's is never found if one of ours has its suffix.",
+    ),
+    Bug(
+        "packages are asked for files of ours",
+        "formats",
+        "formats/_recognise.py",
+        "if found is None and named is None and load_entry_points():",
+        "if load_entry_points():",
+        _OWN,
+        "To open a file imports packages that have nothing to do with it.",
+    ),
+    Bug(
+        "a sample is a view of its block",
+        "formats",
+        "formats/_blocks.py",
+        "return found.copy() if isinstance(found, np.ndarray) else found",
+        "return found",
+        _LAWS,
+        "A program that changes a sample changes it for the next epoch.",
+    ),
+    Bug(
+        "the last sample of a block is not fetched ahead",
+        "formats",
+        "formats/_extents.py",
+        "start, length = self.extent(rows.file, rows.stop - 1)",
+        "start, length = self.extent(rows.file, rows.first)",
+        _LAWS,
+        "A worker waits for the bytes of a block that was fetched.",
+    ),
+    Bug(
+        "the checksum of a record is not looked at",
+        "formats",
+        "formats/_tfrecord.py",
+        "if self.check and",
+        "if False and",
+        _OTHERS,
+        "A wrong byte is trained on, although the file tells.",
+    ),
+    Bug(
+        "a shard may be anywhere",
+        "formats",
+        "formats/_sharded.py",
+        'or ".." in shard.name.split("/")',
+        "or False",
+        _OTHERS,
+        "An index from the net reads files of the machine as samples.",
+    ),
+    Bug(
+        "a merged index counts shards twice",
+        "formats",
+        "formats/_sharded.py",
+        "shards.setdefault(file.identity.name, (file, shard))",
+        "shards[f'{index.path} {shard.name}'] = file, shard",
+        _OTHERS,
+        "Every sample comes twice in an epoch.",
+    ),
+    Bug(
+        "a pickle of MosaicML's is given as bytes without a word",
+        "formats",
+        "formats/_mds.py",
+        "if refusals := [each.refusal for each in fields if each.refusal]:",
+        "if refusals := []:",
+        _OTHERS,
+        "The error comes with the first batch, on another machine.",
     ),
 ]

@@ -315,7 +315,13 @@ def test_inspect_of_a_bad_file_says_why(folder: Path, capsys: pytest.CaptureFixt
     assert "there is no file or folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["formats._lines", "formats._tar", "formats._tokens", "_open"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("formats._lines", "formats._tar", "formats._tokens", "_open"),
+        *("formats._format", "formats._extents", "formats._blocks", "testing.formats"),
+    ],
+)
 def test_examples_of_docstrings_run(module: str) -> None:
     ran = doctest.testmod(importlib.import_module(f"penstock.{module}"))
     assert ran.attempted and not ran.failed

@@ -66,6 +66,10 @@ def test_a_registered_format_comes_before_ours(pairs: Path) -> None:
     class Mine(Pairs):
         suffixes = (".txt",)
 
+        @classmethod
+        def matches(cls, first_bytes: bytes) -> bool:
+            return False
+
     (pairs.parent / "a.txt").write_text("PAIRab")
     register(Mine)
     try:
@@ -73,6 +77,37 @@ def test_a_registered_format_comes_before_ours(pairs: Path) -> None:
     finally:
         unregister(Mine)
     assert type(penstock.open(pairs.parent / "a.txt")).__name__ == "TextLines"
+
+
+def test_an_index_that_belongs_to_no_format_is_left_out(pairs: Path) -> None:
+    """wids, for example, writes an index.json beside its tars."""
+    folder = pairs.parent
+    pairs.unlink()
+    (folder / "a.txt").write_text("one\n")
+    (folder / "index.json").write_text('{"wids_version": 1}')
+    assert list(penstock.open(folder)) == ["one"]
+
+
+def test_files_that_belong_to_another_are_read_with_it(pairs: Path) -> None:
+    class Listed(Pairs):
+        suffixes = ("index.json",)
+        companions = ("part-*.txt",)
+
+        @classmethod
+        def matches(cls, first_bytes: bytes) -> bool:
+            return first_bytes.startswith(b"PAIR")
+
+    folder = pairs.parent
+    pairs.rename(folder / "index.json")
+    (folder / "part-1.txt").write_text("one\n")
+    register(Listed)
+    try:
+        assert type(penstock.open(folder)) is Listed
+        (folder / "other.txt").write_text("one\n")
+        with pytest.raises(FormatError, match=r"several formats: .json \(Listed\), .txt \(TextLines\)"):
+            penstock.open(folder)
+    finally:
+        unregister(Listed)
 
 
 def test_only_formats_can_be_registered() -> None:

@@ -63,6 +63,7 @@ class MDS(Sharded):
         self._decode, self._wanted = decode, columns
         self._fields: list[Field] = []
         self._fixed: list[int | None] = []
+        self._read: list[tuple[int, Field]] = []  # the fields of samples, with their places
         super().__init__(paths, **files)
 
     @classmethod
@@ -72,7 +73,7 @@ class MDS(Sharded):
     @property
     def columns(self) -> list[str]:
         """The names of the columns, in the order of the samples' fields."""
-        return [each.name for each in self._read]
+        return [each.name for _, each in self._read]
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
         return checked(index, lambda: [self._shard(index, each) for each in about["shards"]])
@@ -101,7 +102,8 @@ class MDS(Sharded):
             if unknown := [each for each in self._wanted or () if each not in names]:
                 index.refused(0, f"there is no column {unknown[0]!r}, but {', '.join(map(repr, names))}")
             self._fields, self._fixed = fields, [size or None for size in sizes]
-            self._read = [each for each in fields if self._wanted is None or each.name in self._wanted]
+            some = enumerate(fields)
+            self._read = [(at, each) for at, each in some if self._wanted is None or each.name in self._wanted]
             if len(self._fixed) != len(fields) or not all(size is None or type(size) is int for size in self._fixed):
                 raise ValueError(f"column_sizes are {sizes}")
         hashes = sorted((raw.get("hashes") or {}).items())
@@ -119,8 +121,7 @@ class MDS(Sharded):
 
     def decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         parts = self.parts(raw, number, row, self._fixed)
-        wanted = zip(self._fields, parts, strict=True)
-        return {each.name: self.value(each, part, number, row) for each, part in wanted if each in self._read}
+        return {each.name: self.value(each, parts[at], number, row) for at, each in self._read}
 
 
 class _Array:

@@ -138,9 +138,10 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
     """The files but those that belong to another; of several, also but indexes of programs that are not known."""
     others: set[str] = set()
+    names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
         folder, _, name = file.path.rpartition("/")
-        if not any(name.lower().endswith(end) for end in _ends() if not end.startswith(".")):
+        if not name.lower().endswith(names):
             continue
         own = _by_content(_begin(file))
         if own is None:
