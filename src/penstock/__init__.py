@@ -47,13 +47,16 @@ from penstock.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0.dev0"
 
-_LATE = ("formats", "image", "records", "testing")  # imported when a program first names them
-_MODULES = ("errors", "stats", *_LATE, *_GUESTS)
+_LATE = ("formats", "image", "records", "testing", *_GUESTS)  # imported when a program first names them
+_MODULES = ("errors", "stats", *_LATE)
 
 
 def __getattr__(name: str) -> _ModuleType:
     if name in _LATE:
-        return _import_module(f"penstock.{name}")
+        try:
+            return _import_module(f"penstock.{name}")
+        except ImportError as error:  # without torch, hasattr(penstock, "torch") is False, and does not raise
+            raise AttributeError(str(error)) from error
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 

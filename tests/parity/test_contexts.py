@@ -150,17 +150,17 @@ def test_what_is_no_context_is_refused_by_the_constructor(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_start_method_that_a_library_has_set_for_the_program_is_replaced(
+def test_a_start_method_that_a_library_has_set_for_the_program_is_replaced_in_silence(
     seed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a worker process of joblib, loky's is the default. The program has not chosen it, and can do nothing."""
     monkeypatch.setattr(contexts._default_context, "_actual_context", Foreign())
     assert multiprocessing.get_start_method() == "library"
     found, said = caught(
         lambda: [batch.tolist() for batch in penstock.torch.DataLoader(range(4), 2, num_workers=1, seed=seed)]
     )
     assert found == [[0, 1], [2, 3]]
-    assert len(said) == 1
-    assert "start method 'library'" in said[0]
+    assert said == []
     assert [batch.tolist() for batch in penstock.DataLoader(range(4), 2, num_workers=1)] == found
 
 

@@ -47,6 +47,19 @@ def test_columns_are_no_dataset_but_may_become_one() -> None:
     assert len(list(DataLoader({0: "x", 1: "y"}))) == 2
 
 
+def test_a_table_is_no_dataset_because_its_first_item_is_a_column() -> None:
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    square = pandas.DataFrame(np.arange(9.0).reshape(3, 3))  # square[0] is a column: wrong samples, and no error
+    for table in (square, pandas.DataFrame({"x": [1, 2]}), arrow.table({"x": [1, 2]})):
+        with pytest.raises(TypeError, match=rf"is a {type(table).__name__}, a table.*ArrayDataset.*list of its rows"):
+            DataLoader(table)
+    rows = list(DataLoader(square.to_dict("records"), 3))
+    columns = list(DataLoader(penstock.ArrayDataset(**{f"{name}": square[name].to_numpy() for name in square}), 3))
+    assert [batch.tolist() for batch in rows[0].values()] == [batch.tolist() for batch in columns[0].values()]
+    assert [batch.tolist() for batch in DataLoader(square, sampler=[2])] == [[[2.0, 5.0, 8.0]]]
+    assert [batch.tolist() for batch in DataLoader(pandas.Series([1, 2]), 2)] == [[1, 2]]
+
+
 def test_a_generator_beside_a_seed_would_not_be_used() -> None:
     with pytest.raises(ValueError, match="seed=1 and generator= were both given"):
         DataLoader([1], seed=1, generator=np.random.default_rng(2))
@@ -80,6 +93,26 @@ def test_dir_shows_what_is_public() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == "['__doc__', '__version__']\n"
     assert set(penstock.__all__) < set(dir(penstock))
+
+
+def test_penstock_torch_is_there_without_an_import_of_its_own() -> None:
+    pytest.importorskip("torch")
+    code = "import sys, penstock; print('torch' in sys.modules, penstock.torch.DataLoader.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False penstock.torch._loader\n", done.stderr
+
+
+def test_without_torch_penstock_torch_says_what_it_needs() -> None:
+    code = """
+import sys
+import penstock
+sys.modules["torch"] = None
+print(hasattr(penstock, "torch"))
+penstock.torch
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert 'AttributeError: penstock.torch needs torch: pip install ".[torch]"' in done.stderr
 
 
 def test_modules_of_formats_are_there_without_an_import_of_their_own() -> None:

@@ -112,6 +112,13 @@ class ByKey(Feed):
                 "the keys of samples are 0, 1, 2 and so on. If it holds columns of equal length, use "
                 "penstock.ArrayDataset(**columns); if it holds samples, pass sampler=, or a list of its values."
             )
+        if not given and hasattr(type(self.dataset), "__dataframe__"):
+            raise TypeError(
+                f"The dataset is a {type(self.dataset).__name__}, a table: with a key, it gives a column or another "
+                "table, and no sample. If its columns hold numbers, use "
+                "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}); otherwise pass a list of "
+                'its rows, such as table.to_dict("records").'
+            )
         if self.options.shuffle == "blocks":
             self._order(0)  # raises now, and not in the first epoch, if the dataset has no blocks
 

@@ -118,4 +118,22 @@ BUGS = [
         _RANKS,
         "A right program is warned of ranks that read the same.",
     ),
+    Bug(
+        "the columns of a table are taken for samples",
+        "faces",
+        "_feed/keys.py",
+        'if not given and hasattr(type(self.dataset), "__dataframe__"):',
+        "if False:",
+        ("unit/test_answers.py::test_a_table_is_no_dataset_because_its_first_item_is_a_column",),
+        "A square table trains on its columns, and no error says so.",
+    ),
+    Bug(
+        "penstock.torch is missing until it is imported",
+        "faces",
+        "__init__.py",
+        '"testing", *_GUESTS)',
+        '"testing")',
+        ("unit/test_answers.py::test_penstock_torch_is_there_without_an_import_of_its_own",),
+        "import penstock; penstock.torch.DataLoader raises AttributeError.",
+    ),
 ]

@@ -29,7 +29,8 @@ def choose_method(asked: str | BaseContext | None) -> str:
     its default as soon as a program makes a lock, as tqdm does, and that looks the same.
 
     A context that a library has made is used by its start method. If that is none of the three, one warning says
-    which method is used instead.
+    which method is used instead. Such a method that is only set in multiprocessing, as in the workers of joblib, is
+    no choice of the program, and is passed over in silence.
     """
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
@@ -59,13 +60,9 @@ def _configured() -> str | None:
     if multiprocessing is None:
         return None
     method: str | None = multiprocessing.get_start_method(allow_none=True)
-    if method is None or method == "fork" == multiprocessing.get_all_start_methods()[0]:
+    if method == "fork" == multiprocessing.get_all_start_methods()[0]:
         return None
-    if method in METHODS:
-        return method
-    used = _safe()
-    _warn(f"multiprocessing's start method {method!r}", used)
-    return used
+    return method if method in METHODS else None
 
 
 def _safe() -> str:
