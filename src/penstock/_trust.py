@@ -237,7 +237,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
     for each in reversed(missing):
         with suppress(FileExistsError):  # by another process: it is checked below
             os.mkdir(each, 0o700)
-            os.chmod(each, 0o2770 if shared and each == path else 0o700)
+            os.chmod(each, 0o2770 if shared else 0o700)
     if missing:
         group = os.stat(path).st_gid if shared else None
         _check_folder(path, group)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +56,15 @@ def test_the_warning_says_what_to_do(url: str, number: int, said: str, monkeypat
     monkeypatch.setattr(pieces, "write", refused)
     with pytest.warns(RuntimeWarning, match=said):
         assert list(JsonLines(url)) == [1, 2]
+
+
+def test_a_folder_for_a_team_has_indexes_too_but_only_if_it_is_the_default_one(
+    url: str, tmp_path: Path, cache: Path
+) -> None:
+    assert list(JsonLines(url, cache=tmp_path / "team", cache_shared=True)) == [1, 2]
+    assert [stat.S_IMODE((path).stat().st_mode) for path in (tmp_path / "team", cache)] == [0o2770, 0o700]
+    shutil.rmtree(cache)
+    assert list(JsonLines(url, cache_shared=True)) == [1, 2]
+    found = {path.name == "pieces": stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()}
+    assert found == {True: 0o2770, False: 0o660}
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o2770

@@ -202,9 +202,16 @@ def _places(file: AnyFile, kind: str) -> Iterator[_Beside | _InCache]:
     if isinstance(file, File):
         yield _Beside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
     with suppress(RuntimeError):  # there is no home folder
-        pieces = file.pieces if isinstance(file, RemoteFile) else None
-        is_shared = isinstance(pieces, PiecesOnDisk) and pieces.cache.shared
-        yield _InCache(cache_folder() / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}", is_shared)
+        folder = cache_folder()
+        yield _InCache(folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}", _is_shared(file, folder))
+
+
+def _is_shared(file: AnyFile, folder: Path) -> bool:
+    """Whether the cache folder is said to be that of a group: if the pieces of the file are in it, and are shared."""
+    pieces = file.pieces if isinstance(file, RemoteFile) else None
+    if not isinstance(pieces, PiecesOnDisk):
+        return False
+    return pieces.cache.shared and pieces.cache.path == os.path.abspath(folder / "pieces")
 
 
 class _Beside(NamedTuple):
