@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
@@ -119,7 +120,8 @@ def written(name: str, folder: Path) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     program = [sys.executable, "-W", "ignore", "-m", "others.write", str(folder), name]
-    ran = subprocess.run(program, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=100)
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    ran = subprocess.run(program, capture_output=True, text=True, env=paths, timeout=100)
     assert ran.returncode == 0, ran.stderr
 
 

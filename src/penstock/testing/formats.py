@@ -7,7 +7,7 @@ As one function, with some files of the format:
     >>> from penstock.formats import TextLines
     >>> from penstock.testing import formats
     >>> path = Path(tempfile.mkdtemp(), "some.txt")
-    >>> _ = path.write_text("one\\ntwo\\nthree\\n")
+    >>> _ = path.write_text("one\\ntwo\\nthree\\nfour\\n")
     >>> formats.check(TextLines, [path], only="by_key")
     []
 
