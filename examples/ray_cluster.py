@@ -47,7 +47,11 @@ def node(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     ray_command = Path(sys.executable).with_name("ray")
     ports = ["min-worker-port=0", "max-worker-port=0", *(f"{name}={free_port()}" for name in PORTS)]
     options = [*(f"--{port}" for port in ports), "--num-cpus=2", "--disable-usage-stats", *arguments]
-    process = subprocess.Popen([ray_command, "start", "--block", *options], stdout=subprocess.DEVNULL)
+    # If an earlier ray.init() left a token in ~/.ray, `ray start` asks for it, and ray.init(address=) sends none.
+    environment = {"RAY_AUTH_MODE": "disabled", **os.environ}
+    process = subprocess.Popen(
+        [ray_command, "start", "--block", *options], env=environment, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:

@@ -18,9 +18,11 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "ray.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_example_loses_a_node_and_no_batch() -> None:
+def test_the_example_loses_a_node_and_no_batch(tmp_path: Path) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text(uuid.uuid4().hex * 2)  # as a local ray.init() leaves it in HOME
     mark = f"PENSTOCK_EXAMPLE={uuid.uuid4()}"
-    environment = {**os.environ, **dict([mark.split("=")])}
+    environment = {**os.environ, **dict([mark.split("=")]), "HOME": str(tmp_path)}
     command = [sys.executable, ROOT / "examples" / "ray_cluster.py"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
