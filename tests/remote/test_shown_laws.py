@@ -52,6 +52,11 @@ signed_elsewhere = st.builds(
 anything = st.one_of(urls, without_scheme, signed, signed_elsewhere)
 
 
+def is_path(url: str) -> bool:
+    """True for a local path: it may have an @, and without a colon nothing in it looks like a password."""
+    return url.startswith("file:///") and ":" not in url.removeprefix("file:///")
+
+
 @settings(max_examples=3000, deadline=None)
 @given(anything)
 def test_a_url_is_shown_without_its_secret(url: str) -> None:
@@ -116,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=400, deadline=None)
-@given(url=anything, way=st.sampled_from(sorted(WAYS)))
+@given(url=anything.filter(lambda url: not is_path(url)), way=st.sampled_from(sorted(WAYS)))
 @example(url=f"https:/u:{SECRET}@h", way="JsonLines")
 @example(url=f"http://u:{SECRET}/x@h", way="JsonLines")
 @example(url=f"file://u:{SECRET}@h", way="Tar")
