@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak planted interop bench bench-ray bench-formats clean
+.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak fuzz planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -13,6 +13,7 @@ MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
 STRANGERS := .venv-strangers
+FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
 OTHERS := .others
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -108,11 +109,19 @@ remote: $(VENV)/.remote
 wild: $(WILD)/.installed
 	$(WILD)/bin/python -m pytest -o faulthandler_timeout=0 tests/wild -k "$(WILD_ONLY)"
 
-# Kills workers for a minute, and then runs random histories for a minute, on both faces.
+# Kills workers for a minute, trains beside hostile neighbours for a minute (as root, with another user), and then runs random
+# histories for a minute, on both faces.
 # A longer run, with progress: python -m tests.histories --operations 100000 --seed 1
 PENSTOCK_SOAK ?= 60
 soak: $(VENV)/.developed
-	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/histories
+	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_neighbour.py \
+	  tests/histories
+
+# Attacks each place where bytes decide for some minutes, guided by coverage (tests/fuzz): twenty minutes with MINUTES=1. Findings are saved
+# in tests/fuzz/found. `TARGETS="tar lmdb"` attacks some. Without atheris: python -m tests.fuzz
+MINUTES ?= 1
+fuzz: $(FUZZ)/.installed
+	$(FUZZ)/bin/python -m tests.fuzz $(TARGETS) --minutes $(MINUTES) --atheris
 
 # Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them:
 # ten minutes. `BUGS=memory` plants those of one area.
@@ -153,7 +162,7 @@ bench-formats: $(FORMATS)/.installed
 	$(FORMATS)/bin/python -m bench.shards $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -209,6 +218,13 @@ $(STRANGERS)/.installed: requirements-strangers.txt pyproject.toml
 	$(PYTHON) -m venv $(STRANGERS)
 	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-strangers.txt
 	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@touch $@
+
+$(FUZZ)/.installed: requirements-fuzz.txt requirements-dev.txt pyproject.toml
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
+	  --requirement requirements-fuzz.txt
+	$(FUZZ)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
 	@touch $@
 
 $(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml

@@ -147,7 +147,7 @@ _BUILTINS = {"open", "exec", "eval", "compile", "__import__"}
 
 
 def _opens(node: ast.Call) -> bool:
-    """True if `x.open(...)` may open a file: it has no argument, or only a mode. Our objects have such methods."""
+    """Whether `x.open(...)` may open a file: no argument, or only a mode. `self.open()` is a method of ours."""
     if (
         isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)

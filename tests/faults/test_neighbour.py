@@ -17,8 +17,10 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,48 +66,54 @@ def small_disk(folder: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@contextmanager
-def program(*command: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/src", "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True, **more
-    )
-    try:
-        yield process
-    finally:
+class Program:
+    """A program beside this one, which says what it does in lines of JSON."""
+
+    def __init__(self, command: Sequence[str], **more: Any) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/src", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True, **more
+        )
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+
+    def line(self, seconds: float) -> dict[str, Any] | None:
+        """Its next line; None if it has ended. Fails if neither happens within so many seconds."""
+        until, out = time.monotonic() + seconds, self.process.stdout
+        assert out is not None
+        while not self._lines:
+            ready = select.select([out], [], [], max(0.0, until - time.monotonic()))[0]
+            assert ready, f"{self.process.args!r} has said nothing for {seconds:g} s"
+            data = os.read(out.fileno(), 1 << 16)
+            if not data:
+                return None
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(whole)
+        found: dict[str, Any] = json.loads(self._lines.popleft())
+        return found
+
+    def end(self) -> list[dict[str, Any]]:
+        """Asks it to end; all that it said and says."""
+        self.process.send_signal(signal.SIGTERM)
+        return list(iter(partial(self.line, 30.0), None))
+
+    def kill(self) -> None:
+        """With all that it has started, and stopped."""
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started, and stopped
-        for stream in (process.stdin, process.stdout):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
-        process.wait()
+        self.process.wait()
 
 
-def lines(process: subprocess.Popen[str], until: float) -> Iterator[dict[str, Any]]:
-    """What a program says, line by line, until it ends or the time has come."""
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    rest = ""
-    while (left := until - time.monotonic()) > 0:
-        if select.select([process.stdout], [], [], left)[0]:
-            data = os.read(process.stdout.fileno(), 1 << 16).decode()
-            if not data:
-                return
-            *whole, rest = (rest + data).split("\n")
-            yield from map(json.loads, whole)
-
-
-def first(process: subprocess.Popen[str], seconds: float = 60.0) -> dict[str, Any]:
-    for line in lines(process, time.monotonic() + seconds):
-        return line
-    raise AssertionError(f"{process.args} has said nothing")
-
-
-def end_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    process.send_signal(signal.SIGTERM)
-    said = list(lines(process, time.monotonic() + 30))
-    process.wait(30)
-    return said
+@contextmanager
+def program(*command: str, **more: Any) -> Iterator[Program]:
+    begun = Program(command, **more)
+    try:
+        yield begun
+    finally:
+        begun.kill()
 
 
 @pytest.fixture
@@ -131,59 +139,54 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
         cache, told = str(place / "cache"), tmp_path / "workers"
         trained = [sys.executable, "-m", "tests.neighbours.training", server.url, cache, str(400_000), str(told)]
         with program(*trained, stdin=subprocess.PIPE) as run:
-            table = first(run)["table"]
-            with _neighbours(run.pid, told, place, cache, table, is_small) as them:
+            table = (run.line(LONGEST) or {})["table"]
+            with _neighbours(run.process.pid, told, place, cache, table, is_small) as them:
                 epochs, warned = _watched(run, SECONDS)
-                said = {name: end_of(process) for name, process in them.items()}
-    assert run.returncode == 0
+                said = {name: each.end() for name, each in them.items()}
+    assert run.process.returncode == 0
     assert len(epochs) >= 2
     assert all(epoch["digest"] == expected for epoch in epochs), "batches have changed"
     slowest = max(epoch["took"] for epoch in epochs)
     (did,) = (line["done"] for line in said["sibling"] if "done" in line)
     assert did["stopped with locks"] and did["mess"], did
     if "stranger" in said:
-        assert not [line for line in said["stranger"] if "could" in line], (
-            "another user could open or change something"
-        )
+        could = [line for line in said["stranger"] if "could" in line]
+        assert not could, "another user could open or change something"
         (tried,) = (line["tried"] for line in said["stranger"] if "tried" in line)
         assert tried["open a descriptor"] > 100 and tried["list the cache"] and tried["signal"], tried
         print(f"stranger: {sum(tried.values()):,} attempts, none had success")
-    print(f"{len(epochs)} epochs, the slowest took {slowest:.1f} s; sibling: {did}; warnings: {warned}")
+    print(f"{len(epochs)} epochs, the slowest took {slowest:.1f} s; sibling: {did}; {len(warned)} warnings")
+    for each in sorted({*warned}):
+        print(f"  {each}")
 
 
 @contextmanager
 def _neighbours(
     pid: int, told: Path, place: Path, cache: str, table: str, is_small: bool
-) -> Iterator[dict[str, subprocess.Popen[str]]]:
+) -> Iterator[dict[str, Program]]:
     small = "small" if is_small else "large"
     with program(sys.executable, "-m", "tests.neighbours.sibling", str(told), cache, small) as sibling:
-        first(sibling)
+        assert sibling.line(LONGEST)
         if not may_be_nobody():
             yield {"sibling": sibling}
             return
-        stranger = [
-            sys.executable,
-            str(ROOT / "tests/neighbours/stranger.py"),
-            str(pid),
-            str(place),
-            cache,
-            table,
-        ]
+        stranger = [sys.executable, str(ROOT / "tests/neighbours/stranger.py"), str(pid), str(place), cache, table]
         with program(*NOBODY, *stranger) as other:
-            assert first(other)["uid"] == 65534
+            assert (other.line(LONGEST) or {})["uid"] == 65534
             yield {"sibling": sibling, "stranger": other}
 
 
-def _watched(run: subprocess.Popen[str], seconds: float) -> tuple[list[dict[str, Any]], list[str]]:
+def _watched(run: Program, seconds: float) -> tuple[list[dict[str, Any]], list[str]]:
     """The epochs of a run for so many seconds, and what it warned of; each epoch must come in time."""
     epochs: list[dict[str, Any]] = []
-    begun = time.monotonic()
-    assert run.stdin is not None
+    begun, stdin = time.monotonic(), run.process.stdin
+    assert stdin is not None
     while True:
-        if time.monotonic() - begun > seconds and len(epochs) >= 2 and not run.stdin.closed:
-            run.stdin.close()
-        line = first(run, LONGEST)
+        if time.monotonic() - begun > seconds and len(epochs) >= 2 and not stdin.closed:
+            stdin.close()
+        line = run.line(LONGEST)
+        assert line is not None, "the training run has ended by an error, which is above"
         if "warned" in line:
-            run.wait(LONGEST)
+            run.process.wait(LONGEST)
             return epochs, line["warned"]
         epochs.append(line)

@@ -19,6 +19,7 @@ _TABLES = (
 )
 _REDIRECTS = ("remote/test_redirects.py",)
 _SHOWN = ("remote/test_shown_laws.py",)
+_FUZZ = ("fuzz/test_fuzz.py",)
 _LARGE = ("unit/test_sample_limit.py",)
 _INDEXES = ("unit/test_formats_shared.py", "unit/test_formats_tar.py")
 _OWN = ("unit/test_formats_own.py",)
@@ -781,5 +782,59 @@ BUGS = [
         "if refusals := []:",
         _OTHERS,
         "The error comes with the first batch, on another machine.",
+    ),
+    Bug(
+        "positions of a tar grow without a limit",
+        "tars",
+        "formats/_beside.py",
+        "zlib.decompressobj().decompress(self.positions, most + 4)",
+        "zlib.decompress(self.positions)",
+        ("unit/test_tar_indexes.py",),
+        "An index of some kB beside a tar ends the program.",
+    ),
+    Bug(
+        "an index beside tars may say anything",
+        "tars",
+        "formats/_beside.py",
+        "if [*map(type, (name, *entry))] != _TYPES or min(size, place, nbytes) < 0:",
+        "if False:",
+        _FUZZ,
+        "A damaged index is a TypeError, and not made again.",
+    ),
+    Bug(
+        "an index of wids may name any number of samples",
+        "tars",
+        "formats/_beside.py",
+        ' or shard["nsamples"] > file.size // HEADER:',
+        ":",
+        _FUZZ,
+        "A line of JSON beside a tar takes all memory.",
+    ),
+    Bug(
+        "an index without positions is used",
+        "formats",
+        "formats/_extents.py",
+        "if starts is None or starts.ndim != 1 or not len(starts)",
+        "if starts is None",
+        _FUZZ,
+        "A TypeError of numpy instead of the name of the index.",
+    ),
+    Bug(
+        "a pattern of URLs tries everything again",
+        "remote",
+        "formats/_urls.py",
+        'f"(?>[^/]*?{run})" for run in middle if run',
+        'f"[^/]*{run}" for run in middle',
+        ("remote/test_urls.py",),
+        "A server with long names stops the program.",
+    ),
+    Bug(
+        "a range without letters is an error of re",
+        "remote",
+        "formats/_urls.py",
+        "    except re.error:\n        return",
+        "    except RecursionError:\n        return",
+        _FUZZ,
+        "[9-0] in a pattern is a traceback.",
     ),
 ]

@@ -149,4 +149,22 @@ BUGS = [
         ("faults/test_strangers_at_the_door.py",),
         "Random numbers of the training script depend on who connects to its port.",
     ),
+    Bug(
+        "memory is taken for what a frame only claims",
+        "wire",
+        "backends/_ray/link.py",
+        "        data = bytearray(min(size, _LARGE))",
+        "        data = bytearray(size)",
+        ("fuzz/test_fuzz.py",),
+        "One frame of a broken worker takes all memory of the driver.",
+    ),
+    Bug(
+        "a frame without sense ends the thread of its worker without a word",
+        "wire",
+        "backends/_ray/link.py",
+        "GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)",
+        "GARBLED = (OSError, EOFError, ValueError, KeyError)",
+        ("fuzz/test_fuzz.py",),
+        "A worker whose frames are damaged is a traceback of a thread.",
+    ),
 ]

@@ -148,3 +148,24 @@ def test_few_requests_of_a_parallel_listing_find_nothing() -> None:
     bucket = Bucket([f"part-{number:06}.tar" for number in range(100_000)], 1000)
     assert sum(map(len, listed(bucket, ""))) == 100_000  # type: ignore[arg-type]
     assert bucket.requests < 300
+
+
+@pytest.mark.parametrize("pattern", ["j" + "***ket/" * 6 + "***x", "*a" * 12 + "/x", "**/" * 8 + "x", "?*" * 9])
+def test_no_name_of_a_server_takes_long_to_match(pattern: str) -> None:
+    """If what a star matches is tried again for each other star, some of these take for ever."""
+    matcher = translated(pattern)
+    begun = time.process_time()
+    for name in ("jket" + "ket" * 300, "a" * 900, "a/" * 400, "ketket/" * 100):
+        matcher.fullmatch(name + "/z")
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        *[("x[9-0]", "x5", False), ("x[[]", "x[", True), ("a*b*c", "aXbYbZc", True), ("a*b*c", "abc", True)],
+        *[("a*b*c", "ac", False), ("*a*", "xay", True), ("**/**/a", "a", True), ("a***", "abc", True)],
+    ],
+)
+def test_patterns_are_those_of_a_shell(pattern: str, name: str, matches: bool) -> None:
+    assert (translated(pattern).fullmatch(name) is not None) == matches

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import tarfile
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,28 @@ def test_an_index_is_as_it_was_written_or_refused(tars: dict[str, list[int]], pl
     for each in (bytes(wrong), content[: int(place * len(content))]):
         with pytest.raises(ValueError, match=r"damaged|version|no index"):
             unpacked(each, "k")
+
+
+def test_positions_grow_no_further_than_the_tar_has_samples() -> None:
+    """600 kB of zeros, compressed to 600 bytes, would be 150,000 samples of a tar that has room for two."""
+    entry = Entry(1024, "", 0, 0, zlib.compress(bytes(600_000)), {})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="not those of samples in this tar"):
+            entry.arrays()
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fault": [1]}, {"apart": [1, 2]}, {"fault": ["x", None]}, {"apart": [[1], [1, 2]]}]
+)
+def test_faults_of_another_shape_are_refused(wrong: dict[str, list[Any]]) -> None:
+    sound = Entry.of(2048, "", 0, 0, {"starts": np.array([0, 512])})
+    assert sound.arrays()["starts"].tolist() == [0, 512]
+    with pytest.raises(ValueError, match=r"damaged|not those|invalid literal|inhomogeneous"):
+        sound._replace(bad=wrong).arrays()
 
 
 # ---- wids --------------------------------------------------------------------------------------------

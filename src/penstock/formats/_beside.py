@@ -80,7 +80,7 @@ class Entry(NamedTuple):
         """
         most = (self.size // HEADER + 2) * 4
         try:
-            grown = zlib.decompressobj().decompress(self.positions, most + 1)
+            grown = zlib.decompressobj().decompress(self.positions, most + 4)
             starts = np.frombuffer(grown, "<u4").cumsum(dtype=np.int64) * HEADER
             found = {part: np.array(self.bad[part], np.int64) for part in _BAD if part in self.bad}
         except (zlib.error, TypeError, OverflowError) as error:
