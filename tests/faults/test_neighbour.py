@@ -142,8 +142,10 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
             table = (run.line(LONGEST) or {})["table"]
             with _neighbours(run.process.pid, told, place, cache, table, is_small) as them:
                 epochs, warned = _watched(run, SECONDS)
+                top = subprocess.run([sys.executable, "-m", "penstock", "top"], capture_output=True, text=True)
                 said = {name: each.end() for name, each in them.items()}
     assert run.process.returncode == 0
+    assert top.returncode == 0 and "PLANTED" not in top.stdout, "a row of another user"
     assert len(epochs) >= 2
     assert all(epoch["digest"] == expected for epoch in epochs), "batches have changed"
     slowest = max(epoch["took"] for epoch in epochs)

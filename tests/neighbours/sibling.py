@@ -118,16 +118,15 @@ def main(told: Path, cache: str, small: bool) -> None:
         for name in ("penstock-loader", "penstock-block", "penstock-inventory-x")
     ]
     print(json.dumps({"pid": os.getpid(), "planted": len(fds)}), flush=True)
-    began, held = time.monotonic(), 0.0
+    began, held = time.monotonic(), -5.0
     while not stop:
         strike(told, rng)
         mess(cache, rng)
         if small and rng.random() < 0.1:
             fill_disk(cache)
-        if (
-            time.monotonic() - began > held + 5
-        ):  # every five seconds for a second; once for longer than is waited
-            hold_locks(cache, rng, 1.0 if held else 7.0)
+        # At first for longer than is waited, as soon as there are pieces; then every five seconds for a second.
+        if pieces(cache) and time.monotonic() - began > held + 5:
+            hold_locks(cache, rng, 1.0 if held > 0 else 6.0)
             held = time.monotonic() - began
         time.sleep(rng.random() * 0.3)
     print(json.dumps({"done": done}), flush=True)

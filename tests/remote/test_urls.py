@@ -150,14 +150,13 @@ def test_few_requests_of_a_parallel_listing_find_nothing() -> None:
     assert bucket.requests < 300
 
 
-@pytest.mark.parametrize("pattern", ["j" + "***ket/" * 6 + "***x", "*a" * 12 + "/x", "**/" * 8 + "x", "?*" * 9])
-def test_no_name_of_a_server_takes_long_to_match(pattern: str) -> None:
-    """If what a star matches is tried again for each other star, some of these take for ever."""
+@pytest.mark.parametrize(("pattern", "name"), [("*a*a*a*b", "a" * 250), ("j***ket***b", "j" + "ket" * 40)])
+def test_no_name_of_a_server_takes_long_to_match(pattern: str, name: str) -> None:
+    """If what a star matches is tried again for each other star, these take many seconds, and one star more for ever."""
     matcher = translated(pattern)
     begun = time.process_time()
-    for name in ("jket" + "ket" * 300, "a" * 900, "a/" * 400, "ketket/" * 100):
-        matcher.fullmatch(name + "/z")
-    assert time.process_time() - begun < 2
+    assert matcher.fullmatch(name) is None
+    assert time.process_time() - begun < 0.5
 
 
 @pytest.mark.parametrize(
