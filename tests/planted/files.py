@@ -837,4 +837,22 @@ BUGS = [
         _FUZZ,
         "[9-0] in a pattern is a traceback.",
     ),
+    Bug(
+        "a pipe in the place of a record file is waited for",
+        "formats",
+        "records/_raw.py",
+        "os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK",
+        "os.O_RDONLY | os.O_CLOEXEC",
+        ("unit/test_pipes.py",),
+        "A pipe in an archive of a stranger stops the program for ever.",
+    ),
+    Bug(
+        "a pipe in the place of an image is waited for",
+        "formats",
+        "image/_dataset.py",
+        "flags | os.O_NONBLOCK",
+        "flags",
+        ("unit/test_pipes.py",),
+        "A pipe in an archive of a stranger stops a worker for ever.",
+    ),
 ]

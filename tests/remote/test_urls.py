@@ -150,9 +150,9 @@ def test_few_requests_of_a_parallel_listing_find_nothing() -> None:
     assert bucket.requests < 300
 
 
-@pytest.mark.parametrize(("pattern", "name"), [("*a*a*a*b", "a" * 250), ("j***ket***b", "j" + "ket" * 40)])
+@pytest.mark.parametrize(("pattern", "name"), [("*a*a*a*b", "a" * 500), ("j***ket***b", "j" + "ket" * 40)])
 def test_no_name_of_a_server_takes_long_to_match(pattern: str, name: str) -> None:
-    """If what a star matches is tried again for each other star, these take many seconds, and one star more for ever."""
+    """If what a star matches is tried again for each other star, these take seconds, and with one star more hours."""
     matcher = translated(pattern)
     begun = time.process_time()
     assert matcher.fullmatch(name) is None

@@ -116,9 +116,8 @@ def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
     if end != ".bin" or not isinstance(file, File):
         return None
     try:
-        with open(f"{stem}.idx", "rb") as index:
-            magic, version, code, _, _ = _HEAD.unpack(index.read(_HEAD.size))
-    except (OSError, struct.error):
+        magic, version, code, _, _ = _HEAD.unpack(File(f"{stem}.idx").read(0, _HEAD.size))
+    except (OSError, FormatError):
         return None
     known = magic == MAGIC and version == 1 and code in _DTYPES
     return np.dtype(_DTYPES[code]) if known else None

@@ -142,7 +142,7 @@ class ImageFolder(Images):
 
     def read(self, key: int) -> tuple[bytes, Any, str]:
         path = os.path.join(self.root, self.paths[key])
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_opened) as file:
             limit = self.transform.max_sample_bytes
             if limit is not None and (nbytes := os.fstat(file.fileno()).st_size) > limit:
                 refuse_large(path, nbytes, limit)
@@ -203,6 +203,11 @@ def _images(root: str, folder: str) -> list[str]:
             "the images in a list and pass listing=."
         )
     return paths
+
+
+def _opened(path: str, flags: int) -> int:
+    """A pipe in the place of a file has no bytes, and is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read_list(listing: str, root: str, labels: bool) -> tuple[list[str], list[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -22,7 +21,8 @@ _MOST = (1 << 64) - 1
 
 def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """The first byte of each record, in the order of the file, and the records' keys."""
-    text = Path(path).read_bytes()
+    index = RawFile(path)
+    text = index.read(0, index.size)
     if text and not text.endswith(b"\n"):
         text += b"\n"
     whole = _LINES.match(text)

@@ -28,7 +28,8 @@ class RawFile:
         self.size, self._time = self._stat()
 
     def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe in the place of a file is refused by `_stat`, and not waited for.
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def _stat(self) -> tuple[int, int]:
         found = os.fstat(self._fd)
