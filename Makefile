@@ -130,7 +130,7 @@ planted: $(VENV)/.developed
 
 # Files written by one are read by the other. MXNet's last release needs Python 3.10 at most, and numpy below 1.24.
 interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
-	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(OTHERS) $(BIN)/python -m pytest tests/interop
+	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(CURDIR)/$(OTHERS) $(BIN)/python -m pytest tests/interop
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
