@@ -67,8 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        file = self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
-        if not file.is_file():
+        folder = self.server.folder.resolve()
+        file = (folder / unquote(self.path.partition("?")[0]).lstrip("/")).resolve()
+        if not file.is_relative_to(folder) or not file.is_file():
             return self._answer(404, b"")
         content = file.read_bytes()
         about = {"ETag": f'"{zlib.crc32(content):08x}"'}
