@@ -198,8 +198,8 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch: pytest.Monk
         for worker in loader.workers:
             os.kill(worker.pid, signal.SIGSTOP)
         processes = [(worker.pid, worker.fileno()) for worker in loader.workers]
-        standard_input = 0  # in the place of the file for stacks: any descriptor that workers have
-        assert stack.ask(processes, standard_input) == [""] * 8
+        (engine,) = loader._engines.all()
+        assert stack.ask(processes, engine.backend._theirs["stacks"]) == [""] * 8  # type: ignore[attr-defined]
     assert 0 < sum(slept) < 2 * stack._PATIENCE
 
 
