@@ -12,6 +12,8 @@ from penstock.errors import SampleTooLarge
 LIMIT = 2 << 30
 """Bytes: a scan of 512 x 512 x 1000 float32 has 1.05 GB, a satellite image of 20,000 x 20,000 pixels 1.2 GB."""
 
+_AT_ONCE = 16  # samples of the largest size that a block may hold
+
 
 def checked_limit(value: object) -> int | None:
     """The value of `max_sample_bytes=`. Raises ValueError unless it is a number of bytes, or None."""
@@ -29,3 +31,12 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
     )
     error.sizes = nbytes, limit
     raise error
+
+
+def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
+    """Raises if one of the samples of a block must be larger than the limit. A block is decoded as a whole.
+
+    One of many samples may have as many bytes as some of the largest.
+    """
+    if nbytes > limit * min(max(rows, 1), _AT_ONCE):
+        refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

@@ -855,4 +855,13 @@ BUGS = [
         ("unit/test_pipes.py",),
         "A pipe in an archive of a stranger stops a worker for ever.",
     ),
+    Bug(
+        "compressed record batches of Arrow have no limit",
+        "formats",
+        "formats/_messages.py",
+        "total += packed if size < 0 else size",
+        "total += packed",
+        _LARGE,
+        "A file of some kB takes all memory.",
+    ),
 ]

@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock._too_large import LIMIT
 from penstock.errors import FormatError, ImageError, SampleTooLarge
-from penstock.formats import JsonLines, Parquet, Tar, TextLines
+from penstock.formats import Arrow, JsonLines, Parquet, Tar, TextLines
 
 pytest.importorskip("simplejpeg")
 from PIL import Image
@@ -197,6 +197,23 @@ def test_a_list_of_runs_is_refused_by_the_footer(tmp_path: Path) -> None:
     many = pa.table({"x": pa.array([[None] * 10] * 100_000, pa.list_(pa.float64()))})
     pq.write_table(many, tmp_path / "y.parquet")  # each sample is small
     assert Parquet(tmp_path / "y.parquet", max_sample_bytes=MB)[0]["x"] == [None] * 10
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("in_dictionary", [False, True])
+def test_compressed_arrow_is_refused_by_the_lengths_of_its_buffers(
+    tmp_path: Path, compression: str, in_dictionary: bool
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    path = tmp_path / "x.arrow"
+    column = pa.array([bytes(20 * MB)])
+    table = pa.table({"x": column.dictionary_encode() if in_dictionary else column})
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < MB
+    refused(lambda: Arrow(path, max_sample_bytes=MB)[0], "record batch 0", "20,971,5")
+    for enough in (32 * MB, None):
+        assert len(Arrow(path, max_sample_bytes=enough)[0]["x"]) == 20 * MB
 
 
 def test_records_have_the_limit(tmp_path: Path) -> None:

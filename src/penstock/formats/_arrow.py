@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._too_large import check_block
 from penstock.errors import RemoteError
 from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
@@ -16,7 +17,7 @@ from penstock.formats._files import File
 from penstock.formats._format import FileRows, Format
 from penstock.formats._index import for_each
 from penstock.formats._mapping import mapped
-from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead
+from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead, unpacked_bytes
 from penstock.formats._paths import Paths
 from penstock.formats._table import Table, deserialized, need_pyarrow, serialized, unreadable
 
@@ -134,12 +135,12 @@ class Arrow(Table):
         start = int(starts[number])
         return whole[start : start + self.files[number].size]
 
-    def _stream(self, number: int, messages: Messages, extents: list[tuple[int, int]]) -> Any:
+    def _stream(self, number: int, messages: Messages, parts: list[Any]) -> Any:
         """A stream with the schema, and these messages."""
         import pyarrow as pa
 
-        schema = messages.held or bytes(self._bytes(number, *messages.schema))
-        return pa.py_buffer(schema + b"".join(bytes(self._bytes(number, a, b)) for a, b in extents))
+        schema = messages.held or self._bytes(number, *messages.schema)
+        return pa.py_buffer(b"".join([schema, *parts]))
 
     def _read(self, block: int) -> list[Any]:
         import pyarrow as pa
@@ -154,10 +155,14 @@ class Arrow(Table):
             return [pa.ipc.read_record_batch(message, self._whole_schema(number))]
         # A stream may replace dictionaries as it goes on; a file has one of each.
         before = [each for each in messages.dictionaries if messages.is_file or each[0] < start]
+        parts = [self._bytes(number, *each) for each in [*before, (start, end)]]
+        if self.max_sample_bytes is not None:
+            nbytes = sum(map(unpacked_bytes, parts))
+            check_block(self._place(block), int(messages.rows[at]), nbytes, self.max_sample_bytes)
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
         names = self._whole_schema(number).names
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
-        with pa.ipc.open_stream(self._stream(number, messages, [*before, (start, end)]), options=options) as stream:
+        with pa.ipc.open_stream(self._stream(number, messages, parts), options=options) as stream:
             return [stream.read_next_batch()]
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:

@@ -119,6 +119,34 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
     return kind, rows, packed, end
 
 
+def unpacked_bytes(content: Any) -> int:
+    """The bytes that the compressed buffers of a record batch or dictionary have in memory, as the message says.
+
+    Each buffer begins with its length before it was compressed, or -1 if it was not. A message that cannot be read
+    counts as 0: pyarrow says what is wrong with it.
+    """
+    try:
+        length, begin = struct.unpack_from("<I", content)[0], 4
+        if length == _CONTINUED:
+            length, begin = struct.unpack_from("<I", content, 4)[0], 8
+        message, body = content[begin : begin + length], begin + length
+        table = _Table(message, *struct.unpack_from("<I", message))
+        header = _Table(message, table.below(2))
+        if table.number(1, "<B") == _DICTIONARY:
+            header = _Table(message, header.below(1))
+        if not header.has(3):
+            return 0
+        at, total = header.below(2), 0
+        for number in range(*struct.unpack_from("<I", message, at)):
+            start, packed = struct.unpack_from("<qq", message, at + 4 + 16 * number)
+            if packed >= 8 and start >= 0:
+                (size,) = struct.unpack_from("<q", content, body + start)
+                total += packed if size < 0 else size
+        return total
+    except struct.error:
+        return 0
+
+
 def _unreadable(file: AnyFile, at: int) -> NoReturn:
     file.damaged(at, "a message of Arrow was expected here, and cannot be read")
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._too_large import refuse_large
+from penstock._too_large import check_block
 from penstock.errors import FormatError
 from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
@@ -24,7 +24,6 @@ from penstock.formats._remotefile import RemoteFile
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}
-_AT_ONCE = 16  # samples of the largest size in a row group
 _THREADS = 8
 _LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read
 _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
@@ -135,8 +134,7 @@ class Parquet(Table):
 def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> None:
     """Raises if one of the samples of a row group must be larger than the limit, by what the footer says.
 
-    A run of equal values takes a few bytes in the file, whatever its length. A row group is decoded as a whole: one
-    of many samples may have as many bytes as some of the largest.
+    A run of equal values takes a few bytes in the file, whatever its length.
     """
     wanted, nbytes = set(columns), 0
     for number in range(group.num_columns):
@@ -144,8 +142,7 @@ def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> No
         if column.path_in_schema.partition(".")[0] in wanted or column.path_in_schema in wanted:
             width = _WIDTHS.get(column.physical_type, 4)  # of text and binary: where it begins
             nbytes += max(column.total_uncompressed_size, column.num_values * width)
-    if nbytes > limit * min(max(group.num_rows, 1), _AT_ONCE):
-        refuse_large(f"{name} of {group.num_rows:,} rows", nbytes // max(group.num_rows, 1), limit)
+    check_block(name, group.num_rows, nbytes, limit)
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
