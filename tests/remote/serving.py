@@ -11,48 +11,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from email.utils import formatdate
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from penstock.testing._serving import Answering, Closing, running
+
 FAULTS = ("delay", "reset", "503", "429", "408", "hang up", "truncated", "short", "long", "range")
 FAULTS_OF_HEAD = FAULTS[:6]  # a wrong length in an answer without a body cannot be noticed
-
-
-class Closing(ThreadingHTTPServer):
-    """A server that closes the connections that clients keep open, when it ends."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
-        self._open: set[socket.socket] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def process_request(self, request: Any, address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, address: Any) -> None:
-        """Nothing: a client that has gone is no error."""
-
-    def server_close(self) -> None:
-        super().server_close()
-        for each in list(self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
 
 
 class Server(Closing):
@@ -72,16 +41,8 @@ class Server(Closing):
         return b"<Error><Code>Refused</Code></Error>"
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(Answering):
     server: Server
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         server, path = self.server, unquote(self.path.partition("?")[0])
@@ -99,23 +60,7 @@ class Handler(BaseHTTPRequestHandler):
             tag = about["ETag"] = f'"{hashlib.md5(content).hexdigest()}"'
             if self.headers.get("If-Match", tag) != tag:
                 return self.answer(412, b"")
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if found is None or not server.ranges:
-            return self.answer(200, content, about)
-        first, last = int(found[1]), min(int(found[2]), len(content) - 1)
-        if first > last:
-            return self.answer(416, b"")
-        about["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-        return self.answer(206, content[first : last + 1], about)
-
-    def answer(self, status: int, body: bytes, about: dict[str, str] | None = None) -> None:
-        lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in (about or {}).items()]
-        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
-        try:
-            self.wfile.write(head if self.command == "HEAD" else head + body)  # at once: Nagle would wait for 40 ms
-        except OSError:
-            self.close_connection = True
+        return self.answer_range(content, about) if server.ranges else self.answer(200, content, about)
 
 
 @contextmanager
@@ -154,16 +99,8 @@ class Proxy(Closing):
             return kind
 
 
-class Breaking(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Breaking(Answering):
     server: Proxy
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         fault = self.server.fault((self.command, self.path, self.headers.get("Range", "")))
@@ -225,14 +162,3 @@ class Breaking(BaseHTTPRequestHandler):
 def breaking(upstream: str, seed: int, **about: Any) -> Iterator[Proxy]:
     with Proxy(upstream, seed, **about) as proxy, running(proxy):
         yield proxy
-
-
-@contextmanager
-def running(server: ThreadingHTTPServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()

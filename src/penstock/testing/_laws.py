@@ -45,6 +45,27 @@ class BrokenLaw(AssertionError):
     """A backend or a format breaks a law. The text says which one, and how."""
 
 
+def check_each(suite: type[Any], only: str) -> list[str]:
+    """Checks the laws of a suite: see `check` of `conformance` and of `formats`."""
+    broken: list[BaseException] = []
+    skipped: list[str] = []
+    for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
+        one = suite()
+        one.setup_method()
+        try:
+            getattr(one, name)()
+        except SkipTest as reason:
+            skipped.append(f"{sentence(getattr(suite, name))}: {reason}")
+        except Exception as error:
+            broken.append(error)
+        finally:
+            one.teardown_method()
+    if broken:
+        said = "\n".join(f"  {type(one).__name__}: {one} {' '.join(getattr(one, '__notes__', ()))}" for one in broken)
+        raise BrokenLaw(f"{len(broken)} laws are broken:\n{said}") from broken[0]
+    return skipped
+
+
 def sentence(method: Callable[..., Any]) -> str:
     return method.__name__.removeprefix("test_").replace("_", " ")
 

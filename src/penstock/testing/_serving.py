@@ -17,25 +17,35 @@ from urllib.parse import unquote
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """The URL of a server for the files of a folder, which ends with the block."""
-    with _Server(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with _Server(folder) as server, running(server):
+        yield server.url
 
 
-class _Server(ThreadingHTTPServer):
-    """Closes the connections that clients keep open, when it ends."""
+@contextmanager
+def running(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serves in a thread until the end of the block."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+class Closing(ThreadingHTTPServer):
+    """A server on loopback that closes the connections that clients keep open, when it ends."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder = folder
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self._open: set[socket.socket] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def process_request(self, request: Any, address: Any) -> None:
         self._open.add(request)
@@ -55,10 +65,11 @@ class _Server(ThreadingHTTPServer):
                 each.shutdown(socket.SHUT_RDWR)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Answering(BaseHTTPRequestHandler):
+    """Sends an answer at once, and logs nothing. A HEAD is a GET whose body is not sent."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: _Server
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -67,26 +78,42 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        folder = self.server.folder.resolve()
-        file = (folder / unquote(self.path.partition("?")[0]).lstrip("/")).resolve()
-        if not file.is_relative_to(folder) or not file.is_file():
-            return self._answer(404, b"")
-        content = file.read_bytes()
-        about = {"ETag": f'"{zlib.crc32(content):08x}"'}
+        raise NotImplementedError
+
+    def answer_range(self, content: bytes, about: dict[str, str]) -> None:
+        """Sends a file, or the part of it that the request asks for."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
-            return self._answer(200, content, about)
+            return self.answer(200, content, about)
         first, last = int(found[1]), min(int(found[2]), len(content) - 1)
         if first > last:
-            return self._answer(416, b"")
+            return self.answer(416, b"")
         about["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-        return self._answer(206, content[first : last + 1], about)
+        return self.answer(206, content[first : last + 1], about)
 
-    def _answer(self, status: int, body: bytes, about: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, body: bytes, about: dict[str, str] | None = None) -> None:
         lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in (about or {}).items()]
         head = "\r\n".join(lines).encode() + b"\r\n\r\n"
         try:
-            self.wfile.write(head if self.command == "HEAD" else head + body)
+            self.wfile.write(head if self.command == "HEAD" else head + body)  # at once: Nagle would wait for 40 ms
         except OSError:
             self.close_connection = True
+
+
+class _Server(Closing):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(_Handler)
+        self.folder = folder
+
+
+class _Handler(Answering):
+    server: _Server
+
+    def do_GET(self) -> None:
+        folder = self.server.folder.resolve()
+        file = (folder / unquote(self.path.partition("?")[0]).lstrip("/")).resolve()
+        if not file.is_relative_to(folder) or not file.is_file():
+            return self.answer(404, b"")
+        content = file.read_bytes()
+        return self.answer_range(content, {"ETag": f'"{zlib.crc32(content):08x}"'})

@@ -25,9 +25,8 @@ says why (`unittest.SkipTest`, which pytest knows). See `Suite` for what can be 
 from __future__ import annotations
 
 from typing import Any
-from unittest import SkipTest
 
-from penstock.testing._laws import BrokenLaw, ProtocolLaws, sentence
+from penstock.testing._laws import BrokenLaw, ProtocolLaws, check_each
 from penstock.testing._loading import LoaderLaws
 
 __all__ = ["BrokenLaw", "Suite", "check"]
@@ -54,21 +53,4 @@ def check(*, only: str = "", **told: Any) -> list[str]:
     The arguments are the attributes and methods of `Suite`: `check(backend="mine", workers=3)`. `only` is a part of
     the names of the laws to check.
     """
-    suite = type("Checked", (Suite,), told)
-    broken: list[BaseException] = []
-    skipped: list[str] = []
-    for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
-        one = suite()
-        one.setup_method()
-        try:
-            getattr(one, name)()
-        except SkipTest as reason:
-            skipped.append(f"{sentence(getattr(suite, name))}: {reason}")
-        except Exception as error:
-            broken.append(error)
-        finally:
-            one.teardown_method()
-    if broken:
-        said = "\n".join(f"  {type(error).__name__}: {error}" for error in broken)
-        raise BrokenLaw(f"{len(broken)} laws are broken:\n{said}") from broken[0]
-    return skipped
+    return check_each(type("Checked", (Suite,), told), only)

@@ -46,7 +46,7 @@ from penstock.errors import CollateError, FormatError
 from penstock.formats._pieces import Fetch, Piece, PiecesInMemory
 from penstock.formats._remotefile import RemoteFile
 from penstock.source._nested import method_of
-from penstock.testing._laws import BrokenLaw, law, sentence
+from penstock.testing._laws import BrokenLaw, check_each, law
 from penstock.testing._same import assert_resumes_everywhere, assert_same_everywhere, difference
 from penstock.testing._serving import serving
 
@@ -288,24 +288,7 @@ def check(
         shutil.copytree(given[0].parent, folder, dirs_exist_ok=True)
         return [folder / path.relative_to(given[0].parent) for path in given]
 
-    suite = type("Checked", (Suite,), {"make": staticmethod(make), "write": write, **told})
-    broken: list[BaseException] = []
-    skipped: list[str] = []
-    for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
-        one = suite()
-        one.setup_method()
-        try:
-            getattr(one, name)()
-        except SkipTest as reason:
-            skipped.append(f"{sentence(getattr(suite, name))}: {reason}")
-        except Exception as error:
-            broken.append(error)
-        finally:
-            one.teardown_method()
-    if broken:
-        said = "\n".join(f"  {type(one).__name__}: {one} {' '.join(getattr(one, '__notes__', ()))}" for one in broken)
-        raise BrokenLaw(f"{len(broken)} laws are broken:\n{said}") from broken[0]
-    return skipped
+    return check_each(type("Checked", (Suite,), {"make": staticmethod(make), "write": write, **told}), only)
 
 
 def _same(found: Any, expected: Any, where: str) -> None:
