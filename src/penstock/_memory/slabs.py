@@ -201,13 +201,17 @@ class Leases:
                 self._inherited.append(back)
             else:
                 slabs.append(back.slab)
+        if self._inherited:
+            self._look_at_inherited(slabs)
+        return slabs
+
+    def _look_at_inherited(self, slabs: list[int]) -> None:
         for _ in range(min(len(self._inherited), _LOOKS)):
             lease = self._inherited.popleft()
             if all(fork.is_over() for fork in lease.forks):
                 slabs.append(lease.slab)
             else:
                 self._inherited.append(lease)
-        return slabs
 
     def inherit(self, fork: forks.Fork | None) -> None:
         """A child of the program has the lent slabs too. Without a witness, they never come back."""

@@ -199,7 +199,10 @@ class Progress:
             beyond[step] = mark
             return
         steps, last = first + 1, mark or last
-        while beyond and steps in beyond:
+        if not beyond:
+            self._at = steps, last
+            return
+        while steps in beyond:
             steps, last = steps + 1, beyond[steps] or last
         self._at = steps, last
         for passed in range(first + 1, steps):  # not before
