@@ -257,3 +257,9 @@ def test_what_a_library_says_of_the_content_is_a_format_error(pairs: Path) -> No
     with pytest.raises(MemoryError) as caught, file.decoding("chunk 3"):
         raise MemoryError
     assert "chunk 3" in caught.value.__notes__[0]
+
+
+def test_a_format_that_sets_no_rows_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    with pytest.raises(AttributeError, match=r"Format has no rows yet: call self\.set_rows"):
+        len(Format(tmp_path / "x"))

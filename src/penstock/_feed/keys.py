@@ -116,8 +116,8 @@ class ByKey(Feed):
             raise TypeError(
                 f"The dataset is a {type(self.dataset).__name__}, a table: with a key, it gives a column or another "
                 "table, and no sample. If its columns hold numbers, use "
-                "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}); otherwise pass a list of "
-                'its rows, such as table.to_dict("records").'
+                "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}). The rows of any "
+                "pyarrow.Table are samples of penstock.formats.Arrow(table); pyarrow.Table.from_pandas makes one."
             )
         if self.options.shuffle == "blocks":
             self._order(0)  # raises now, and not in the first epoch, if the dataset has no blocks

@@ -96,6 +96,14 @@ class Format(Dataset[Any]):
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "edges":
+            raise AttributeError(
+                f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
+                "samples in each file."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     # What a format defines.
 
     @classmethod

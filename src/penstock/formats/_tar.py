@@ -292,9 +292,11 @@ _SOUND = Bad(1 << 62, 1 << 62, 0, {})
 
 
 def _rest(row: int, nbytes: int) -> str:
+    if not row:
+        return "No sample is before it."
     samples = "sample" if row == 1 else "samples"
-    before = f"The {row:,} {samples} before it can be read" if row else "No sample is before it"
-    return f'{before}; the {max(0, nbytes):,} bytes from there on cannot: on_error="skip" leaves them out.'
+    cannot = f'the {max(0, nbytes):,} bytes from there on cannot: on_error="skip" leaves them out'
+    return f"The {row:,} {samples} before it can be read; {cannot}."
 
 
 class _Where:
