@@ -17,6 +17,22 @@ from penstock import cli
 from penstock.image import ImageFolder, Transform
 from penstock.records import Record, RecordFile
 
+# The command, which waits for a signal when it opens z.jpg, and says so.
+WAITING = """
+import signal, sys
+from penstock.cli import main
+from penstock.image import _dataset
+
+opened = _dataset._opened
+def waits(path, flags):
+    if path.endswith("z.jpg"):
+        print("waits", flush=True)
+        signal.pause()
+    return opened(path, flags)
+_dataset._opened = waits
+sys.exit(main())
+"""
+
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
 
 
@@ -266,15 +282,19 @@ def test_a_kill_leaves_no_half_file_under_the_final_name(folder: Path) -> None:
 
 
 def test_ctrl_c_says_that_nothing_was_written_and_leaves_nothing(folder: Path) -> None:
-    os.mkfifo(folder / "dog" / "z.jpg")
+    (folder / "dog" / "z.jpg").write_bytes(b"")
     out = folder.parent / "out.rec"
     process = subprocess.Popen(
-        [*COMMAND, "pack", str(folder), str(out), "--workers", "0"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WAITING, "pack", str(folder), str(out), "--workers", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        with open(folder / "dog" / "z.jpg", "wb"):
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
+        assert process.stdout is not None
+        assert "waits\n" in iter(process.stdout.readline, "")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
     finally:
         process.kill()
     assert (process.returncode, errors) == (

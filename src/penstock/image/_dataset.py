@@ -146,7 +146,7 @@ class ImageFolder(Images):
             limit = self.transform.max_sample_bytes
             if limit is not None and (nbytes := os.fstat(file.fileno()).st_size) > limit:
                 refuse_large(path, nbytes, limit)
-            data: bytes = file.read()
+            data: bytes = file.read() or b""  # None: of a pipe that another program has open
         if not self.labels:
             return data, None, path
         label = self.targets[key]
