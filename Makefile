@@ -69,6 +69,7 @@ coverage: $(VENV)/.developed
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy --strict src
 
 # Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets: a minute, and 420 MB to install, so not part

@@ -26,9 +26,7 @@ Side = tuple[str, Path]
 """A loader, and the tree that it is taken from."""
 
 
-def compare(
-    workload: Workload, sides: dict[str, Side], folder: Path, rounds: int
-) -> dict[str, list[float]]:
+def compare(workload: Workload, sides: dict[str, Side], folder: Path, rounds: int) -> dict[str, list[float]]:
     """The figures of each side: batches a second, or milliseconds for a first batch and an epoch boundary."""
     found: dict[str, list[float]] = {name: [] for name in sides}
 

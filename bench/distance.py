@@ -199,10 +199,9 @@ def compare(kind: str, results: list[Result]) -> list[str]:
         f"  first batch:   {remote.began:.2f} s",
         flush=True,
     )
-    return (
-        [f"{kind} {later:.2f} once it runs"] * (later < REQUIRED)
-        + [f"{kind} first batch {remote.began:.2f} s"] * (remote.began > FIRST)
-    )
+    return [f"{kind} {later:.2f} once it runs"] * (later < REQUIRED) + [
+        f"{kind} first batch {remote.began:.2f} s"
+    ] * (remote.began > FIRST)
 
 
 def main() -> int:

@@ -71,9 +71,7 @@ def decode_only(dataset: Jpegs, keys: np.ndarray, out: Any) -> None:
 def penstock_images(dataset: Jpegs) -> Any:
     from penstock.image import ImageFolder, Transform
 
-    return ImageFolder(
-        dataset.folder, Transform(crop=CROP, area=AREA, ratio=RATIO, mirror=True), labels=False
-    )
+    return ImageFolder(dataset.folder, Transform(crop=CROP, area=AREA, ratio=RATIO, mirror=True), labels=False)
 
 
 def spdl_batch(dataset: Jpegs) -> Callable[[np.ndarray], np.ndarray]:

@@ -28,6 +28,7 @@ LEAST = 0.99
 SIDES = ("with", "without")
 PAIRS, LEAD, SLICE = 40, 0.01, 0.04  # of a sitting; seconds
 
+
 @contextmanager
 def taken_out() -> Iterator[None]:
     """Nothing is measured by the loaders that are started now, and by their forked workers."""

@@ -116,9 +116,7 @@ CHECKS = {
 def main() -> int:
     if len(sys.argv) > 1:
         return 0 if CHECKS[sys.argv[1]]() else 1
-    failed = [
-        name for name in CHECKS if subprocess.run([sys.executable, "-m", "bench.memory", name]).returncode
-    ]
+    failed = [name for name in CHECKS if subprocess.run([sys.executable, "-m", "bench.memory", name]).returncode]
     print("failed: " + ", ".join(failed) if failed else "all as required")
     return 1 if failed else 0
 

@@ -63,9 +63,7 @@ def main() -> None:
         with_loan(Borrowed(5, 0, 3), bool)
 
     plain, once, twice = step(Plain()), step(CallsOnce()), step(CallsTwice())
-    print(
-        f"global generators, a step in a worker  {microseconds(lambda: seed_step(5, 0, 3)):8.2f} µs (budget 30)"
-    )
+    print(f"global generators, a step in a worker  {microseconds(lambda: seed_step(5, 0, 3)):8.2f} µs (budget 30)")
     print(f"global generators, a step inline       {microseconds(borrow):8.2f} µs (budget 100)")
     print(f"a step of 64 ints, without rng()       {plain:8.2f} µs")
     print(f"  with on_error='skip'                 {step(Plain(), on_error='skip'):8.2f} µs")

@@ -106,8 +106,7 @@ def measure(workload: Workload, folder: Path, sittings: int) -> Row:
                 driver.ask(lead=0.0, seconds=WARM)
             for pair in range(PAIRS):
                 rate = {
-                    engine: row.ask(drivers[engine], LEAD, SECONDS)
-                    for engine in engines[:: -1 if pair % 2 else 1]
+                    engine: row.ask(drivers[engine], LEAD, SECONDS) for engine in engines[:: -1 if pair % 2 else 1]
                 }
                 row.ratios.setdefault("penstock", []).append(rate["penstock_ray"] / rate["penstock"])
                 ours.append(rate["penstock_ray"])

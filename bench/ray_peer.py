@@ -81,9 +81,7 @@ def _context() -> Iterator[Any]:
 
 
 def _mapped(keys: Any, workload: Workload, dataset: Any, **more: Any) -> Any:
-    return keys.map_batches(
-        Fetch, fn_constructor_args=(dataset,), concurrency=workload.workers, num_cpus=1, **more
-    )
+    return keys.map_batches(Fetch, fn_constructor_args=(dataset,), concurrency=workload.workers, num_cpus=1, **more)
 
 
 def _endless(mapped: Any, workload: Workload, **more: Any) -> Iterator[Any]:

@@ -233,8 +233,7 @@ def main() -> int:
         column.justify = "right"
     table.add_row("a state, µs", *(f"{median(engine, 'state', 'microseconds'):,.1f}" for engine in engines))
     rates = (
-        f"{median(engine, 'state', 'rate'):.2f}x of {median(engine, 'state', 'batches'):,.0f}/s"
-        for engine in engines
+        f"{median(engine, 'state', 'rate'):.2f}x of {median(engine, 'state', 'batches'):,.0f}/s" for engine in engines
     )
     table.add_row("rate with a state at each step", *rates)
     table.add_row("first batch, cold, ms", *(f"{median(engine, 'cold'):,.1f}" for engine in engines))

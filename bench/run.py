@@ -80,9 +80,7 @@ class Driver:
     def _why(self, ended: bool) -> str:
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return (
-            (lines[-1] if lines else "ended without a message") if ended else f"no answer for {PATIENCE:g} s"
-        )
+        return (lines[-1] if lines else "ended without a message") if ended else f"no answer for {PATIENCE:g} s"
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -115,9 +113,7 @@ def measure(workload: Workload, engines: list[str], folder: Path, effort: Effort
             for engine in list(drivers):
                 found[engine] += _or_leave_out(drivers, engine, lambda d: one_round(d, workload, effort))
             if workload.kind == "rate" and not workload.tensors:
-                found["limit"].append(
-                    limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm)
-                )
+                found["limit"].append(limit_rate(workload, folder, workload.longer * effort.seconds, effort.warm))
     finally:
         for driver in drivers.values():
             driver.close()
@@ -139,9 +135,7 @@ def _or_leave_out(drivers: dict[str, Driver], engine: str, act: Any) -> Any:
         return []
 
 
-def measure_first(
-    workload: Workload, engines: list[str], folder: Path, effort: Effort
-) -> dict[str, list[float]]:
+def measure_first(workload: Workload, engines: list[str], folder: Path, effort: Effort) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {engine: [] for engine in ["limit", *engines]}
     for _ in range(effort.rounds):
         if not workload.tensors:
@@ -184,13 +178,9 @@ def _commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def row(
-    workload: Workload, found: dict[str, list[float]], peers: list[str], own: str = "penstock"
-) -> list[str]:
+def row(workload: Workload, found: dict[str, list[float]], peers: list[str], own: str = "penstock") -> list[str]:
     """The cells of one row; a ratio above 1 always means that `own`, penstock's engine, is the faster."""
-    medians = {
-        engine: statistics.median(found[engine]) for engine in [own, *peers, "limit"] if engine in found
-    }
+    medians = {engine: statistics.median(found[engine]) for engine in [own, *peers, "limit"] if engine in found}
     ours = medians.get(own)
     cells = [workload.name + TENSOR_ENGINES.get(own, ""), _figure(found.get(own))]
     for engine in peers:
@@ -310,9 +300,7 @@ def _can_run(engine: str, workload: Workload) -> bool:
     return engine not in TENSOR_ENGINES and (engine != "torch_own_collate" or workload.many)
 
 
-def save(
-    header: list[str], chosen: list[Workload], text: str, results: dict[str, Any], effort: Effort
-) -> None:
+def save(header: list[str], chosen: list[Workload], text: str, results: dict[str, Any], effort: Effort) -> None:
     day = datetime.date.today().isoformat()
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
@@ -337,9 +325,7 @@ def save(
     print(f"\nwritten: {(folder / day).relative_to(ROOT)}.md and .json")
 
 
-def fill_readme(
-    header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]
-) -> None:
+def fill_readme(header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]) -> None:
     """Put this run's ratios between the marks of README.md, with a link to the results file."""
     medians = {
         name: {engine: statistics.median(figures) for engine, figures in found.items()}

@@ -295,9 +295,7 @@ WORKLOADS: dict[str, Workload] = {
             share=0.9,
         ),
         Workload("wait", "4 ms sleep a sample, 16 workers", required=1.0, **_WAIT),
-        Workload(
-            "wait_threads", "the same with 16 threads (torch: processes)", required=1.0, threads=True, **_WAIT
-        ),
+        Workload("wait_threads", "the same with 16 threads (torch: processes)", required=1.0, threads=True, **_WAIT),
         Workload(
             "first_batch",
             "ms from constructing the loader to its first batch of rows, in a fresh process",

@@ -68,9 +68,7 @@ def sample_times() -> tuple[Bucket, ...]:
     return tuple(Bucket(low, high, n) for (low, high), n in zip(pairwise(limits), counts, strict=True) if n)
 
 
-def stats(
-    moments: int = 120, crew: int = 8, text: str | None = None, decisions: int = 3, **changes: Any
-) -> Stats:
+def stats(moments: int = 120, crew: int = 8, text: str | None = None, decisions: int = 3, **changes: Any) -> Stats:
     """`text` stands wherever a text of the user can stand."""
     rows = history(moments)
     keys = [text or f"n02085620/n02085620_{i * 797 % 10_000}.JPEG" for i in range(10)]
@@ -119,7 +117,9 @@ def stats(
         "machine": Machine(7.5, 1.3, 32_000_000_000, 11_800_000_000, 0),
         "decisions": tuple(
             Decision(
-                moments / 6 * (i + 1), 2 * (i + 2), 2,
+                moments / 6 * (i + 1),
+                2 * (i + 2),
+                2,
                 text or "the caller waited 61 % of the time and all 2 workers were busy",
             )
             for i in range(decisions)

@@ -104,9 +104,7 @@ class LocalCluster:
     def ship(self, data: memoryview) -> object:
         return bytes(data)
 
-    def start(
-        self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]
-    ) -> LocalActor:
+    def start(self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]) -> LocalActor:
         self.avoided.append({*avoid})
         if not self.is_up:
             raise RuntimeError("the stand-in was shut down")

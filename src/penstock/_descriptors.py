@@ -90,6 +90,4 @@ def _after_fork_in_child() -> None:
     _guard.release()
 
 
-os.register_at_fork(
-    before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_after_fork_in_child)

@@ -161,7 +161,7 @@ _INTEGERS = {
     "num_workers": (0, False, ' (num_workers=0 to load in the calling process), or "auto"'),
     "max_workers": (1, True, ", or None for no limit of yours"),
     "retries": (0, False, ""),
-    "prefetch_factor": (1, True, ", or None, or \"auto\" (how many steps each worker may be ahead)"),
+    "prefetch_factor": (1, True, ', or None, or "auto" (how many steps each worker may be ahead)'),
     "batch_size": (1, True, ", or None for samples that are not batched"),
     "max_errors": (0, True, " (how many samples of an epoch may fail), or None for no limit"),
     "window": (1, True, f" (how many blocks may be needed at a time), or None for {WINDOW}"),
@@ -266,9 +266,7 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         clashes = {"batch_size": given["batch_size"] != 1, **names, "drop_last": bool(given["drop_last"])}
         wrong = [name for name, clash in clashes.items() if clash and name != "batch_sampler"]
         if wrong:
-            raise ValueError(
-                f"batch_sampler is mutually exclusive with {', '.join(wrong)}: it yields whole batches."
-            )
+            raise ValueError(f"batch_sampler is mutually exclusive with {', '.join(wrong)}: it yields whole batches.")
     elif given["batch_size"] is None and given["drop_last"]:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 

@@ -50,9 +50,7 @@ class Untrusted(PermissionError):
 # What was found.
 
 
-def check(
-    about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0
-) -> None:
+def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
     """Raises Untrusted if another user than root may have written a file or a folder, or may write it.
 
     Members of `group`, and the user `owner`, count as this user. `ignored`: bits of the mode that do not matter.
@@ -169,9 +167,7 @@ def open_or_make(path: str, group: int | None = None) -> int:
             return make_file(path, group)
 
 
-def replace(
-    path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None
-) -> None:
+def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
     """Writes a file as `write(fd)` does, under another name, and gives it its own in the end. Raises OSError.
 
     So a reader sees the old file or the new one, and a link in its place is replaced, not followed. Without `mode`,

@@ -93,9 +93,7 @@ class Prefetcher(Measured):
     them `reset()`, or `iter()` for a new epoch.
     """
 
-    def __init__(
-        self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool
-    ) -> None:
+    def __init__(self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool) -> None:
         for name, value in (("depth", depth), ("hold", hold)):
             if not is_int(value, 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")

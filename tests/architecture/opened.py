@@ -47,9 +47,7 @@ def places(root: Path) -> dict[str, dict[str, set[str]]]:
     for path in sorted(root.rglob("*.py")):
         inside: dict[str, set[str]] = defaultdict(set)
         tree = ast.parse(path.read_text())
-        module = ".".join(["penstock", *path.relative_to(root).with_suffix("").parts]).removesuffix(
-            ".__init__"
-        )
+        module = ".".join(["penstock", *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
         _Walk(_imported(tree), module, inside).visit(tree)
         if inside:
             found[path.relative_to(root).as_posix()] = dict(inside)

@@ -122,9 +122,7 @@ def test_plans_and_the_scheduler_do_no_input_or_output() -> None:
         "queue",
     }
     # samplers read RANK and WORLD_SIZE from the environment, as torch users expect
-    paths = [
-        p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "_samplers.py"
-    ]
+    paths = [p for part in ("plan", "_schedule") for p in (ROOT / part).rglob("*.py") if p.name != "_samplers.py"]
     for path in paths:
         assert not forbidden & {name.split(".")[0] for name in imports(path)}, path
 

@@ -45,9 +45,7 @@ def wrong(root: Path) -> list[str]:
         missing = found.get(place, set()) - known.get(place, set())
         if missing:
             calls = ", ".join(f"`{each}`" for each in sorted(missing))
-            said.append(
-                f"{name} uses {calls}: add it to a row, under who can have written it, with why that is safe"
-            )
+            said.append(f"{name} uses {calls}: add it to a row, under who can have written it, with why that is safe")
         gone = sorted(known.get(place, set()) - found.get(place, set()))
         said += [f"{name} does not use `{each}` any more: take it out of its row" for each in gone]
     return said

@@ -59,9 +59,7 @@ def inline(dataset: Any, **kwargs: Any) -> list[Any]:
 )
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
 def test_a_backend_gives_what_the_plain_loop_gives(make: Any, dataset: Any, kwargs: dict[str, Any]) -> None:
-    if make(dataset, **kwargs).backend == "thread" and isinstance(
-        dataset, (sources.Noisy, sources.Shuffling)
-    ):
+    if make(dataset, **kwargs).backend == "thread" and isinstance(dataset, (sources.Noisy, sources.Shuffling)):
         pytest.skip("threads share the global generators: only penstock.rng() is theirs")
     expected = inline(dataset, **kwargs)
     loader = make(dataset, **kwargs)
@@ -134,7 +132,5 @@ class Wordy(Dataset[Any]):
 
 def test_text_that_outgrows_a_known_layout_arrives_whole(make: Any) -> None:
     batches = list(make(Wordy()))
-    assert [len(batch["text"][0]) for batch in batches] == [
-        10 if key < 20 else 300 * key for key in range(40)
-    ]
+    assert [len(batch["text"][0]) for batch in batches] == [10 if key < 20 else 300 * key for key in range(40)]
     assert [batch["field 7"][0, 2] for batch in batches] == list(range(40))

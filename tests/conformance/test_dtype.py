@@ -12,9 +12,7 @@ from conformance import sources
 from penstock import ArrayDataset, CastError, DataLoader, Dataset, StateError, Subset
 from penstock._memory import guests
 
-TABLE = ArrayDataset(
-    x=np.arange(60.0).reshape(20, 3), y=np.arange(20), name=np.array([f"n{i}" for i in range(20)])
-)
+TABLE = ArrayDataset(x=np.arange(60.0).reshape(20, 3), y=np.arange(20), name=np.array([f"n{i}" for i in range(20)]))
 
 
 class Halves(Dataset[Any]):
@@ -81,13 +79,7 @@ def test_every_backend_converts_alike(workers: dict[str, Any], dataset: Any, kwa
 
 def test_all_numbers_become_the_dtype_and_nothing_else_changes() -> None:
     batch = next(iter(DataLoader(Halves(), 4, dtype="float32")))
-    assert (
-        batch["half"].dtype
-        == batch["image"].dtype
-        == batch["pair"][0].dtype
-        == batch["pair"][1][0].dtype
-        == "f4"
-    )
+    assert batch["half"].dtype == batch["image"].dtype == batch["pair"][0].dtype == batch["pair"][1][0].dtype == "f4"
     assert batch["half"].tolist() == [0, 0.5, 1, 1.5]
     assert batch["image"].shape == (4, 3, 2) and (batch["image"][3] == 3).all()
     assert (batch["name"], batch["even"].dtype) == (["n"] * 4, np.bool_)
@@ -104,9 +96,7 @@ def test_single_fields_are_named_by_their_path() -> None:
 def test_what_would_be_lost_names_field_value_and_sample_and_the_loop_goes_on(make: Any) -> None:
     batches = iter(make(Halves(), 2, dtype={"half": "int64"}, sampler=[0, 2, 4, 7, 6, 8]))
     assert next(batches)["half"].tolist() == [0, 1]
-    with pytest.raises(
-        CastError, match=r"3\.5 in the field 'half' \(row 1\) .* whole numbers only"
-    ) as caught:
+    with pytest.raises(CastError, match=r"3\.5 in the field 'half' \(row 1\) .* whole numbers only") as caught:
         next(batches)
     assert "row 1 is sample 7." in caught.value.__notes__
     assert next(batches)["half"].tolist() == [3, 4]

@@ -234,18 +234,14 @@ def test_breaking_off_is_not_waited_for(make_concurrent: Any) -> None:
     assert time.monotonic() - begun < 20  # 0.2 is promised, and a sample takes 30
 
 
-def test_a_timeout_says_which_step_who_is_at_what_and_may_be_waited_out(
-    make_concurrent: Any, tmp_path: Path
-) -> None:
+def test_a_timeout_says_which_step_who_is_at_what_and_may_be_waited_out(make_concurrent: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "bar")
     loader = make_concurrent(sources.Barred(str(tmp_path / "bar")), timeout=0.3)
     batches = iter(loader)
     assert _patiently(batches).item() == 0
     said = ""
     while "is working on it. Its stack" not in said:  # a worker that was just born may not have begun
-        with pytest.raises(
-            LoaderTimeout, match=r"timed out after 0.3 seconds\n  Step 1 of epoch 0"
-        ) as caught:
+        with pytest.raises(LoaderTimeout, match=r"timed out after 0.3 seconds\n  Step 1 of epoch 0") as caught:
             next(batches)
         said = str(caught.value)
     assert isinstance(caught.value, RuntimeError)

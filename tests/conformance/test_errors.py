@@ -109,9 +109,7 @@ def test_a_collate_error_names_field_shapes_rows_and_samples(make: Any) -> None:
 
 
 def test_a_batch_that_cannot_be_pickled_says_what_to_do(make_processes: Any) -> None:
-    loader = make_processes(
-        [1, 2], collate_fn=lambda samples: {"lock": threading.Lock(), "x": np.array(samples)}
-    )
+    loader = make_processes([1, 2], collate_fn=lambda samples: {"lock": threading.Lock(), "x": np.array(samples)})
     batches = iter(loader)
     for step in range(2):
         with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock'") as caught:

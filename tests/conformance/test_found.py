@@ -160,9 +160,7 @@ def test_a_worker_thread_that_leaves_at_birth_is_reported() -> None:
 
 
 def test_a_start_that_fails_leaves_no_descriptors() -> None:
-    loader = DataLoader(
-        [1], num_workers=1, multiprocessing_context="spawn", collate_fn=threading.Lock().acquire
-    )
+    loader = DataLoader([1], num_workers=1, multiprocessing_context="spawn", collate_fn=threading.Lock().acquire)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(UnshippableDataset):
@@ -508,9 +506,7 @@ if __name__ == "__main__":
         ),
     ],
 )
-def test_a_standard_stream_that_is_closed_is_no_memory_of_ours(
-    tmp_path: Path, closed: int, method: str
-) -> None:
+def test_a_standard_stream_that_is_closed_is_no_memory_of_ours(tmp_path: Path, closed: int, method: str) -> None:
     """A slab got its number, which a new process has for its input, and a C library writes its warnings to."""
     program = tmp_path / "program.py"
     program.write_text(f"""

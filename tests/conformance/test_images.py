@@ -49,9 +49,7 @@ def test_a_backend_gives_the_pixels_of_the_plain_loop(make: Any, folder: Path) -
     ],
     ids=["area", "uint8", "mean", "resize"],
 )
-def test_what_is_written_into_the_batch_is_what_samples_have_alone(
-    folder: Path, transform: Transform
-) -> None:
+def test_what_is_written_into_the_batch_is_what_samples_have_alone(folder: Path, transform: Transform) -> None:
     settings = {"batch_size": 4, "seed": 3}
     together = list(DataLoader(ImageFolder(folder, transform), **settings))
     alone = list(DataLoader(ImageFolder(folder, transform), collate_fn=default_collate, **settings))
@@ -107,9 +105,7 @@ def test_opencv_has_one_thread_in_a_worker_and_the_callers_number_here(tmp_path:
     before = cv2.getNumThreads()
     cv2.setNumThreads(4)
     try:
-        cv2.resize(
-            picture(3000, 4000), (2000, 1500)
-        )  # its threads are there, and will be missing in the worker
+        cv2.resize(picture(3000, 4000), (2000, 1500))  # its threads are there, and will be missing in the worker
         assert [batch.tolist() for batch in DataLoader(images)] == [[4]]
         settings = {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 30}
         with DataLoader(images, **settings) as loader:
@@ -120,9 +116,7 @@ def test_opencv_has_one_thread_in_a_worker_and_the_callers_number_here(tmp_path:
 
 
 @pytest.mark.parametrize("resize", [(20, 20), None], ids=["shape known", "shape unknown"])
-@pytest.mark.parametrize(
-    "dtype", [{0: "float32"}, {1: "float32"}, {(): "float32", 1: None}, "float64"], ids=repr
-)
+@pytest.mark.parametrize("dtype", [{0: "float32"}, {1: "float32"}, {(): "float32", 1: None}, "float64"], ids=repr)
 def test_fields_are_converted_as_those_of_samples_alone(folder: Path, resize: Any, dtype: Any) -> None:
     images = ImageFolder(folder, Transform(resize=resize, dtype="uint8", train=False))
     images.paths, images.targets = [images.paths[0]] * 4, np.arange(4)

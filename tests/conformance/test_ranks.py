@@ -187,9 +187,7 @@ def test_ranks_draw_different_random_numbers(make_processes: Any) -> None:
 
 def test_len_is_this_ranks_number_of_steps(make: Any) -> None:
     for last_batch, expected in {"keep": [3, 2], "drop": [2, 2], "pad": [3, 3]}.items():
-        loaders = [
-            make(range(9), 2, seed=0, shard=(rank, WORLD), last_batch=last_batch) for rank in range(WORLD)
-        ]
+        loaders = [make(range(9), 2, seed=0, shard=(rank, WORLD), last_batch=last_batch) for rank in range(WORLD)]
         assert [len(loader) for loader in loaders] == [len(list(loader)) for loader in loaders] == expected
 
 
@@ -199,9 +197,7 @@ def test_len_of_a_shared_stream_is_this_ranks_number_of_steps() -> None:
             return self.n
 
     for last_batch, expected in {"keep": [3, 2], "drop": [2, 2]}.items():
-        loaders = [
-            Loader(Sized(9), 2, seed=0, shard=(rank, WORLD), last_batch=last_batch) for rank in range(WORLD)
-        ]
+        loaders = [Loader(Sized(9), 2, seed=0, shard=(rank, WORLD), last_batch=last_batch) for rank in range(WORLD)]
         assert [len(loader) for loader in loaders] == [len(list(loader)) for loader in loaders] == expected
 
 
@@ -225,9 +221,7 @@ def test_a_batch_of_a_stream_that_cannot_be_made_costs_no_other(make: Any) -> No
         return samples[0]
 
     for rank, expected in enumerate([[8, 6, LookupError, 2], [7, 5, 3, 1]]):
-        loader = make(
-            sources.Countdown(8), collate_fn=refuse_four, seed=0, shard=(rank, WORLD), last_batch="drop"
-        )
+        loader = make(sources.Countdown(8), collate_fn=refuse_four, seed=0, shard=(rank, WORLD), last_batch="drop")
         batches, found = iter(loader), []
         while True:
             try:
@@ -320,9 +314,7 @@ def test_a_sampler_without_a_generator_belongs_to_the_loaders_seed(make: Any, na
 def test_ranks_share_the_order_of_a_sampler(name: str) -> None:
     alone = one_process(range(20), batch_size=2, sampler=SAMPLERS[name]())
     keys = [value for batch in alone for value in batch.data.tolist()]
-    steps = [
-        list(Loader(range(20), 2, sampler=SAMPLERS[name](), seed=3, shard=(r, 3)).batches()) for r in range(3)
-    ]
+    steps = [list(Loader(range(20), 2, sampler=SAMPLERS[name](), seed=3, shard=(r, 3)).batches()) for r in range(3)]
     together = [
         value
         for each in zip(*steps, strict=True)

@@ -425,9 +425,7 @@ class Scaled(Dataset[Any]):
         return self.mode is self.evaluates, isinstance(self.scale, self.scales), self.scale.by
 
 
-def test_a_class_of_the_program_is_the_same_class_in_workers(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_of_the_program_is_the_same_class_in_workers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mode, scale = new_mode(monkeypatch), new_scale(monkeypatch)
     loader = make(Scaled(mode, scale))
     batches = iter(loader)

@@ -171,9 +171,7 @@ def test_threads_that_atexit_starts_too_late_are_refused(begin: Begin) -> None:
 # With torch.
 
 
-@pytest.mark.parametrize(
-    "ending", ["", "loader.close()", "keep_to_the_end()"]
-)
+@pytest.mark.parametrize("ending", ["", "loader.close()", "keep_to_the_end()"])
 def test_threads_inside_of_torch_do_not_abort_the_process(begin_torch: Begin, ending: str) -> None:
     program = begin_torch(f"""
         class Data:

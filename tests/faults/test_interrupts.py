@@ -220,9 +220,7 @@ def trial(
     return bool(where.split(", ", 1)[1]), where
 
 
-def run(
-    settings: dict[str, Any], work: Work, stride: int, counts: Any, kind: type[Subject] = Subject
-) -> None:
+def run(settings: dict[str, Any], work: Work, stride: int, counts: Any, kind: type[Subject] = Subject) -> None:
     trial(settings, work, 1 << 62, counts, kind)  # imports what is imported late
     before = belongings()
     for at in count(1) if stride == 1 else sweep(stride):

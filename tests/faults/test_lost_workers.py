@@ -73,16 +73,12 @@ def test_a_step_whose_worker_died_is_done_again(tmp_path: Path, method: str, how
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_that_kills_every_worker_is_reported_once_and_the_rest_arrives(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_step_that_kills_every_worker_is_reported_once_and_the_rest_arrives(tmp_path: Path, method: str) -> None:
     dataset = Deadly(40, 13, give_lives(tmp_path, 3))
     with DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method) as loader:
         batches = iter(loader)
         rows = [next(batches)[:, 0].tolist() for _ in range(3)]
-        with pytest.raises(
-            WorkerLost, match=r"worker \d \(pid \d+\) died while filling step 3 of epoch 0"
-        ) as caught:
+        with pytest.raises(WorkerLost, match=r"worker \d \(pid \d+\) died while filling step 3 of epoch 0") as caught:
             next(batches)
         text = str(caught.value)
         for part in ("signal 9 (SIGKILL)", "[12, 13, 14, 15]", "tried 3 times", "out-of-memory"):
@@ -109,9 +105,7 @@ def dies_at_birth(worker: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_die_at_birth_are_reported_and_not_hired_for_ever(method: str) -> None:
     with (
-        DataLoader(
-            range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method
-        ) as loader,
+        DataLoader(range(4), num_workers=2, worker_init_fn=dies_at_birth, multiprocessing_context=method) as loader,
         pytest.raises(WorkerLost, match="exited with code 3"),
     ):
         next(iter(loader))
@@ -455,9 +449,7 @@ def test_the_error_for_a_lost_stream_says_that_its_state_could_not_be_taken(tmp_
         batches = iter(loader)
         for _ in range(3):
             next(batches)
-        with pytest.raises(
-            WorkerLost, match=r"(?s)the epoch ends here.*Forgetful .*LookupError: no state today"
-        ):
+        with pytest.raises(WorkerLost, match=r"(?s)the epoch ends here.*Forgetful .*LookupError: no state today"):
             next(batches)
         assert list(batches) == []
 

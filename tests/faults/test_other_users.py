@@ -121,9 +121,7 @@ def carried(**memfds: bytes) -> Iterator[int]:
         " ".join(zlib.compress(content).hex() for content in memfds.values()),
     )
     command = as_user(OTHER, OTHER, sys.executable, "-c", CARRIED, names, contents)
-    program = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         assert program.stderr is not None
         while Path(f"/proc/{program.pid}/comm").read_text() != "su\n":
@@ -278,9 +276,7 @@ def test_a_folder_that_others_could_write_is_refused(
     if mode(folder) == 0o1777 and not given:
         plant(target)  # else it would be a folder of mine in a sticky one
     if given:
-        with pytest.raises(
-            PermissionError, match=rf"{why}.*, so other users could .* pass cache_shared=True"
-        ):
+        with pytest.raises(PermissionError, match=rf"{why}.*, so other users could .* pass cache_shared=True"):
             Access(cache=folder).pieces()
     else:
         monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
@@ -459,9 +455,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kept"
 
 
-def test_an_index_that_another_user_has_put_beside_my_file_is_not_used(
-    open_to_all: Path, cache: Path
-) -> None:
+def test_an_index_that_another_user_has_put_beside_my_file_is_not_used(open_to_all: Path, cache: Path) -> None:
     data = open_to_all / "data.bin"
     data.write_bytes(b"12345")
     cached(File(str(data)), "test-1", partial(made, b"evil"))
@@ -476,9 +470,7 @@ def test_an_index_that_another_user_has_put_beside_my_file_is_not_used(
 
 
 @pytest.mark.parametrize("way", ["its owner", "a team"])
-def test_an_index_of_those_who_could_change_the_file_is_used(
-    open_to_all: Path, cache: Path, way: str
-) -> None:
+def test_an_index_of_those_who_could_change_the_file_is_used(open_to_all: Path, cache: Path, way: str) -> None:
     folder = open_to_all / "data"
     folder.mkdir()
     (folder / "data.bin").write_bytes(b"12345")
@@ -495,12 +487,8 @@ def test_an_index_of_those_who_could_change_the_file_is_used(
 
 
 @pytest.mark.parametrize("mask", [0, 0o077], ids=oct)
-@pytest.mark.parametrize(
-    ("of_file", "of_index"), [(0o600, 0o600), (0o644, 0o644), (0o660, 0o640), (0o777, 0o644)]
-)
-def test_who_may_read_a_file_may_read_its_index(
-    tmp_path: Path, mask: int, of_file: int, of_index: int
-) -> None:
+@pytest.mark.parametrize(("of_file", "of_index"), [(0o600, 0o600), (0o644, 0o644), (0o660, 0o640), (0o777, 0o644)])
+def test_who_may_read_a_file_may_read_its_index(tmp_path: Path, mask: int, of_file: int, of_index: int) -> None:
     data = tmp_path / "data.bin"
     data.write_bytes(b"12345")
     data.chmod(of_file)

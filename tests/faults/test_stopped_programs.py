@@ -120,9 +120,7 @@ def test_a_program_that_is_at_a_long_download_is_waited_for(tmp_path: Path) -> N
         assert Cache(tmp_path, 1000).get("a", lambda: b"twice") == b"slow"
 
 
-def test_a_download_that_does_not_end_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_trust, "LONGEST", 1.0)
     code = "Cache(sys.argv[1], 1000).get('a', lambda: (print('has the lock', flush=True), signal.pause()))"
     said = "process [0-9]+ has kept a lock for more than 1 s"

@@ -207,9 +207,7 @@ def check(name: str, error: BaseException, where: str, more: int = 0) -> None:
 
 @pytest.mark.parametrize("backend", ["inline", "thread", "simulated", "fork", WIDE])
 @pytest.mark.parametrize("place", PLACES)
-def test_an_exception_comes_out_of_its_own_step_and_the_epoch_goes_on(
-    place: str, backend: str, make: Any
-) -> None:
+def test_an_exception_comes_out_of_its_own_step_and_the_epoch_goes_on(place: str, backend: str, make: Any) -> None:
     build, where = PLACES[place]
     left_out = {"KeyboardInterrupt"} if backend in HERE else set()  # there it is the caller's own
     if place == "__next__":
@@ -312,9 +310,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def is_as_itself(name: str, error: Any) -> bool:
-    return type(error) is comes_out_as(name) and (
-        name not in STOPS or isinstance(error.__cause__, StopIteration)
-    )
+    return type(error) is comes_out_as(name) and (name not in STOPS or isinstance(error.__cause__, StopIteration))
 
 
 CALLERS = [name for name in NAMES if name not in REFUSED_BY_CONTEXTLIB]
@@ -416,9 +412,7 @@ def test_an_update_that_raises_here_ends_the_iterators(backend: str, make: Any) 
 
 
 @pytest.mark.parametrize("backend", ["thread", "simulated", "fork"])
-def test_each_step_of_a_worker_that_could_not_begin_raises_an_error_of_its_own(
-    backend: str, make: Any
-) -> None:
+def test_each_step_of_a_worker_that_could_not_begin_raises_an_error_of_its_own(backend: str, make: Any) -> None:
     names = NAMES if backend != "fork" else ["StopIteration", "SystemExit", "one object"]
     for name in names:
         if name == "KeyboardInterrupt" and backend in HERE:
@@ -462,9 +456,7 @@ def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any, monkeypat
     names = [name for name in NAMES if name not in NOT_CAUGHT] if how == "share" else NAMES
     monkeypatch.setattr(Delivering, "names", names)
     loader = make("inline", range(2 * len(names)), kind=Delivering)
-    batches = (
-        loader.share(1)[0] if how == "share" else getattr(loader, "__iter__" if how == "iter" else how)()
-    )
+    batches = loader.share(1)[0] if how == "share" else getattr(loader, "__iter__" if how == "iter" else how)()
     for number, name in enumerate(names):
         assert is_as_itself(name, outcome(batches.__next__)), name
         good = next(batches)
@@ -473,9 +465,7 @@ def test_what_delivery_raises_comes_out_as_itself(how: str, make: Any, monkeypat
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread", "fork"])
-@pytest.mark.parametrize(
-    "how", ["batches", pytest.param("share", marks=pytest.mark.wide), "share in turn", "skip"]
-)
+@pytest.mark.parametrize("how", ["batches", pytest.param("share", marks=pytest.mark.wide), "share in turn", "skip"])
 def test_other_iterators_raise_the_same(how: str, backend: str, make: Any) -> None:
     names = [name for name in NAMES if name != "KeyboardInterrupt"]
     where = PLACES["__getitem__"][1]
@@ -627,9 +617,7 @@ def test_prefetch_raises_what_its_source_raises(place: str) -> None:
             taken(names, Turns([ahead]), "While batch {key} of the source was read ahead.")
         return
     for name in NAMES:
-        source = (WithState if place == "state_dict" else Resettable if place == "reset" else Source)(
-            ["KeyError"]
-        )
+        source = (WithState if place == "state_dict" else Resettable if place == "reset" else Source)(["KeyError"])
         source.at, source.failing = 0, name  # the next item is a sample
         if place == "state_dict":
             source.at = -1

@@ -85,9 +85,7 @@ def test_a_whole_epoch_leaves_no_worker_and_no_noise(begin_torch: Begin) -> None
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loader_deleted_in_the_middle_takes_its_busy_workers_with_it(
-    begin_torch: Begin, persistent: bool
-) -> None:
+def test_a_loader_deleted_in_the_middle_takes_its_busy_workers_with_it(begin_torch: Begin, persistent: bool) -> None:
     program = begin_torch(f"""
         loader = DataLoader(Data(1), num_workers=2, persistent_workers={persistent})
         batches = iter(loader)
@@ -142,9 +140,7 @@ def test_an_error_in_a_worker_is_all_that_is_said(begin_torch: Begin, caught: bo
         # torch's text has the worker's traceback inside.
         assert (returncode, out, err.count("Caught ValueError")) == (1, "", 1)
         assert err.count("Traceback (most recent call last):\n") <= 3
-        assert re.search(
-            r"^ValueError: Caught ValueError in DataLoader worker process 1\.$", err, re.MULTILINE
-        )
+        assert re.search(r"^ValueError: Caught ValueError in DataLoader worker process 1\.$", err, re.MULTILINE)
 
 
 DEATHS = {
@@ -157,9 +153,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("death", DEATHS)
-def test_the_death_of_a_worker_is_an_error_and_all_that_is_said(
-    begin_torch: Begin, death: str, workers: int
-) -> None:
+def test_the_death_of_a_worker_is_an_error_and_all_that_is_said(begin_torch: Begin, death: str, workers: int) -> None:
     act, named = DEATHS[death]
     program = begin_torch(f"""
         class Deadly(Data):

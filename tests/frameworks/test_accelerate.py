@@ -21,9 +21,7 @@ def train(loader_class: Any, **options: Any) -> tuple[list[Tensor], list[float]]
     accelerator = Accelerator(cpu=True)
     loader = loader_class(NoisyPoints(), batch_size=BATCH, shuffle=True, **options)
     line = Line()
-    model, optimizer, prepared = accelerator.prepare(
-        line, torch.optim.SGD(line.parameters(), lr=0.01), loader
-    )
+    model, optimizer, prepared = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=0.01), loader)
     losses = []
     for _ in range(EPOCHS):
         for batch in prepared:

@@ -40,9 +40,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def losses(trained: Trainer) -> list[float]:
-    return [
-        entry[name] for entry in trained.state.log_history for name in ("loss", "eval_loss") if name in entry
-    ]
+    return [entry[name] for entry in trained.state.log_history for name in ("loss", "eval_loss") if name in entry]
 
 
 def train(folder: Path, **options: Any) -> tuple[list[Tensor], list[float]]:

@@ -68,9 +68,7 @@ class Run:
         return (
             isinstance(other, Run)
             and len(self.batches) == len(other.batches)
-            and all(
-                torch.equal(ours, theirs) for ours, theirs in zip(self.batches, other.batches, strict=True)
-            )
+            and all(torch.equal(ours, theirs) for ours, theirs in zip(self.batches, other.batches, strict=True))
             and self.losses == other.losses
         )
 

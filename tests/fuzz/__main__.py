@@ -16,14 +16,10 @@ from tests.fuzz.mutating import mutated
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help=f"default: {', '.join(attacking.names())}"
-    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: {', '.join(attacking.names())}")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each target (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations, without --atheris")
-    parser.add_argument(
-        "--atheris", action="store_true", help="guided by coverage: needs the package atheris"
-    )
+    parser.add_argument("--atheris", action="store_true", help="guided by coverage: needs the package atheris")
     parser.add_argument("--found", type=Path, default=attacking.FOUND, help="where findings are saved")
     given = parser.parse_args()
     wrong = set(given.targets) - {*attacking.names()}

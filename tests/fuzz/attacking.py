@@ -39,9 +39,7 @@ class Finding(Exception):
 
     def __init__(self, data: bytes, error: BaseException) -> None:
         self.data, self.error = data, error
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(_OURS)
-        ]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(_OURS)]
         last = f"{frames[-1].filename.removeprefix(_OURS)}:{frames[-1].lineno}" if frames else "?"
         self.place = f"{type(error).__name__} at {last}"
         super().__init__(f"{self.place}: {str(error)[:300]}")

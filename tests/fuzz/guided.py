@@ -94,9 +94,7 @@ def fuzz(name: str, folder: Path, arguments: list[str]) -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         rng = random.Random(seed)
         if rng.random() < 0.5:
-            return mutated(rng, module, [data, rng.choice(seeds)] if rng.random() < 0.2 else [data], most)[
-                :most
-            ]
+            return mutated(rng, module, [data, rng.choice(seeds)] if rng.random() < 0.2 else [data], most)[:most]
         return mended(rng, module, atheris.Mutate(data, most))[:most]
 
     atheris.Setup([sys.argv[0], *arguments], one, custom_mutator=mutate)

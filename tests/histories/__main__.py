@@ -17,9 +17,7 @@ from tests.histories import running, shrinking, writing
 def main() -> int:
     given = _arguments()
     # Before the first program is forked from here: it has these already.
-    importlib.import_module(
-        "tests.histories.checked" if given.face == "core" else f"tests.histories.on_{given.face}"
-    )
+    importlib.import_module("tests.histories.checked" if given.face == "core" else f"tests.histories.on_{given.face}")
     gc.collect()
     gc.freeze()
     running.adopt_orphans()
@@ -43,15 +41,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed is a million times this number")
     parser.add_argument("--first", type=int, default=0, help="leave out so many seeds")
     parser.add_argument("--face", default="core", choices=["core", "torch"])
-    parser.add_argument(
-        "--without", nargs="*", default=[], metavar="OPERATION", help="operations to leave out"
-    )
+    parser.add_argument("--without", nargs="*", default=[], metavar="OPERATION", help="operations to leave out")
     parser.add_argument("--save", type=Path, help="a folder for the programs of findings")
     parser.add_argument("--shrink", type=float, default=120, help="seconds to shorten each finding")
     parser.add_argument("--most", type=int, default=1000, help="stop after so many different findings")
-    parser.add_argument(
-        "--show", type=int, metavar="SEED", help="print the program of a seed, and run nothing"
-    )
+    parser.add_argument("--show", type=int, metavar="SEED", help="print the program of a seed, and run nothing")
     parser.add_argument("--quiet", action="store_true", help="print no progress")
     return parser.parse_args()
 

@@ -38,9 +38,7 @@ class Ran(NamedTuple):
             text = " ".join(re.sub(r'.*/(\w+\.py)", line \d+ in', r"\1", line) for line in lines)
         else:
             raised = [
-                line
-                for line in lines
-                if re.match(r"[\w.]+(Error|Different|Lost|Interrupt|Warning|Stuck)\b", line)
+                line for line in lines if re.match(r"[\w.]+(Error|Different|Lost|Interrupt|Warning|Stuck)\b", line)
             ]
             text = (raised or lines or [""])[-1]
         return f"{self.finding}: {re.sub(r'[0-9a-f]*[0-9][0-9a-f]*', '#', text)[:90]}"

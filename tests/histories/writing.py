@@ -52,11 +52,7 @@ class Scope:
         crew = self.loaders[loader]
         if crew["num_workers"] == "0":
             return "inline"
-        return (
-            "simulated"
-            if "simulated" in crew.get("backend", "")
-            else crew.get("backend", "process").strip('"')
-        )
+        return "simulated" if "simulated" in crew.get("backend", "") else crew.get("backend", "process").strip('"')
 
     def readers_of(self, loader: str) -> list[str]:
         return [reader for reader, of in self.readers.items() if of == loader]
@@ -183,9 +179,7 @@ def _set_epoch(scope: Scope, loader: str, epoch: int) -> str | None:
 @_writes
 def _len(scope: Scope, loader: str) -> str | None:
     known = (
-        loader in scope.loaders
-        and "Stream" not in scope.history.source[0]
-        and "Items" not in scope.history.source[0]
+        loader in scope.loaders and "Stream" not in scope.history.source[0] and "Items" not in scope.history.source[0]
     )
     return f"len({loader})" if known else None
 
@@ -271,11 +265,7 @@ def _pausing(scope: Scope, reader: str, worker: int, seconds: float, number: int
 @_writes
 def _interrupted(scope: Scope, reader: str, after: float) -> str | None:
     loader = scope.readers.get(reader)
-    return (
-        None
-        if loader is None or scope.kind(loader) == "simulated"
-        else f"interrupted({reader}, after={after})"
-    )
+    return None if loader is None or scope.kind(loader) == "simulated" else f"interrupted({reader}, after={after})"
 
 
 @_writes
@@ -398,9 +388,7 @@ WEIGHTS = {
 
 
 # What the torch face does not have.
-_CORE_ONLY = frozenset(
-    {"prefetch", "update", "updates", "share", "close", "close_paused", "leave", "killed_in"}
-)
+_CORE_ONLY = frozenset({"prefetch", "update", "updates", "share", "close", "close_paused", "leave", "killed_in"})
 
 
 def history(seed: int, face: str = "core", without: frozenset[str] = frozenset()) -> History:

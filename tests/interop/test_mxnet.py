@@ -34,9 +34,7 @@ RECORDS = [
 def mxnet(command: str, path: Path, given: object = None) -> Any:
     script = str(Path(__file__).with_name("mxnet_side.py"))
     asked = [MXNET, script, command, str(path)]
-    ran = subprocess.run(
-        asked, input=json.dumps(given), capture_output=True, text=True, timeout=100, check=False
-    )
+    ran = subprocess.run(asked, input=json.dumps(given), capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

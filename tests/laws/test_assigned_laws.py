@@ -172,9 +172,7 @@ def test_streams_go_on_in_the_turns_that_they_were_in(world: Any, data: st.DataO
 
 @settings(max_examples=100, deadline=None)
 @given(worlds, st.integers(0, 12), st.booleans(), st.data())
-def test_out_of_order_each_step_comes_once(
-    world: Any, steps: int, streams: bool, data: st.DataObject
-) -> None:
+def test_out_of_order_each_step_comes_once(world: Any, steps: int, streams: bool, data: st.DataObject) -> None:
     lengths = [data.draw(st.integers(0, 5)) for _ in range(world["workers"])] if streams else None
     made = World(world["workers"], world["workers"] * world["each"], lengths, steps, False)
     made.run(driver(data))

@@ -16,9 +16,7 @@ from hypothesis.extra import numpy as hnp
 from penstock import ArrayDataset, CastError, CollateError, DataLoader
 from penstock._fill.cast import DTYPES, Cast, Into
 
-SOURCES = [
-    np.dtype(name) for name in (*DTYPES, "int16", "uint16", "uint32", "uint64", ">i4", ">f8", "longdouble")
-]
+SOURCES = [np.dtype(name) for name in (*DTYPES, "int16", "uint16", "uint32", "uint64", ">i4", ">f8", "longdouble")]
 law = settings(deadline=None, max_examples=150)
 
 
@@ -43,9 +41,7 @@ def is_lost(value: Any, goal: np.dtype[Any]) -> bool:
             return bool(np.isinf(np.array(value).astype(goal)) and np.isfinite(value))
     if not np.isfinite(value):
         return True
-    exact = (
-        Fraction(*value.as_integer_ratio()) if hasattr(value, "as_integer_ratio") else Fraction(int(value))
-    )
+    exact = Fraction(*value.as_integer_ratio()) if hasattr(value, "as_integer_ratio") else Fraction(int(value))
     return exact.denominator != 1 or not np.iinfo(goal).min <= exact <= np.iinfo(goal).max
 
 

@@ -88,9 +88,7 @@ def test_each_program_decodes_a_block_at_most_once_however_they_drift(data: st.D
     for number in range(data.draw(st.integers(1, 4), "programs")):
         seed, window = data.draw(st.integers(0, 2), "seed"), data.draw(st.integers(1, 6), "window")
         order = BlockOrder(edges, window, seed)
-        programs[number] = Program(
-            number, machine, order, data.draw(st.integers(0, edges.item(-1)), "resumed at")
-        )
+        programs[number] = Program(number, machine, order, data.draw(st.integers(0, edges.item(-1)), "resumed at"))
     everyone = [*programs.values()]
     for _ in range(data.draw(st.integers(1, 60), "events")):
         program = programs[data.draw(st.sampled_from(sorted(programs)))]

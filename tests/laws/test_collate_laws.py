@@ -305,9 +305,7 @@ def test_dicts_are_collated_exactly_when_their_keys_agree(keys: list[frozenset[s
 
 
 @given(st.sampled_from(NUMERIC), st.integers(1, 4), shapes, seeds)
-def test_an_array_of_rows_is_the_batch_of_its_rows(
-    dtype: str, size: int, shape: tuple[int, ...], seed: int
-) -> None:
+def test_an_array_of_rows_is_the_batch_of_its_rows(dtype: str, size: int, shape: tuple[int, ...], seed: int) -> None:
     rows = random_array(dtype, (size, *shape), np.random.default_rng(seed))
     batch = default_collate(rows)
     one_by_one = default_collate(list(rows))

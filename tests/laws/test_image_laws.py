@@ -19,9 +19,7 @@ def is_inside(box: Box, image: Size) -> bool:
 
 
 @given(sizes, draws, st.floats(0.01, 1), st.floats(0.1, 1))
-def test_a_random_window_is_inside_the_image(
-    image: Size, drawn: list[float], least: float, flat: float
-) -> None:
+def test_a_random_window_is_inside_the_image(image: Size, drawn: list[float], least: float, flat: float) -> None:
     assert is_inside(random_box(image, (least, 1.0), (flat, 1 / flat), drawn), image)
 
 
@@ -56,9 +54,7 @@ def test_covering_has_room_for_the_crop_and_not_more_than_needed(image: Size, cr
 
 
 @given(sizes, st.data(), sizes)
-def test_a_smaller_decoded_window_has_all_pixels_that_are_wanted(
-    image: Size, data: st.DataObject, to: Size
-) -> None:
+def test_a_smaller_decoded_window_has_all_pixels_that_are_wanted(image: Size, data: st.DataObject, to: Size) -> None:
     crop = data.draw(st.integers(1, image[0])), data.draw(st.integers(1, image[1]))
     window = crop_box(image, crop, data.draw(shares), data.draw(shares))
     times = window.shrinking(to)

@@ -63,7 +63,5 @@ def test_batches_of_threads_stay_intact(script: list[tuple[Any, ...]]) -> None:
 @settings(max_examples=30 if "PENSTOCK_WIDE" in os.environ else 12, deadline=None)
 @given(actions)
 def test_batches_of_processes_stay_intact(script: list[tuple[Any, ...]]) -> None:
-    with DataLoader(
-        Stripes(), batch_size=3, num_workers=2, multiprocessing_context="fork", shuffle=True
-    ) as loader:
+    with DataLoader(Stripes(), batch_size=3, num_workers=2, multiprocessing_context="fork", shuffle=True) as loader:
         check(loader, script)

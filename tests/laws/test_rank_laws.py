@@ -87,9 +87,7 @@ def test_shards_of_small_worlds_are_the_order_cut_into_blocks(end: str) -> None:
 
 @law
 @given(order=orders(), size=SIZES, world=WORLDS, epoch=EPOCHS, end=st.sampled_from(sorted(ENDS)))
-def test_ranks_together_have_the_order(
-    order: Order, size: int | None, world: int, epoch: int, end: str
-) -> None:
+def test_ranks_together_have_the_order(order: Order, size: int | None, world: int, epoch: int, end: str) -> None:
     if end == "drop" and size is None and world == 1:
         return
     have = flat(together(plans(order, size, end, world), epoch))
@@ -99,9 +97,7 @@ def test_ranks_together_have_the_order(
 
 @law
 @given(order=orders(), size=SIZES, world=WORLDS, epoch=EPOCHS, end=st.sampled_from(["drop", "pad"]))
-def test_every_rank_has_as_many_full_steps(
-    order: Order, size: int | None, world: int, epoch: int, end: str
-) -> None:
+def test_every_rank_has_as_many_full_steps(order: Order, size: int | None, world: int, epoch: int, end: str) -> None:
     if end == "drop" and size is None and world == 1:
         return
     ranks = plans(order, size, end, world)
@@ -121,9 +117,7 @@ def test_where_all_is_kept_a_rank_has_at_most_one_step_less(
 
 @law
 @given(order=orders(), size=SIZES, world=WORLDS, epoch=EPOCHS)
-def test_padding_repeats_the_beginning_of_the_order(
-    order: Order, size: int | None, world: int, epoch: int
-) -> None:
+def test_padding_repeats_the_beginning_of_the_order(order: Order, size: int | None, world: int, epoch: int) -> None:
     ranks = plans(order, size, "pad", world)
     rows = [
         plan.keys(epoch, step) if size is None else plan.keys(epoch, step).tolist()  # type: ignore[union-attr]
@@ -171,9 +165,7 @@ def test_the_order_goes_on_in_another_shape(
 
 
 @law
-@given(
-    order=orders(), size=SIZES, world=WORLDS, epoch=EPOCHS, end=st.sampled_from(sorted(ENDS)), data=st.data()
-)
+@given(order=orders(), size=SIZES, world=WORLDS, epoch=EPOCHS, end=st.sampled_from(sorted(ENDS)), data=st.data())
 def test_going_on_in_the_same_shape_changes_nothing(
     order: Order, size: int | None, world: int, epoch: int, end: str, data: st.DataObject
 ) -> None:

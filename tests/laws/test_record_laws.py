@@ -124,9 +124,7 @@ def flipped(items: list[Any], place: float, flip: int) -> Iterator[tuple[Path, l
 
 @law
 @given(**FLIP)
-def test_a_wrong_byte_changes_no_other_record_and_no_length(
-    items: list[Any], place: float, flip: int
-) -> None:
+def test_a_wrong_byte_changes_no_other_record_and_no_length(items: list[Any], place: float, flip: int) -> None:
     with flipped(items, place, flip) as (path, before, hit):
         try:
             found = reads(RecordFile(path))
@@ -139,9 +137,7 @@ def test_a_wrong_byte_changes_no_other_record_and_no_length(
 
 @law
 @given(**FLIP)
-def test_a_wrong_byte_without_an_index_loses_nothing_in_silence(
-    items: list[Any], place: float, flip: int
-) -> None:
+def test_a_wrong_byte_without_an_index_loses_nothing_in_silence(items: list[Any], place: float, flip: int) -> None:
     with flipped(items, place, flip) as (path, before, hit):
         try:
             found = reads(RecordFile(path, idx=False))
@@ -191,9 +187,7 @@ def test_an_array_survives_as_a_datum(shape: Any, label: int, floats: bool, seed
 
 
 @settings(law, max_examples=500)
-@given(
-    message=st.binary(max_size=60), at=st.integers(0, 60), flip=st.integers(0, 255), cut=st.integers(0, 60)
-)
+@given(message=st.binary(max_size=60), at=st.integers(0, 60), flip=st.integers(0, 255), cut=st.integers(0, 60))
 def test_whatever_is_read_as_a_datum_is_one_or_refused(message: bytes, at: int, flip: int, cut: int) -> None:
     array = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     for valid in (message, dump(array, 300), dump(array.astype(np.float32), -1), dump(b"an image", 7)):
@@ -213,9 +207,7 @@ def _could_be(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
 
     One in its content, and a length that counts a zero at its end or not. More labels mean less data.
     """
-    return _length(now) == _length(then) or (
-        now[:2] == then[:2] and now[2].rstrip(b"\0") == then[2].rstrip(b"\0")
-    )
+    return _length(now) == _length(then) or (now[:2] == then[:2] and now[2].rstrip(b"\0") == then[2].rstrip(b"\0"))
 
 
 def _length(record: tuple[Any, ...]) -> int:

@@ -31,9 +31,7 @@ ENDS: dict[str, dict[str, bool]] = {"keep": {}, "drop": {"drop_last": True}, "pa
 @law
 @given(
     n=st.one_of(st.integers(0, 1 << 16), st.integers(1 << 22, 1 << 34)),
-    shapes=st.lists(
-        st.tuples(st.integers(1, 4096), st.integers(1, 300), st.integers(0, 40)), min_size=1, max_size=6
-    ),
+    shapes=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 300), st.integers(0, 40)), min_size=1, max_size=6),
     end=st.sampled_from(sorted(ENDS)),
     data=st.data(),
 )
@@ -139,9 +137,7 @@ def test_loaders_go_on_with_the_ranks_of_another_world(
             rank.load_state_dict(state)
         readers = [rank.batches() for rank in ranks]
         for _ in range(count):
-            seen += [
-                row for reader in readers for batch in [next(reader, None)] if batch for row in real(batch)
-            ]
+            seen += [row for reader in readers for batch in [next(reader, None)] if batch for row in real(batch)]
         states = {json.dumps(rank.state_dict()) for rank in ranks}
         assert len(states) == 1, "any rank's state does"
         state = json.loads(states.pop())
@@ -222,7 +218,4 @@ def test_a_drawn_order_at_4096_ranks_is_found_at_once() -> None:
     old = OrderPlan(Shuffled(10**10, 3), 64, padded=True, rank=7, world=4096)
     start = old.consumed(2, 12_000)
     new = OrderPlan(Shuffled(10**10, 3), 64, padded=True, rank=0, world=1000, start=start)
-    assert (
-        new.keys(2, new.first_step).tolist()
-        == Shuffled(10**10, 3).at(2, np.arange(start, start + 64)).tolist()
-    )  # type: ignore[union-attr]
+    assert new.keys(2, new.first_step).tolist() == Shuffled(10**10, 3).at(2, np.arange(start, start + 64)).tolist()  # type: ignore[union-attr]

@@ -39,9 +39,7 @@ def keys(plan: OrderPlan, epoch: int, start: int = 0) -> list[list[int]]:
 
 @law
 @given(order=orders(), size=st.one_of(st.none(), st.integers(1, 60)), world=st.integers(1, 4))
-def test_epochs_of_all_ranks_one_after_the_other_are_their_orders(
-    order: Order, size: int | None, world: int
-) -> None:
+def test_epochs_of_all_ranks_one_after_the_other_are_their_orders(order: Order, size: int | None, world: int) -> None:
     plans, seen = ranks(order, size, world), []
     for epoch in range(EPOCHS):
         shares = [keys(plan, epoch) for plan in plans]
@@ -63,9 +61,7 @@ def test_epochs_of_all_ranks_one_after_the_other_are_their_orders(
     epoch=st.integers(0, 10**12),
     data=st.data(),
 )
-def test_any_step_of_any_epoch_is_found_at_once(
-    order: Order, size: int, world: int, epoch: int, data: Any
-) -> None:
+def test_any_step_of_any_epoch_is_found_at_once(order: Order, size: int, world: int, epoch: int, data: Any) -> None:
     plan = ranks(order, size, world)[data.draw(st.integers(0, world - 1))]
     steps = keys(plan, epoch)
     assert len(steps) == plan.steps(epoch)

@@ -140,9 +140,7 @@ class ARandomWalk(RuleBasedStateMachine):
         world = self.world
         for _ in range(3000):
             act = next(world.progress(), None)
-            usual = [
-                action for action in world.actions() if action[0] in ("give_back", "take", "ask", "open")
-            ]
+            usual = [action for action in world.actions() if action[0] in ("give_back", "take", "ask", "open")]
             if act is None and world.mode != ASKED:
                 # First what makes room; an end that need not be asked for is asked for all the same.
                 act = next((action for action in usual if action[0] != "open" or world.mode == OUT), None)

@@ -377,9 +377,7 @@ def cases(draw: st.DrawFn, workers: list[dict[str, Any]], faces: list[str]) -> C
 
 
 def examples(short: int, wide: int) -> Any:
-    return settings(
-        max_examples=wide if WIDE else short, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    return settings(max_examples=wide if WIDE else short, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 pytestmark = [

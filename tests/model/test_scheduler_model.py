@@ -62,22 +62,14 @@ WORLDS = {
     "as they come, cancel": Setting(runs=(1, 2), in_order=False, cancels=1, unread=0),
     "stream": Setting(runs=(1, 1), ends="stream", unread=0),
     "stream, crash": Setting(runs=(1, 1), ends="stream", window=2, crashes=1, unread=0),
-    "stream, crash, no retries": Setting(
-        runs=(1, 1), ends="stream", window=2, retries=0, crashes=1, unread=0
-    ),
-    "stream, crash, cancel": Setting(
-        runs=(2, 1), ends="stream", window=2, workers=1, crashes=1, cancels=1, unread=0
-    ),
-    "stream as they come, crash": Setting(
-        runs=(2, 1), ends="stream", window=2, workers=1, in_order=False, crashes=1
-    ),
+    "stream, crash, no retries": Setting(runs=(1, 1), ends="stream", window=2, retries=0, crashes=1, unread=0),
+    "stream, crash, cancel": Setting(runs=(2, 1), ends="stream", window=2, workers=1, crashes=1, cancels=1, unread=0),
+    "stream as they come, crash": Setting(runs=(2, 1), ends="stream", window=2, workers=1, in_order=False, crashes=1),
     "stream, cancel": Setting(runs=(0, 1, 1), ends="stream", window=2, cancels=1, unread=0),
     "stream as they come": Setting(runs=(2, 1), ends="stream", in_order=False, window=2),
     "a crew that dies at birth": Setting(runs=(2, 1), window=2, workers=1, retries=0, crashes=5),
     "half a crew that dies at birth": Setting(runs=(2,), window=2, retries=0, crashes=5),
-    "a crew that dies, cancel": Setting(
-        runs=(1, 1), window=1, workers=1, retries=0, crashes=4, cancels=1, unread=0
-    ),
+    "a crew that dies, cancel": Setting(runs=(1, 1), window=1, workers=1, retries=0, crashes=4, cancels=1, unread=0),
     "a worker that is not started": Setting(runs=(2,), crashes=1, refusals=1, unread=0),
     "workers that are not started": Setting(
         runs=(1, 1), ends="found", window=2, retries=0, crashes=1, refusals=3, unread=0
@@ -93,9 +85,7 @@ WORLDS = {
     ),
     "bundles, crash": Setting(runs=(5,), ends="found", bundle=2, window=2, crashes=1),
     "bundles, two crashes": Setting(runs=(3,), ends="found", bundle=2, window=2, crashes=2, unread=0),
-    "bundles, no retries": Setting(
-        runs=(3,), ends="found", bundle=2, window=2, retries=0, crashes=2, unread=0
-    ),
+    "bundles, no retries": Setting(runs=(3,), ends="found", bundle=2, window=2, retries=0, crashes=2, unread=0),
     "bundles of three": Setting(runs=(3,), ends="found", bundle=3, window=1, crashes=2, hold=2),
     "bundles, cancel": Setting(runs=(2, 2), ends="found", bundle=2, window=2, crashes=1, cancels=1, unread=0),
     "bundles as they come": Setting(runs=(4,), ends="found", bundle=2, window=2, crashes=1, in_order=False),
@@ -136,9 +126,7 @@ WORLDS = {
     "a sampler that raises, as they come": Setting(
         runs=(3,), in_order=False, raising=(0, 2), crashes=1, window=2, unread=0
     ),
-    "a sampler that raises, change": Setting(
-        runs=(3,), ends="found", changes=1, raising=(0, 1), window=2, unread=0
-    ),
+    "a sampler that raises, change": Setting(runs=(3,), ends="found", changes=1, raising=(0, 1), window=2, unread=0),
     "a sampler that raises, and a crew that dies at birth": Setting(
         runs=(2, 1), raising=(0, 1), window=2, workers=1, retries=0, crashes=5
     ),
@@ -156,12 +144,8 @@ WORLDS = {
     "fewer workers, and some are not started": Setting(
         runs=(1,), window=1, retries=0, resizes=((1, 1), (2, 1)), refusals=2, unread=0
     ),
-    "fewer workers, change": Setting(
-        runs=(2,), ends="found", window=2, resizes=((1, 1),), changes=1, unread=0
-    ),
-    "fewer workers, bundles": Setting(
-        runs=(4,), ends="found", window=2, resizes=((1, 1),), bundle=2, unread=0
-    ),
+    "fewer workers, change": Setting(runs=(2,), ends="found", window=2, resizes=((1, 1),), changes=1, unread=0),
+    "fewer workers, bundles": Setting(runs=(4,), ends="found", window=2, resizes=((1, 1),), bundle=2, unread=0),
     "fewer workers, stream": Setting(runs=(1,), ends="stream", window=2, resizes=((1, 1),), unread=0),
     "fewer workers, as they come": Setting(
         runs=(2,), window=2, resizes=((1, 1),), in_order=False, crashes=1, unread=0
@@ -263,9 +247,7 @@ WORLDS = {
     "seats, as they come": Setting(
         runs=(4, 2), rule=Assigned, ends="found", ahead=False, cancels=1, in_order=False, unread=0
     ),
-    "seats with streams": Setting(
-        runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, unread=0
-    ),
+    "seats with streams": Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, unread=0),
     "three seats with streams": Setting(
         runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 1), workers=3, seat=2, unread=0
     ),
@@ -319,18 +301,14 @@ WIDE = {
     "fewer workers, then more, not all started": Setting(
         runs=(2,), window=2, retries=0, resizes=((1, 2), (2, 2)), refusals=2, crashes=1, unread=0
     ),
-    "fewer workers, change": Setting(
-        runs=(2, 1), ends="found", window=2, resizes=((1, 1),), changes=1, unread=0
-    ),
+    "fewer workers, change": Setting(runs=(2, 1), ends="found", window=2, resizes=((1, 1),), changes=1, unread=0),
     "more workers, then fewer, crash": Setting(
         runs=(2, 1), window=2, workers=1, resizes=((3, 2), (1, 1)), crashes=1, unread=0
     ),
     "one reader, cancel": Setting(
         runs=(2, 2), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=2, window=2, cancels=1
     ),
-    "seats with streams": Setting(
-        runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 3), window=4, unread=0
-    ),
+    "seats with streams": Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 3), window=4, unread=0),
 }
 
 # Worlds of above, and what is larger in them.
@@ -410,9 +388,7 @@ PARTS = [
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
 def test_the_walk_tells_all_states_apart_but_for_names_and_settings(part: object) -> None:
-    known = {
-        name for kind in type(part).__mro__ for name in (*IN_KEY.get(kind, ()), *NOT_IN_KEY.get(kind, ()))
-    }
+    known = {name for kind in type(part).__mro__ for name in (*IN_KEY.get(kind, ()), *NOT_IN_KEY.get(kind, ()))}
     assert vars(part).keys() == known
 
 
@@ -473,9 +449,7 @@ class FinishesBeforeTheLastStepIsIn(Scheduler):
     @property
     def run_is_over(self) -> bool:
         bound = self._bound
-        return bound is not None and all(
-            step.state is POSTED for seq, step in self._steps.items() if seq < bound
-        )
+        return bound is not None and all(step.state is POSTED for seq, step in self._steps.items() if seq < bound)
 
 
 class NeverFinishesWhileTheNextRunIsThere(Scheduler):
@@ -1084,9 +1058,7 @@ READERS = Setting(runs=(2, 1), **READER, tells=EVERY, resizes=((2, 2),))
 SEATS = Setting(runs=(3, 3), rule=Assigned, ends="found", ahead=False, window=2, cancels=1, unread=0)
 SECOND = Setting(runs=(3,), rule=Assigned, ends="found", ahead=False, window=2, seat=1, crashes=1, unread=0)
 ROUNDS = Setting(runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 2), workers=3, unread=0)
-ONCE = Setting(
-    runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), window=3, once=True, crashes=1, unread=0
-)
+ONCE = Setting(runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), window=3, once=True, crashes=1, unread=0)
 STREAMS = Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, cancels=1, unread=0)
 
 BUGS: list[tuple[type, Setting]] = [

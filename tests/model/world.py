@@ -339,9 +339,7 @@ class World:
     def full_key(self) -> tuple[object, ...]:
         """Equal only for worlds that are alike down to the names of slabs and workers."""
         mine = {
-            k: v
-            for k, v in vars(self).items()
-            if k not in {"setting", "scheduler", "course", "history", "owned"}
+            k: v for k, v in vars(self).items() if k not in {"setting", "scheduler", "course", "history", "owned"}
         }
         return repr(mine), state_of(self.scheduler), state_of(self.course)
 
@@ -425,9 +423,7 @@ class World:
         self.board = tuple(s for s in self.board if s != seq)
         posted = self.tasks[seq]
         slab = posted.slab
-        self.law(
-            posted.wanted or self.setting.rule is Assigned, f"the cancelled step {seq} is left on the board"
-        )
+        self.law(posted.wanted or self.setting.rule is Assigned, f"the cancelled step {seq} is left on the board")
         self.law(slab not in self.held.values(), f"slab {slab} is written into while lent")
         for other in self.workers.values():
             busy = other.alive and other.claim != NOTHING and self.tasks[other.claim].slab == slab
@@ -475,9 +471,7 @@ class World:
         self.workers[worker] = w._replace(pipe=tuple(rest))
         self.idle_losses.pop(w.seat, None)
         posted = self.tasks[seq]
-        self.law(
-            (self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}"
-        )
+        self.law((self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}")
         if not posted.wanted:
             del self.tasks[seq]
         elif not ended:
@@ -520,9 +514,7 @@ class World:
         at: int | None = 0
         if seq is not None:
             posted = self.tasks[seq]
-            self.law(
-                (self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}"
-            )
+            self.law((self.course.find(seq) is not None) == posted.wanted, f"the course is wrong about step {seq}")
             if not posted.wanted:
                 del self.tasks[seq]
             else:
@@ -531,17 +523,13 @@ class World:
                 at = self.crashes % steps if at_is_known else None
                 for i, task in enumerate(single):
                     slab = posted.slab if i == at else NO_SLAB
-                    self.tasks[task.seq] = posted._replace(
-                        slab=slab, task=task, deaths=posted.deaths + (i == at)
-                    )
+                    self.tasks[task.seq] = posted._replace(slab=slab, task=task, deaths=posted.deaths + (i == at))
                 self.tasks = dict(sorted(self.tasks.items()))
         run = self.course.run
         resumable = run is not None and self.known[0] == run.number
         self.tell(WorkerLost(worker, seq, steps, at, resumable))
         if self.setting.rule is Assigned:
-            self.law(
-                self.failed or self.stopped, "a worker that cannot be replaced has died, and nobody was told"
-            )
+            self.law(self.failed or self.stopped, "a worker that cannot be replaced has died, and nobody was told")
 
     def bury(self, worker: int) -> None:
         w = self.workers.pop(worker)
@@ -679,22 +667,16 @@ class World:
                 self.last_seq = seq
                 self.use(slab)
                 yield from self.draw(command)
-                waiting = len(
-                    {seq // self.setting.bundle for seq, posted in self.tasks.items() if posted.wanted}
-                )
+                waiting = len({seq // self.setting.bundle for seq, posted in self.tasks.items() if posted.wanted})
                 self.law(waiting <= self.window, f"{waiting} steps are undelivered")
             case Rescind(seq):
-                self.law(
-                    self.setting.rule is not Assigned, "a posted step is always done: generators depend on it"
-                )
+                self.law(self.setting.rule is not Assigned, "a posted step is always done: generators depend on it")
                 if seq in self.board:
                     self.rescind(seq)
                     yield Rescinded(seq)
             case Deliver(seq, slab):
                 posted = self.receive(seq, slab)
-                self.law(
-                    posted.how >= 0 and seq not in self.board, f"step {seq} is delivered before it is filled"
-                )
+                self.law(posted.how >= 0 and seq not in self.board, f"step {seq} is delivered before it is filled")
                 self.held[seq] = slab
                 self.deliver(posted, posted.how)
             case DeliverLost(seq, slab, worker):
@@ -735,9 +717,7 @@ class World:
         if self.setting.rule is OneReader and self.board:
             # The new reader may claim at once: what it claims must be where the stream goes on.
             posted = self.tasks[self.board[0]]
-            self.law(
-                posted.task.step == 0 or posted.position >= 0, "a new reader does not know where to go on"
-            )
+            self.law(posted.task.step == 0 or posted.position >= 0, "a new reader does not know where to go on")
         self.given_up -= {seat}
         self.last_worker = worker
         self.workers[worker] = Worker(seat, alive=not self.refusing)
@@ -845,9 +825,7 @@ class World:
         """The consumer gets a step."""
         task, made = self.own().ready.popleft()
         assert isinstance(made, Made)
-        self.law(
-            made.which == self.run, f"step {made.step} of run {made.which} is delivered in run {self.run}"
-        )
+        self.law(made.which == self.run, f"step {made.step} of run {made.which} is delivered in run {self.run}")
         if self.setting.lengths:
             got: Any = made.step, made.how
             turns = self.in_turn()

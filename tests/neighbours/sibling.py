@@ -113,10 +113,7 @@ def fill_disk(cache: str) -> None:
 def main(told: Path, cache: str, small: bool) -> None:
     rng, stop = random.Random(5), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
-    fds = [
-        memfd(name, rng.randbytes(5000))
-        for name in ("penstock-loader", "penstock-block", "penstock-inventory-x")
-    ]
+    fds = [memfd(name, rng.randbytes(5000)) for name in ("penstock-loader", "penstock-block", "penstock-inventory-x")]
     print(json.dumps({"pid": os.getpid(), "planted": len(fds)}), flush=True)
     began, held = time.monotonic(), -5.0
     while not stop:

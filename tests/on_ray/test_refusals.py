@@ -196,7 +196,7 @@ def test_the_torch_face(nodes: Nodes) -> None:
     assert [batch.tolist() for batch in batches] == expected
     batches[0][:] = 0  # writable, as always
     assert {worker.node for worker in loader.stats().epoch.workers if worker.node}
-    with pytest.raises(ValueError, match='backend=\'ray\' needs seed=: without it workers are processes of this'):
+    with pytest.raises(ValueError, match="backend='ray' needs seed=: without it workers are processes of this"):
         DataLoader(data, num_workers=2, backend="ray")
     del loader, batches
 

@@ -160,6 +160,7 @@ class Checking(Breaking):
                 self.headers.replace_header("Authorization", "AWS standin:signature")  # moto checks that there is one
             super().do_GET()
 
+
 def gs_place(google: Google) -> Place:
     keys = {"service_account": str(google.account)}
     wrong = {"service_account": str(google.stranger)}

@@ -65,9 +65,7 @@ def _tensors(found: torch.Tensor, expected: torch.Tensor, where: str) -> str | N
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    flat = (
-        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
-    )
+    flat = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
 
 

@@ -73,9 +73,7 @@ ORDERS: dict[str, Any] = {
         "generator": torch.Generator().manual_seed(5),
         "batch_size": 2,
     },
-    "with replacement": lambda data: {
-        "sampler": theirs.RandomSampler(data, replacement=True, num_samples=40)
-    },
+    "with replacement": lambda data: {"sampler": theirs.RandomSampler(data, replacement=True, num_samples=40)},
     "weighted": lambda data: {"sampler": theirs.WeightedRandomSampler([1.0] * len(data), len(data))},
     "subset": lambda data: {"sampler": theirs.SubsetRandomSampler(range(len(data)))},
     "draws late": lambda data: {"sampler": Drawing(len(data), early=False)},
@@ -162,9 +160,7 @@ def test_with_workers_they_are_where_torch_leaves_them(
     case: Any, operations: list[str], persistent: bool, in_order: bool
 ) -> None:
     if persistent:
-        operations = [
-            what for what in operations if what != "close"
-        ]  # torch's persistent iterator stays closed
+        operations = [what for what in operations if what != "close"]  # torch's persistent iterator stays closed
     more = {"num_workers": 1, "persistent_workers": persistent, "in_order": in_order}
     both(lambda kind, tape: perform(operations, made(kind, case, **more), tape))
 

@@ -109,9 +109,7 @@ def test_a_torch_loader_with_such_a_context_gives_its_batches(name: str, seed: A
     context, _, warns = CONTEXTS[name]
 
     def program() -> Any:
-        loader = penstock.torch.DataLoader(
-            range(4), 2, num_workers=1, multiprocessing_context=context, seed=seed
-        )
+        loader = penstock.torch.DataLoader(range(4), 2, num_workers=1, multiprocessing_context=context, seed=seed)
         assert loader.multiprocessing_context is context
         return [[batch.tolist() for batch in loader] for _ in range(2)]
 
@@ -123,9 +121,7 @@ def test_a_torch_loader_with_such_a_context_gives_its_batches(name: str, seed: A
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_the_core_says_it_in_its_constructor(name: str) -> None:
     context, _, warns = CONTEXTS[name]
-    loader, said = caught(
-        lambda: penstock.DataLoader(range(4), num_workers=1, multiprocessing_context=context)
-    )
+    loader, said = caught(lambda: penstock.DataLoader(range(4), num_workers=1, multiprocessing_context=context))
     assert len(said) == warns
     assert loader.multiprocessing_context is context
 
@@ -143,9 +139,7 @@ def test_a_context_of_another_package_is_used_by_its_method() -> None:
     ids=lambda wrong: type(wrong).__name__,
 )
 def test_what_is_no_context_is_refused_by_the_constructor(wrong: Any) -> None:
-    with pytest.raises(
-        TypeError, match="multiprocessing_context must be one of fork, spawn, forkserver, or a"
-    ):
+    with pytest.raises(TypeError, match="multiprocessing_context must be one of fork, spawn, forkserver, or a"):
         penstock.DataLoader(range(4), num_workers=1, multiprocessing_context=wrong)
 
 

@@ -13,9 +13,7 @@ from penstock import CastError
 from penstock.torch import DataLoader
 
 MODES = [{}, {"num_workers": 2}, {"seed": 1}, {"seed": 1, "num_workers": 2}]
-modes = pytest.mark.parametrize(
-    "mode", MODES, ids=["torch inline", "torch workers", "seed inline", "seed workers"]
-)
+modes = pytest.mark.parametrize("mode", MODES, ids=["torch inline", "torch workers", "seed inline", "seed workers"])
 
 
 class Samples(Dataset[Any]):

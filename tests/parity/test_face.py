@@ -143,9 +143,7 @@ GUARDED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "pe
 def test_e21_an_attribute_that_shaped_the_loader_cannot_be_set(name: str) -> None:
     def program(loader_class: Any, tape: Tape) -> None:
         loader = loader_class(DATA)
-        with pytest.raises(
-            ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"
-        ):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"):
             setattr(loader, name, 2)
         tape.append(getattr(loader, name) is not None)
 
@@ -172,9 +170,7 @@ def test_an_attribute_that_may_be_set_works_from_the_next_iterator_on(name: str,
         if name == "generator":
             CHANGES[name].manual_seed(4)
         sampler = sources.Asked(list(range(9)), tape)
-        loader = loader_class(
-            sources.Noisy(9), 2, sampler=sampler, num_workers=1, persistent_workers=persistent
-        )
+        loader = loader_class(sources.Noisy(9), 2, sampler=sampler, num_workers=1, persistent_workers=persistent)
         epoch(loader, tape, 1)
         setattr(loader, name, CHANGES[name])
         epoch(loader, tape)
@@ -284,9 +280,7 @@ def test_after_enable_a_loader_of_torchs_can_be_copied_while_its_workers_run() -
 
 
 def test_attributes_are_torchs() -> None:
-    names = [
-        name for name in inspect.signature(Theirs.__init__).parameters if name not in ("self", "shuffle")
-    ]
+    names = [name for name in inspect.signature(Theirs.__init__).parameters if name not in ("self", "shuffle")]
 
     def program(loader_class: Any, tape: Tape) -> None:
         for arguments in (

@@ -33,18 +33,12 @@ class TorchSubject(Subject):
 
     def generators(self) -> Any:
         """torch's global generator is drawn from by `iter()` if there is no seed, as in torch."""
-        ours = (
-            torch.get_rng_state().numpy().tobytes()
-            if "seed" in vars(self.loader) and self.loader.seed
-            else b""
-        )
+        ours = torch.get_rng_state().numpy().tobytes() if "seed" in vars(self.loader) and self.loader.seed else b""
         return super().generators(), ours
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(
-    "what", ["start", "next", "end", "start again", "drop", "state_dict", "load_state_dict"]
-)
+@pytest.mark.parametrize("what", ["start", "next", "end", "start again", "drop", "state_dict", "load_state_dict"])
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
     stride = 1 if WIDE else 2000 if "num_workers" in SETTINGS[name] else 250
     run(SETTINGS[name], WORK[what], stride, lambda code: True, TorchSubject)

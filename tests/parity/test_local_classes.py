@@ -62,9 +62,7 @@ def test_under_fork_they_work_wherever_torch_takes_them() -> None:
             {"batch_sampler": [[1, 2], [3]], "persistent_workers": True},
             {"collate_fn": lambda samples: [lock.locked(), len(samples)], "shuffle": True},
         ):
-            loader = loader_class(
-                data, num_workers=2, worker_init_fn=tag, multiprocessing_context="fork", **more
-            )
+            loader = loader_class(data, num_workers=2, worker_init_fn=tag, multiprocessing_context="fork", **more)
             epoch(loader, tape)
             epoch(loader, tape)
         epoch(loader_class(Stream(), 2, num_workers=1, multiprocessing_context="fork"), tape)
@@ -196,9 +194,7 @@ def test_a_batch_of_such_a_class_is_of_that_class() -> None:
         return [Batch(a=torch.stack(samples)), {"thing": Batch(b=object)}]
 
     data = [torch.ones(2), torch.ones(2)]
-    loader = penstock.torch.DataLoader(
-        data, num_workers=1, multiprocessing_context="forkserver", collate_fn=collate
-    )
+    loader = penstock.torch.DataLoader(data, num_workers=1, multiprocessing_context="forkserver", collate_fn=collate)
     for first, second in loader:
         assert type(first) is type(second["thing"]) is Batch
     assert Batch.sent == []  # type: ignore[attr-defined]  # the worker's class was not written over ours

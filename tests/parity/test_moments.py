@@ -391,9 +391,7 @@ def test_a_state_of_any_moment_goes_on_as_without_stopping(kind: str, n: int) ->
         assert text(saved(again)) == text(one.state), "right after it was loaded"
         put_back(one)
         batches = iter(again)
-        check_goes_on(
-            make, now(again, one.epoch, one.steps, f"{one.name}, and before anything more"), expected
-        )
+        check_goes_on(make, now(again, one.epoch, one.steps, f"{one.name}, and before anything more"), expected)
         del batches
 
 

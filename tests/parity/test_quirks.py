@@ -163,9 +163,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_the_stream_goes_on(name: st
         return UNSENDABLE[name](key) if key == 1 else key
 
     def program(loader_class: Any, tape: Tape) -> None:
-        loader = loader_class(
-            sources.Made(3, make), 1, num_workers=1, collate_fn=sources.identity, timeout=10
-        )
+        loader = loader_class(sources.Made(3, make), 1, num_workers=1, collate_fn=sources.identity, timeout=10)
         epoch(loader, tape, 4)
 
     tape = run(program, Ours)
@@ -260,9 +258,7 @@ def test_lambdas_and_local_classes_travel_under_spawn() -> None:
         def __getitem__(self, key: int) -> int:
             return 10 * key
 
-    loader = Ours(
-        Local(), 2, num_workers=1, multiprocessing_context="spawn", collate_fn=lambda samples: sum(samples)
-    )
+    loader = Ours(Local(), 2, num_workers=1, multiprocessing_context="spawn", collate_fn=lambda samples: sum(samples))
     assert list(loader) == [10, 50]
 
 

@@ -89,9 +89,7 @@ def test_beginning_an_epoch_draws_the_base_seed_and_nothing_else_does(workers: i
         assert randomness(generator) == before
         batches = begin(loader, tape)
         after = randomness(generator)
-        assert {name for name in before if before[name] != after[name]} == {
-            "generator 0" if given else "torch"
-        }
+        assert {name for name in before if before[name] != after[name]} == {"generator 0" if given else "torch"}
         take(batches, tape, generator=generator)
         assert randomness(generator) == after
 

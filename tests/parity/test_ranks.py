@@ -36,9 +36,7 @@ class Points(penstock.Dataset[float]):
 
 
 def read(workers: int, **settings: Any) -> list[Epoch]:
-    with penstock.DataLoader(
-        Points(), batch_size=4, shuffle=True, seed=6, num_workers=workers, **settings
-    ) as loader:
+    with penstock.DataLoader(Points(), batch_size=4, shuffle=True, seed=6, num_workers=workers, **settings) as loader:
         return [
             [(batch.data.tolist(), batch.index.tolist(), batch.pad) for batch in loader.batches()]
             for _ in range(EPOCHS)

@@ -141,9 +141,7 @@ def test_a_hundred_thousand_keys_in_one_batch_fill_no_pipe() -> None:
 
     def program(loader_class: Any, tape: Tape) -> None:
         # As many at once as there may be, and nobody reads until they are all sent.
-        loader = loader_class(
-            Many(600_000), 100_000, num_workers=2, prefetch_factor=3, collate_fn=sources.identity
-        )
+        loader = loader_class(Many(600_000), 100_000, num_workers=2, prefetch_factor=3, collate_fn=sources.identity)
         tape.extend(loader)
 
     assert len(both(program)) == 6
@@ -234,17 +232,13 @@ class Counted:
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_sampler_is_begun_as_often_as_torch_begins_it(
-    workers: int, persistent: bool, batched: bool
-) -> None:
+def test_a_sampler_is_begun_as_often_as_torch_begins_it(workers: int, persistent: bool, batched: bool) -> None:
     """With workers and no batch_size (or a batch_sampler) torch begins it twice in an iterator's first epoch."""
 
     def program(loader_class: Any, tape: Tape) -> None:
         sampler = Counted(batched)
         keys: Any = {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": None}
-        loader = loader_class(
-            sources.Made(0, int), num_workers=workers, persistent_workers=persistent, **keys
-        )
+        loader = loader_class(sources.Made(0, int), num_workers=workers, persistent_workers=persistent, **keys)
         for _ in range(3):
             tape.append([int(batch) for batch in loader])
         tape.append(sampler.begun)

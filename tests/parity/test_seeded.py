@@ -61,9 +61,7 @@ def epochs(dataset: Any, count: int = 2, **settings: Any) -> list[Any]:
 @pytest.mark.parametrize("settings", [{"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}])
 @pytest.mark.parametrize("batch_size", [4, None])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_the_stream_is_the_same_for_any_number_of_workers(
-    settings: dict[str, Any], batch_size: int | None
-) -> None:
+def test_the_stream_is_the_same_for_any_number_of_workers(settings: dict[str, Any], batch_size: int | None) -> None:
     inline = epochs(Noisy(), shuffle=True, batch_size=batch_size)
     assert difference(epochs(Noisy(), shuffle=True, batch_size=batch_size, **settings), inline) is None
     assert difference(inline[0], inline[1]) is not None
@@ -427,9 +425,7 @@ def test_the_stream_of_a_torch_loader_can_be_asserted_to_be_the_same() -> None:
         match=r"batch 0 of epoch 0 differs from that in the plain run \(num_workers=0\), in \['x'\]: at \[1, 0\]",
     ):
         assert_same_everywhere(
-            lambda num_workers: DataLoader(
-                Halves(1 + num_workers), batch_size=2, seed=1, num_workers=num_workers
-            ),
+            lambda num_workers: DataLoader(Halves(1 + num_workers), batch_size=2, seed=1, num_workers=num_workers),
             [{"num_workers": 1}],
         )
 
@@ -542,9 +538,7 @@ def test_an_update_is_in_the_next_batch(workers: int, persistent: bool) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_a_seed_an_update_is_refused_and_says_what_to_do(workers: int) -> None:
     data = Growing()
-    with pytest.raises(
-        ValueError, match=r"^update\(\) needs seed=: .* Give seed=; or change loader\.dataset"
-    ):
+    with pytest.raises(ValueError, match=r"^update\(\) needs seed=: .* Give seed=; or change loader\.dataset"):
         DataLoader(data, num_workers=workers).update(scale=3)
     assert data.scale == 1
 

@@ -349,9 +349,7 @@ def test_a_step_that_raised_counts_as_handed_out(workers: int) -> None:
     assert [batch["key"].tolist() for batch in resume(make, saved(loader), 1)[0]] == [[4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize(
-    "dataset", [Keys(), sources.MadeStream(lambda: iter(range(12)))], ids=["map", "stream"]
-)
+@pytest.mark.parametrize("dataset", [Keys(), sources.MadeStream(lambda: iter(range(12)))], ids=["map", "stream"])
 def test_out_of_order_each_batch_still_comes_once(dataset: Any) -> None:
     def make() -> Any:
         return DataLoader(dataset, 2, num_workers=2, in_order=False)
@@ -455,10 +453,7 @@ def test_a_sampler_with_a_state_goes_on_from_the_step_that_was_not_handed_out(sh
     next(batches)
     state, rest = saved(loader), epoch(batches)
     resumed = Positions()
-    assert (
-        resume(lambda: DataLoader(Keys(), sampler=resumed, batch_size=4, **SHAPES[shape]), state, 1)[0]
-        == rest
-    )
+    assert resume(lambda: DataLoader(Keys(), sampler=resumed, batch_size=4, **SHAPES[shape]), state, 1)[0] == rest
     assert resumed.asked[0] == 8  # and was not asked for what had been
 
 
@@ -554,9 +549,7 @@ def test_each_workers_copy_of_a_stream_goes_on_where_it_was(kind: type[Stream], 
         return DataLoader(kind(), 3, snapshot_every_n_steps=1, **SHAPES[shape])
 
     whole = epoch(make())
-    assert (
-        len({len(keys) for keys in whole}) > 1 and len(whole) == 6
-    )  # worker 0 ends early, with a short batch
+    assert len({len(keys) for keys in whole}) > 1 and len(whole) == 6  # worker 0 ends early, with a short batch
     for at in (0, 3, 5, 6):
         loader = make()
         batches = iter(loader)
@@ -736,9 +729,7 @@ DIARIES: dict[str, Callable[[], Any]] = {
     "a stream": lambda: DataLoader(DiaryStream(), batch_size=4),
     "a late stream": lambda: DataLoader(LateDiaryStream(), batch_size=3),
     "in a worker": lambda: DataLoader(DiaryStream(), batch_size=4, num_workers=1, persistent_workers=True),
-    "late in a worker": lambda: DataLoader(
-        LateDiaryStream(), batch_size=3, num_workers=1, persistent_workers=True
-    ),
+    "late in a worker": lambda: DataLoader(LateDiaryStream(), batch_size=3, num_workers=1, persistent_workers=True),
     "in two workers, the rest dropped": lambda: DataLoader(
         DiaryStream(), batch_size=4, drop_last=True, num_workers=2, persistent_workers=True
     ),
@@ -870,9 +861,7 @@ def test_with_a_seed_the_parameters_of_a_module_are_not_its_state_either() -> No
 def test_a_module_may_have_a_state_of_its_own() -> None:
     loader = DataLoader(CountingLayers(), 4)
     next(iter(loader))
-    assert saved(loader)["torch"]["workers"] == [
-        {"more": 0, "states": {"iterable": {"given": 4}}, "kept": None}
-    ]
+    assert saved(loader)["torch"]["workers"] == [{"more": 0, "states": {"iterable": {"given": 4}}, "kept": None}]
 
 
 def test_the_states_of_copies_need_as_many_copies() -> None:

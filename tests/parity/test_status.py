@@ -130,9 +130,7 @@ def test_datapipes_with_workers_count_as_torchs(ours: bool) -> None:
     with penstock.torch.enable():
         kind = penstock.torch.DataLoader if ours else DataLoader
         loader = kind(IterableWrapper(range(2)), num_workers=1)
-        with pytest.warns(
-            UserWarning, match=r"DataLoader uses torch's engine, not penstock's: DataPipes are seeded"
-        ):
+        with pytest.warns(UserWarning, match=r"DataLoader uses torch's engine, not penstock's: DataPipes are seeded"):
             assert [batch.tolist() for batch in loader] == [[0], [1]]
     use = uses()["DataLoader"]
     assert (use.on_penstock, use.on_torch) == (0, 1)

@@ -67,14 +67,10 @@ BATCH_ORDERS: dict[str, Callable[[Any, Tape, torch.Generator | None], dict[str, 
     "asked": lambda data, tape, g: {
         "batch_sampler": sources.Asked([[k, data.n - 1 - k] for k in range(data.n)], tape)
     },
-    "torch's": lambda data, tape, g: {
-        "batch_sampler": BatchSampler(RandomSampler(data, generator=g), 3, True)
-    },
+    "torch's": lambda data, tape, g: {"batch_sampler": BatchSampler(RandomSampler(data, generator=g), 3, True)},
     "lists": lambda data, tape, g: {"batch_sampler": [[0], [0, 0], list(range(data.n))]},
     "tuples": lambda data, tape, g: {"batch_sampler": [(k, 0) for k in range(data.n)]},
-    "torch's, in sequence": lambda data, tape, g: {
-        "batch_sampler": BatchSampler(SequentialSampler(data), 2, False)
-    },
+    "torch's, in sequence": lambda data, tape, g: {"batch_sampler": BatchSampler(SequentialSampler(data), 2, False)},
 }
 
 
@@ -145,9 +141,7 @@ def cases(draw: st.DrawFn, workers: int, most_workers: int) -> Case:
         persistent,
         draw(st.sampled_from(list(INITS))),
         draw(st.booleans()),
-        tuple(
-            draw(st.lists(st.just(ALL) if whole else st.sampled_from([ALL, 0, 1, 4]), min_size=1, max_size=3))
-        ),
+        tuple(draw(st.lists(st.just(ALL) if whole else st.sampled_from([ALL, 0, 1, 4]), min_size=1, max_size=3))),
     )
 
 

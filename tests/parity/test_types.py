@@ -226,12 +226,7 @@ def build(template: Any, key: int) -> Any:
 
 def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     lists = st.lists(inner, max_size=3)
-    return (
-        lists
-        | lists.map(tuple)
-        | st.builds(Pair, inner, inner)
-        | st.dictionaries(st.sampled_from("abc"), inner)
-    )
+    return lists | lists.map(tuple) | st.builds(Pair, inner, inner) | st.dictionaries(st.sampled_from("abc"), inner)
 
 
 TEMPLATES = st.recursive(st.sampled_from(sorted(SAMPLES)), nest, max_leaves=6)

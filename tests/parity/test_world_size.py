@@ -33,9 +33,7 @@ class Points(penstock.Dataset[float]):
 
 
 def open_loader(workers: int, **settings: Any) -> penstock.DataLoader[Any]:
-    return penstock.DataLoader(
-        Points(), batch_size=BATCH, shuffle=True, seed=4, num_workers=workers, **settings
-    )
+    return penstock.DataLoader(Points(), batch_size=BATCH, shuffle=True, seed=4, num_workers=workers, **settings)
 
 
 def rank(folder: Path) -> None:
@@ -59,9 +57,7 @@ def rank(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def together(
-    torch_forge: socket.socket, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[float]]:
+def together(torch_forge: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """What the ranks of all runs have read, by the number of workers that each had: both in the same processes."""
     found: dict[str, list[float]] = {"0": [], "2": []}
     states: dict[str, Any] = dict.fromkeys(found)
@@ -78,9 +74,7 @@ def together(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_goes_on_with_more_ranks_and_with_fewer(
-    together: dict[str, list[float]], workers: str
-) -> None:
+def test_a_run_goes_on_with_more_ranks_and_with_fewer(together: dict[str, list[float]], workers: str) -> None:
     with open_loader(0) as loader:
         alone = np.concatenate(list(loader)).tolist()
     assert together[workers] == alone

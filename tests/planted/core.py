@@ -258,8 +258,7 @@ BUGS = [
         "memory",
         "_schedule/scheduler.py",
         "self._abandoned[seq] = step._replace(state=ABANDONED)\n",
-        "self._abandoned[seq] = step._replace(state=ABANDONED)\n"
-        "                self._slabs.free(step.slab, out)\n",
+        "self._abandoned[seq] = step._replace(state=ABANDONED)\n                self._slabs.free(step.slab, out)\n",
         (
             "unit/test_scheduler.py::test_a_cancelled_step_in_hand_keeps_its_slab_until_it_is_heard_of",
             "conformance/test_epochs.py::test_an_abandoned_epoch_leaves_no_trace_in_the_next",
@@ -440,9 +439,7 @@ BUGS = [
         "backends/_process/worker.py",
         '    board = Board(fds["board"])\n',
         '    board = Board(fds["board"])\n    job.log.end = 0\n',
-        (
-            "conformance/test_found.py::test_a_worker_that_dies_before_an_update_is_replaced_by_one_that_has_it_once",
-        ),
+        ("conformance/test_found.py::test_a_worker_that_dies_before_an_update_is_replaced_by_one_that_has_it_once",),
         "A forked worker has the parent's dataset with all changes so far, and begins at the parent's place in the "
         "log.",
     ),
@@ -476,8 +473,8 @@ BUGS = [
         "steps handed out early are not counted when the gap before them closes",
         "resume",
         "_resume/state.py",
-        "        while beyond and steps in beyond:\n",
-        "        if beyond and steps in beyond:\n",
+        "        while steps in beyond:\n",
+        "        if steps in beyond:\n",
         ("unit/test_checkpoint.py",),
         "Out of order, all steps after a closed gap belong to the prefix that was handed out.",
     ),
@@ -695,9 +692,7 @@ BUGS = [
         "                engine.close()\n        self._idle = None",
         "        self._idle = None\n        with interrupts_deferred():\n"
         "            for engine in self.all():\n                engine.close()",
-        (
-            "conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",
-        ),
+        ("conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",),
         "The garbage collector may free an iterator while the loader closes: its crew must not stay as idle.",
     ),
     Bug(
@@ -715,9 +710,7 @@ BUGS = [
         "backends/_process/backend.py",
         "self._strays.close()",
         "pass",
-        (
-            "conformance/test_planted.py::test_what_a_dead_worker_sent_of_its_bundle_is_closed_with_the_loader",
-        ),
+        ("conformance/test_planted.py::test_what_a_dead_worker_sent_of_its_bundle_is_closed_with_the_loader",),
         "A large batch whose reply was not read yet has sent its memory already: close() must close that too.",
     ),
     Bug(
@@ -780,9 +773,7 @@ BUGS = [
         "            import torch\n"
         "            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)\n"
         "            self._cursor = Cursor(",
-        (
-            "parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",
-        ),
+        ("parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",),
         "torch draws the base seed once for each iterator; an extra draw shifts the order of all later epochs.",
     ),
     Bug(
@@ -800,9 +791,7 @@ BUGS = [
         "torch/_worker.py",
         "np.random.seed(private.numpy_seed(job.seed, seat))",
         "np.random.seed(private.numpy_seed(job.seed, 0))",
-        (
-            "parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",
-        ),
+        ("parity/test_randomness.py::test_persistent_workers_are_seeded_once_and_their_streams_of_numbers_run_on",),
         "numpy.random in worker i is seeded as torch seeds it, from base seed and worker.",
     ),
     Bug(
@@ -819,9 +808,7 @@ BUGS = [
         "torch parity",
         "_schedule/assigned.py",
         "    def _post(self, out: list[Command]) -> None:\n",
-        "    def _post(self, out: list[Command]) -> None:\n"
-        "        if super()._may_wait():\n"
-        "            return\n",
+        "    def _post(self, out: list[Command]) -> None:\n        if super()._may_wait():\n            return\n",
         ("parity/test_samplers.py::test_so_many_keys_are_asked_for_at_once_and_then_one_for_each_batch",),
         "torch asks its sampler for one step for each batch that is handed out; programs change samplers meanwhile.",
     ),
@@ -924,9 +911,7 @@ BUGS = [
         "torch/_cursor.py",
         "self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed",
         "self.base_seed = iterator._base_seed",
-        (
-            "parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",
-        ),
+        ("parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",),
         "The base seed of the epoch is part of the state, so that a worker has the seed that it had.",
     ),
     Bug(
@@ -935,9 +920,7 @@ BUGS = [
         "torch/_cursor.py",
         "return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)",
         "return self._seat if self.is_stream else 0",
-        (
-            "parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",
-        ),
+        ("parity/test_state.py::test_a_batch_goes_to_the_worker_that_it_would_have_gone_to_and_that_has_its_seed",),
         "By key, step s belongs to worker s modulo the number of workers, also after a resume.",
     ),
     Bug(

@@ -1,6 +1,6 @@
 """Planted bugs that have no place in the working tree any more, or another one, after the code has moved.
 
-    python -m tests.planted.locate
+python -m tests.planted.locate
 """
 
 from __future__ import annotations

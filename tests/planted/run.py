@@ -61,9 +61,7 @@ def main() -> int:
         tree = Path(scratch, "tree")
         _copy_sources(tree)
         _check_places(bugs, tree)
-        with ProcessPoolExecutor(
-            given.jobs, multiprocessing.get_context("fork"), _begin_in_copy, (tree,)
-        ) as pool:
+        with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork"), _begin_in_copy, (tree,)) as pool:
             if not given.no_baseline:
                 sound = pool.submit(_run_sound, bugs, given.tests).result()
                 if sound is not None:

@@ -105,13 +105,13 @@ BUGS = [
         "A recorded handshake can be replayed.",
     ),
     Bug(
-        'a worker does not check the proof of the driver',
+        "a worker does not check the proof of the driver",
         "wire",
         "backends/_ray/challenge.py",
         '        self._check(proof, self._proof(b"driver", self._nonce, theirs))\n',
-        '',
+        "",
         ("faults/test_strangers_at_the_door.py",),
-        'A worker unpickles what a false driver sends.',
+        "A worker unpickles what a false driver sends.",
     ),
     Bug(
         "a driver does not check the proof of a worker",

@@ -49,9 +49,7 @@ def bucket(folder: Path, server: Server) -> str:
         {"AWS_ENDPOINT_URL_S3": "{}", "AWS_ENDPOINT_URL": NOWHERE, "AWS_REGION": "eu-west-1"},
     ],
 )
-def test_a_variable_names_the_server(
-    variables: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_names_the_server(variables: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**KEYS, **variables}.items():
         monkeypatch.setenv(name, value.format(bucket))
     assert list(JsonLines("s3://bucket/x.jsonl", cache=False)) == [1, 2]

@@ -98,9 +98,7 @@ def test_reading_from_the_start_equals_the_local_bytes(proxy: Proxy, steps: list
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extent=extents, edges=st.none() | st.lists(st.integers(1, SIZE - 1), max_size=8))
-def test_pieces_cover_what_is_read_and_do_not_overlap(
-    extent: tuple[int, int], edges: list[int] | None
-) -> None:
+def test_pieces_cover_what_is_read_and_do_not_overlap(extent: tuple[int, int], edges: list[int] | None) -> None:
     start, length = extent
     file = RemoteFile(remotes(["s3://b/x"], {})[0][0], Stored("x", SIZE, ""), PiecesInMemory())
     file.edges = None if edges is None else np.array([0, *sorted(set(edges)), SIZE])

@@ -64,9 +64,7 @@ def test_pauses_double_up_to_a_limit_with_jitter(failures: int, odd: int, elapse
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_status_that_passes_is_tried_again(
-    folder: Path, server: Server, counts: CacheCounts, status: int
-) -> None:
+def test_a_status_that_passes_is_tried_again(folder: Path, server: Server, counts: CacheCounts, status: int) -> None:
     (folder / "x").write_bytes(b"content")
     file, tries = remote_file(f"{server.url}/x"), count()
     assert counts.requests == len(server.log) == 1

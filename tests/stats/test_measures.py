@@ -515,7 +515,5 @@ def test_a_row_that_was_told_elsewhere_is_the_same_here(
         assert getattr(heard, name) == getattr(told, name) + (shift if moment else 0), name
     assert here.times(3) == there.times(3) and here.slowest(3) == there.slowest(3)
     moments = Record._fields[1:5]
-    expected = [
-        one._replace(**{name: getattr(one, name) + shift for name in moments}) for one in there.records(3)
-    ]
+    expected = [one._replace(**{name: getattr(one, name) + shift for name in moments}) for one in there.records(3)]
     assert here.records(3) == expected and len(expected) == (len(tasks) if tracing else 0)

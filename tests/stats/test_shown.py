@@ -42,9 +42,7 @@ def test_a_young_epoch_is_shown_with_all_before_it() -> None:
     assert "<p>penstock, all 4 epochs: 4,000 batches in" in html
 
 
-@pytest.mark.parametrize(
-    ("waited", "kind"), [(0.1, "good"), (3.0, "good"), (19.0, "fair"), (60.0, "poor")]
-)
+@pytest.mark.parametrize(("waited", "kind"), [(0.1, "good"), (3.0, "good"), (19.0, "fair"), (60.0, "poor")])
 def test_the_box_of_the_verdict_has_the_colour_of_its_judgement(waited: float, kind: str) -> None:
     figures = stats(period(waited=waited, worked=100 - waited))
     assert judgement(figures) == kind

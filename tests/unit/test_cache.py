@@ -306,9 +306,7 @@ Cache(sys.argv[1], 1000).get("a", make)
 
 
 def test_if_the_maker_is_killed_another_takes_over(tmp_path: Path, counts: CacheCounts) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as maker:
+    with subprocess.Popen([sys.executable, "-c", MAKER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "making\n"
         found: list[bytes] = []

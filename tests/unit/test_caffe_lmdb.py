@@ -175,9 +175,7 @@ def test_fields_that_others_have_added_are_passed_over(added: bytes) -> None:
 
 def test_an_entry_that_is_no_datum_names_its_key(path: Path) -> None:
     put(path, b"5", b"\x0a\x00")
-    with pytest.raises(
-        RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Caffe Datum: field 1"
-    ):
+    with pytest.raises(RecordError, match=r"data\.mdb, key b'5', byte .*: this is not a Caffe Datum: field 1"):
         CaffeLMDB(path)[4]
 
 

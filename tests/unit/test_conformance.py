@@ -134,8 +134,9 @@ conformance.check(backend="thread", loses_workers=False, own_generators=False, s
 
 def test_a_law_that_does_not_come_to_its_end_is_broken_and_does_not_hang() -> None:
     began = time.monotonic()
-    with broken({"flush": lambda self: None, "_actions": lambda self: []}) as name, pytest.raises(
-        conformance.BrokenLaw, match="after 60 seconds poll"
+    with (
+        broken({"flush": lambda self: None, "_actions": lambda self: []}) as name,
+        pytest.raises(conformance.BrokenLaw, match="after 60 seconds poll"),
     ):
         conformance.check(backend=name, only="every_posted_task")
     assert time.monotonic() - began < 30  # the 60 are virtual

@@ -246,11 +246,7 @@ def test_a_type_that_the_parent_cannot_build_becomes_a_runtime_error(monkeypatch
     assert back.__notes__ == [WHERE]
 
 
-@given(
-    st.lists(
-        st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.floats(allow_nan=False)), max_size=4
-    )
-)
+@given(st.lists(st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.floats(allow_nan=False)), max_size=4))
 def test_any_args_survive(args: list[object]) -> None:
     assert crossed(Plain(*args)).args == tuple(args)
 

@@ -206,9 +206,7 @@ def test_json_lines_by_another_name_are_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.h5", "a.hdf5", "no-end"])
-def test_hdf5_is_wrapped_by_lines_that_h5py_runs(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hdf5_is_wrapped_by_lines_that_h5py_runs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class File(dict[str, list[int]]):  # h5py's, as far as the lines use it
         def __init__(self, path: str) -> None:
             super().__init__(x=[1, 2])
@@ -279,9 +277,7 @@ def test_inspect_shows_how_a_file_is_blocked_and_plain_values(
     assert ", 3 blocks of 1 samples, " in inspect(capsys, folder / "some.parquet")
 
 
-def test_an_argument_that_the_class_does_not_have_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_that_the_class_does_not_have_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("a.tar", "a.rec", "photos"):
         with pytest.raises(TypeError, match=f"read by {FOUND[path]}, which has no argument 'length'. Its arguments"):
             penstock.open(folder / path, length=3)

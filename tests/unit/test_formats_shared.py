@@ -129,9 +129,7 @@ def _exists(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
-def test_few_of_many_files_are_open_and_all_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_of_many_files_are_open_and_all_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_files, "_MOST_OPEN", 10)
     files = []
     for number in range(50):

@@ -38,9 +38,7 @@ def write_llmc(path: Path, ids: Array) -> Path:
 
 def expected(files: list[Array], length: int, stride: int) -> list[Any]:
     """By the words of the documentation: a plain loop over each file."""
-    return [
-        ids[at : at + length].tolist() for ids in files for at in range(0, len(ids) - length + 1, stride)
-    ]
+    return [ids[at : at + length].tolist() for ids in files for at in range(0, len(ids) - length + 1, stride)]
 
 
 # With and without overlap; rows that are whole pages, or that are not, with a header before them or another file.

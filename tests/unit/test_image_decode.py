@@ -123,9 +123,7 @@ def test_a_header_that_asks_for_too_many_pixels_is_refused() -> None:
     "data", [b"", b"\xff\xd8\xff", b"<html>not found</html>", bytes(1000), b"%!PS-Adobe-3.0 EPSF-3.0\n"]
 )
 def test_what_is_no_image_is_an_error_that_says_so(data: bytes) -> None:
-    with pytest.raises(
-        ImageError, match=r"tom\.jpg: its \d+ bytes .* they are not in a format that Pillow reads"
-    ):
+    with pytest.raises(ImageError, match=r"tom\.jpg: its \d+ bytes .* they are not in a format that Pillow reads"):
         pixels(data)
 
 

@@ -201,9 +201,7 @@ def test_the_result_can_be_written_where_it_is_wanted() -> None:
 
 
 def test_an_image_without_room_for_the_crop_says_so() -> None:
-    with pytest.raises(
-        ImageError, match=r"tom\.jpg: the image is 60 x 80 .* 64 x 64 .* Pass resize=64 or more"
-    ):
+    with pytest.raises(ImageError, match=r"tom\.jpg: the image is 60 x 80 .* 64 x 64 .* Pass resize=64 or more"):
         drawn(Transform(crop=64), picture())
     with pytest.raises(ImageError, match=r"60 x 80 .*, 32 x 43 .* after resize=32, .* 20 x 44"):
         drawn(Transform(resize=32, crop=(20, 44)), picture())

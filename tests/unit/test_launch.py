@@ -110,9 +110,7 @@ def test_a_worker_runs_main_with_its_number_payload_and_fds(method: str, crew_of
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_exception_that_escapes_main_is_printed_and_exits_with_1(
-    method: str, crew_of: Any, capfd: Any
-) -> None:
+def test_an_exception_that_escapes_main_is_printed_and_exits_with_1(method: str, crew_of: Any, capfd: Any) -> None:
     worker = crew_of(method, fail).start()
     assert ended(worker) == 1
     said = capfd.readouterr().err
@@ -226,9 +224,7 @@ def test_a_worker_is_born_with_quiet_signals_no_input_and_only_its_own_fds(metho
     ours = {fd for fd, _ in own}
     assert crew.writer in ours
     of_a_launcher = [
-        kind
-        for fd, kind in own
-        if fd not in inherited and (kind in ("socket", "anon_inode") or "memfd" in kind)
+        kind for fd, kind in own if fd not in inherited and (kind in ("socket", "anon_inode") or "memfd" in kind)
     ]
     assert not of_a_launcher, own
     if method != "fork":

@@ -110,9 +110,7 @@ def test_the_head_of_a_large_value_is_looked_at(pages: Pages, at: int, value: in
     page = pages.of_kind(OVERFLOW)[0]
     pages.content[page + at] = value
     file = pages.open()
-    with pytest.raises(
-        RecordError, match=rf"byte {page + 16:,}: the value of key b'00000005' should begin here"
-    ):
+    with pytest.raises(RecordError, match=rf"byte {page + 16:,}: the value of key b'00000005' should begin here"):
         file.value(5)
     assert bytes(file.value(9)) == KEYS[9] * 600
 

@@ -126,7 +126,5 @@ assert Blurred()[0] == 3
 def test_opencvs_threads_are_the_parents_again_after_a_fork() -> None:
     pytest.importorskip("cv2")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED_BESIDE], capture_output=True, text=True, env=environment
-    )
+    ran = subprocess.run([sys.executable, "-c", FORKED_BESIDE], capture_output=True, text=True, env=environment)
     assert (ran.returncode, ran.stderr) == (0, "")

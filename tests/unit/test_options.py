@@ -112,9 +112,7 @@ def test_a_stream_has_its_own_order(kwargs: dict[str, Any]) -> None:
 
 
 def test_a_stream_takes_shuffle_false_and_none() -> None:
-    assert (
-        len(list(DataLoader(Stream(), shuffle=False))) == len(list(DataLoader(Stream(), shuffle=None))) == 3
-    )
+    assert len(list(DataLoader(Stream(), shuffle=False))) == len(list(DataLoader(Stream(), shuffle=None))) == 3
 
 
 def test_what_is_not_a_dataset_is_refused() -> None:

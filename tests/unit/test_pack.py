@@ -41,9 +41,7 @@ def folder(tmp_path: Path) -> Path:
     """Ten pictures of two classes, JPEG and PNG, 40 x 30 and 10 x 20."""
     rng = np.random.default_rng(0)
     for number in range(10):
-        path = (
-            tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.{('jpg', 'png')[number % 3 == 0]}"
-        )
+        path = tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.{('jpg', 'png')[number % 3 == 0]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         size = (40, 30) if number < 8 else (10, 20)
         Image.fromarray(rng.integers(0, 255, (*size, 3), np.uint8)).save(path)
@@ -209,9 +207,7 @@ def test_bad_files_are_left_out_and_listed_if_asked_for(
     assert [record.data for record in RecordFile(out)] == [record.data for record in good]
 
 
-def test_a_folder_without_a_single_image_is_an_error(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_single_image_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.rglob("*.*"):
         path.write_text("nothing")
     code, _ = pack(folder, "--skip-bad")
@@ -256,9 +252,7 @@ def test_what_cannot_be_done_is_said_at_once(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "option", [["--resize", "0"], ["--quality", "101"], ["--workers", "-1"], ["--resize", "x"]]
-)
+@pytest.mark.parametrize("option", [["--resize", "0"], ["--quality", "101"], ["--workers", "-1"], ["--resize", "x"]])
 def test_numbers_that_mean_nothing_are_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["pack", "folder", "out.rec", *option])
@@ -329,9 +323,7 @@ def test_help_imports_no_image_library() -> None:
         ),
     ],
 )
-def test_a_library_that_is_not_there_is_named_with_what_to_install(
-    missing: str, code: str, said: str
-) -> None:
+def test_a_library_that_is_not_there_is_named_with_what_to_install(missing: str, code: str, said: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; {code}"  # as if it were not installed
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 1

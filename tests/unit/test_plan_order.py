@@ -218,9 +218,7 @@ def excess(counts: NDArray[Any], expected: Any, freedom: int) -> float:
 class TestDraws:
     @pytest.mark.parametrize("n", [2, 3, 7, 97, 1000])
     def test_every_key_is_equally_likely(self, n: int) -> None:
-        drawn = np.concatenate(
-            [Drawn(n, 1000 * n, seed=5).at(epoch, np.arange(1000 * n)) for epoch in (0, 1)]
-        )
+        drawn = np.concatenate([Drawn(n, 1000 * n, seed=5).at(epoch, np.arange(1000 * n)) for epoch in (0, 1)])
         assert excess(np.bincount(drawn, minlength=n), 2000, n - 1) < 4
 
     @pytest.mark.parametrize("n", [3, 10**10 + 19, 2**32 + 1, 2**53 + 5, 2**62])

@@ -186,9 +186,7 @@ class TestSamplerPlan:
             next(draw)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda *a: OrderPlan(Sequential(5), *a), lambda *a: SamplerPlan(range(5), *a)]
-)
+@pytest.mark.parametrize("make", [lambda *a: OrderPlan(Sequential(5), *a), lambda *a: SamplerPlan(range(5), *a)])
 class TestBothPlansRefuse:
     @pytest.mark.parametrize("batch_size", [0, -1, True, 2.0, "2"])
     def test_wrong_batch_sizes(self, make: Any, batch_size: object) -> None:

@@ -318,9 +318,7 @@ class TestDistributedSampler:
         monkeypatch.setenv("RANK", "2")
         assert list(DistributedSampler(range(6), shuffle=False)) == [2, 5]
 
-    @pytest.mark.parametrize(
-        ("given", "missing"), [({"rank": 0}, "WORLD_SIZE"), ({"num_replicas": 2}, "RANK")]
-    )
+    @pytest.mark.parametrize(("given", "missing"), [({"rank": 0}, "WORLD_SIZE"), ({"num_replicas": 2}, "RANK")])
     def test_without_them_the_error_names_the_variable(
         self, given: dict[str, Any], missing: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

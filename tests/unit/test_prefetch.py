@@ -518,9 +518,7 @@ class StopsInState(Source):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(
-    "source", [stops_early, StopsInIter(), StopsInState(1)], ids=["call", "iter", "state"]
-)
+@pytest.mark.parametrize("source", [stops_early, StopsInIter(), StopsInState(1)], ids=["call", "iter", "state"])
 def test_a_stop_iteration_that_is_not_the_end_is_an_error(source: Any) -> None:
     with prefetch(source) as ahead:
         with pytest.raises(RuntimeError, match="raised StopIteration, and not at its end") as caught:
@@ -864,9 +862,7 @@ def test_ctrl_c_while_it_waits_ends_it_until_it_begins_anew() -> None:
         helper.join()
         source.may.release(10)
         for _ in range(2):
-            with pytest.raises(
-                RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or iter"
-            ):
+            with pytest.raises(RuntimeError, match=r"was ended by KeyboardInterrupt.*reset\(\) or iter"):
                 next(ahead)
         assert int(next(iter(ahead))[0]) == 0
 
@@ -891,9 +887,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("begin", [iter, lambda ahead: ahead.reset()], ids=["iter", "reset"])
-def test_ctrl_c_loses_neither_batches_unseen_nor_the_right_to_read_ahead(
-    begin: Any, interrupted: Any
-) -> None:
+def test_ctrl_c_loses_neither_batches_unseen_nor_the_right_to_read_ahead(begin: Any, interrupted: Any) -> None:
     with prefetch(Source(6), depth=2) as ahead:
         for _ in range(3):  # more often than depth
             assert int(next(ahead)[0]) == 0

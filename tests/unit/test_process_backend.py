@@ -202,9 +202,7 @@ def test_a_worker_that_is_killed_is_lost_and_the_leave_stays_wanted(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_leave_that_the_only_worker_did_not_live_to_take_is_that_of_the_next(
-    method: str, crew_of: Any
-) -> None:
+def test_a_leave_that_the_only_worker_did_not_live_to_take_is_that_of_the_next(method: str, crew_of: Any) -> None:
     crew = crew_of(method, Keys(), 1)
     crew.post(1)
     crew.until(lambda: 1 in crew.done)

@@ -126,9 +126,12 @@ def test_what_fails_in_workers_is_not_recommended() -> None:
         return Trial(choice, 10.0)
 
     assert recommended(model, Limits(8)).trial.choice == ("thread", 2)
-    assert recommended(
-        lambda choice: Trial(choice, 10.0) if choice == INLINE else Trial(choice, error="no"), Limits(8)
-    ).trial.choice == INLINE
+    assert (
+        recommended(
+            lambda choice: Trial(choice, 10.0) if choice == INLINE else Trial(choice, error="no"), Limits(8)
+        ).trial.choice
+        == INLINE
+    )
 
 
 limits_ = st.builds(
@@ -298,9 +301,7 @@ def test_an_error_of_the_module_comes_out_as_it_is_with_a_hint(
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    return subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_the_command_prints_a_table_the_settings_and_the_reason(folder: Path) -> None:

@@ -94,9 +94,7 @@ def test_a_rank_that_there_is_not_is_refused(shard: tuple[int, int]) -> None:
         DataLoader(range(9), shard=shard, seed=0)
 
 
-@pytest.mark.parametrize(
-    "shard", [(0, 0), (0,), (0, 1, 2), "other", 3, (0.0, 2), (True, 2), ("0", "2")], ids=str
-)
+@pytest.mark.parametrize("shard", [(0, 0), (0,), (0, 1, 2), "other", 3, (0.0, 2), (True, 2), ("0", "2")], ids=str)
 def test_what_is_no_shard_is_refused(shard: Any) -> None:
     with pytest.raises(ValueError, match=r'shard must be None, "auto" or \(rank, world\)'):
         DataLoader(range(9), shard=shard, seed=0)

@@ -294,9 +294,7 @@ def test_a_wrong_index_is_noticed_when_it_is_read(path: Path, index: str, said: 
         ("10\t0\n9\t18\n7\t36\n3\t72\n5\t112\n", "it has a record at byte 18, but records begin at mul"),
     ],
 )
-def test_an_index_that_would_move_the_numbers_of_records_is_refused(
-    path: Path, index: str, said: str
-) -> None:
+def test_an_index_that_would_move_the_numbers_of_records_is_refused(path: Path, index: str, said: str) -> None:
     path.with_suffix(".idx").write_text(index)
     with pytest.raises(RecordError, match=rf"four\.idx is not the index of .*: {said}.*idx=False"):
         RecordFile(path)
@@ -455,10 +453,7 @@ def test_after_a_write_that_failed_the_writer_publishes_nothing(path: Path, tmp_
     assert failed == "3 [Errno 27] File too large"
     assert [line.split()[0] for line in later] == ["4", "5", "close", "close"]
     for line in later:
-        assert (
-            "record 3 could not be written (OSError(27, 'File too large')), so all records were discarded"
-            in line
-        )
+        assert "record 3 could not be written (OSError(27, 'File too large')), so all records were discarded" in line
     assert sorted(os.listdir(tmp_path)) == ["four.idx", "four.rec"]
     assert list(RecordFile(path)) == FOUR
 
@@ -581,9 +576,7 @@ def test_ctrl_c_between_the_two_names_waits_for_the_second(
         ((b"", 0, 2**64), ValueError, "0 to 2"),
     ],
 )
-def test_what_the_format_has_no_room_for_is_refused(
-    tmp_path: Path, arguments: Any, error: Any, said: str
-) -> None:
+def test_what_the_format_has_no_room_for_is_refused(tmp_path: Path, arguments: Any, error: Any, said: str) -> None:
     with RecordWriter(tmp_path / "one.rec") as writer:
         with pytest.raises(error, match=said):
             writer.write(*arguments)

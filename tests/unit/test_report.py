@@ -197,7 +197,7 @@ moments = st.builds(Moment, numbers, whole, numbers, numbers, whole, whole, whol
 @given(st.lists(moments, max_size=5), st.lists(st.integers(0, 10**9), max_size=5), whole)
 def test_any_figures_make_a_page(rows: list[Moment], counts: list[int], lent: int) -> None:
     rows.sort(key=lambda row: row.at)
-    buckets = tuple(Bucket(2.0**i * 1e-6, 2.0**(i + 1) * 1e-6, n) for i, n in enumerate(counts))
+    buckets = tuple(Bucket(2.0**i * 1e-6, 2.0 ** (i + 1) * 1e-6, n) for i, n in enumerate(counts))
     life = Period(samples=sum(counts), sample_times=buckets)
     made = Stats("any", {}, Period(), life, history=tuple(rows), memory=Memory(lent))
     whole = page(made)

@@ -548,9 +548,7 @@ def test_a_stream_of_which_nothing_was_posted_breaks_before_the_next_step() -> N
 def test_a_stream_breaks_if_its_readers_crash_at_start_up() -> None:
     log = reader(retries=0).after(Opened(), WorkerLost(0, None))
     assert log.are(Rescind(0), Post(0, 0), Hire(1, 0))
-    assert log.after(Rescinded(0), WorkerLost(1, None)).are(
-        Break(0, 1, unknown=False), Rescind(0), Rescind(1)
-    )
+    assert log.after(Rescinded(0), WorkerLost(1, None)).are(Break(0, 1, unknown=False), Rescind(0), Rescind(1))
     assert log.after(Rescinded(0), Rescinded(1), Asked()).are(Finish())
     assert log.after(Opened()).are(Post(2, 1), Post(3, 0), Hire(2, 0))
 
@@ -584,9 +582,7 @@ def test_with_fixed_seats_it_refuses(event: Event) -> None:
 
 
 def test_out_of_order_a_seat_has_no_more_than_its_share() -> None:
-    log = Log(scheduler=Assigned(window=4, workers=2, in_order=False)).after(
-        Opened(), StepFilled(0, 0), Asked()
-    )
+    log = Log(scheduler=Assigned(window=4, workers=2, in_order=False)).after(Opened(), StepFilled(0, 0), Asked())
     assert log.are(Deliver(0, 0), Post(4, 4, 0))
     assert log.after(StepFilled(2, 0), Asked()).are(Deliver(2, 2), Post(5, 5, 0))
 

@@ -251,9 +251,7 @@ def test_one_that_is_closed_while_another_reads_leaves_the_reader_alone() -> Non
 @pytest.mark.parametrize("taken", [(0, 0), (1, 0), (0, 1), (3, 1), (2, 4), (10, 10)])
 def test_the_state_counts_what_was_handed_out_to_all(taken: tuple[int, int]) -> None:
     def make() -> DataLoader[Any]:
-        return DataLoader(
-            np.arange(20), seed=1, shuffle=True, num_workers=2, prefetch_factor=6, backend="thread"
-        )
+        return DataLoader(np.arange(20), seed=1, shuffle=True, num_workers=2, prefetch_factor=6, backend="thread")
 
     with make() as loader:
         parts = loader.share(2, in_turn=True)

@@ -436,9 +436,7 @@ PARTS = st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_si
 
 @law
 @given(parts=PARTS, data=st.data())
-def test_many_keys_of_a_concatenation_equal_one_by_one(
-    parts: list[tuple[bool, int]], data: st.DataObject
-) -> None:
+def test_many_keys_of_a_concatenation_equal_one_by_one(parts: list[tuple[bool, int]], data: st.DataObject) -> None:
     joined = ConcatDataset([(Bulk if bulk else Tens)(n) for bulk, n in parts])
     n = len(joined)
     keys = data.draw(st.lists(st.integers(-n, n - 1), max_size=20)) if n else []
@@ -447,9 +445,7 @@ def test_many_keys_of_a_concatenation_equal_one_by_one(
 
 @law
 @given(n=st.integers(1, 20), as_array=st.booleans(), bulk=st.booleans(), data=st.data())
-def test_many_keys_of_a_subset_equal_one_by_one(
-    n: int, as_array: bool, bulk: bool, data: st.DataObject
-) -> None:
+def test_many_keys_of_a_subset_equal_one_by_one(n: int, as_array: bool, bulk: bool, data: st.DataObject) -> None:
     indices = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=20))
     subset = Subset((Bulk if bulk else Tens)(n), np.array(indices) if as_array else indices)
     keys = data.draw(st.lists(st.integers(-len(indices), len(indices) - 1), max_size=20))

@@ -160,9 +160,7 @@ class Sums(penstock.Dataset[Any]):
 
 def loaders(amiss: str = "", **given: Any) -> Any:
     def make(**settings: Any) -> Any:
-        return penstock.DataLoader(
-            Sums(amiss), batch_size=4, **{"seed": 1, "shuffle": True, **given}, **settings
-        )
+        return penstock.DataLoader(Sums(amiss), batch_size=4, **{"seed": 1, "shuffle": True, **given}, **settings)
 
     return make
 
@@ -227,9 +225,7 @@ def test_a_stream_that_is_too_long_or_too_short_is_found() -> None:
     with pytest.raises(AssertionError, match="ends before batch 3 of epoch 0"):
         assert_same_everywhere(make, [{"num_workers": 1}])
     amount = 1
-    with pytest.raises(
-        AssertionError, match="there is batch 4 of epoch 0, which does not exist in the plain run"
-    ):
+    with pytest.raises(AssertionError, match="there is batch 4 of epoch 0, which does not exist in the plain run"):
         assert_same_everywhere(make, [{"num_workers": 1}])
 
 
@@ -318,9 +314,7 @@ def test_a_loader_that_resumes_at_the_wrong_place_is_found(skip: int, found: str
         late = 0
 
     with pytest.raises(AssertionError, match=found):
-        assert_resumes_everywhere(
-            lambda **settings: Loader(range(12), 4, seed=0, **settings), [{"num_workers": 0}]
-        )
+        assert_resumes_everywhere(lambda **settings: Loader(range(12), 4, seed=0, **settings), [{"num_workers": 0}])
 
 
 def test_raising_raises_at_its_keys_only() -> None:
@@ -347,9 +341,7 @@ def test_dying_does_nothing_in_the_process_that_made_it(tmp_path: Path) -> None:
 def test_a_worker_dies_as_often_as_it_has_lives(tmp_path: Path, method: str) -> None:
     dataset = Dying(range(30), {3, 17}, tmp_path / "deaths", lives=2)
     settings: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
-    assert_same_everywhere(
-        lambda **given: penstock.DataLoader(dataset, batch_size=4, seed=0, **given), [settings]
-    )
+    assert_same_everywhere(lambda **given: penstock.DataLoader(dataset, batch_size=4, seed=0, **given), [settings])
     assert sorted(dataset.deaths) == ["17", "17", "3", "3"]
 
 
@@ -357,9 +349,7 @@ def test_a_worker_dies_as_often_as_it_has_lives(tmp_path: Path, method: str) -> 
 def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Signals) -> None:
     dataset = Dying([0, 1], {1}, tmp_path / "deaths", lives=9, by=by)
     with (
-        penstock.DataLoader(
-            dataset, num_workers=1, retries=1, timeout=10, persistent_workers=False
-        ) as loader,
+        penstock.DataLoader(dataset, num_workers=1, retries=1, timeout=10, persistent_workers=False) as loader,
         pytest.raises(penstock.WorkerLost, match=by.name),
     ):
         list(loader)

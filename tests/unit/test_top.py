@@ -301,9 +301,7 @@ def test_root_does_not_list_the_loaders_of_others(begin: Begin) -> None:
         ("prefetch([np.arange(4)] * 100)", "prefetch"),
     ],
 )
-def test_a_loader_is_listed_while_it_runs_and_no_longer(
-    begin: Begin, made: str, backend: str, end: str
-) -> None:
+def test_a_loader_is_listed_while_it_runs_and_no_longer(begin: Begin, made: str, backend: str, end: str) -> None:
     program = begin(f"""
         import numpy as np, penstock
         for _ in penstock.DataLoader(np.arange(8), 4):  # short: it never has a page

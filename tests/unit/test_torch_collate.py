@@ -69,9 +69,7 @@ def facts(value: Any, *, strides: bool = True) -> Any:
 
 def outcome(function: Callable[..., Any], *args: Any, strides: bool = True) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns once of arrays that it may not write to, and of prototypes
+        warnings.simplefilter("ignore")  # torch warns once of arrays that it may not write to, and of prototypes
         try:
             made = function(*args)
         except Exception as error:
@@ -158,9 +156,7 @@ PLAIN: list[Any] = [
 ]
 
 kinds = st.one_of(
-    st.tuples(
-        st.just("tensor"), st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(0, len(LOOKS) - 1)
-    ),
+    st.tuples(st.just("tensor"), st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(0, len(LOOKS) - 1)),
     st.tuples(
         st.just("array"),
         st.sampled_from(NUMPY),
@@ -426,9 +422,7 @@ def test_a_rule_need_not_be_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("key", [torch.Tensor, int])
 def test_a_table_put_in_place_of_torchs_is_used(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        ours.theirs, "default_collate_fn_map", {key: lambda batch, *, collate_fn_map: len(batch)}
-    )
+    monkeypatch.setattr(ours.theirs, "default_collate_fn_map", {key: lambda batch, *, collate_fn_map: len(batch)})
     check([{"t": torch.ones(2), "i": 1}] * 2)
 
 

@@ -82,9 +82,7 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(DTYPES), shapes, looks, st.booleans(), st.integers(0, 9))
-def test_a_tensor_arrives_as_it_was(
-    dtype: Any, shape: tuple[int, ...], look: str, boxed: bool, seed: int
-) -> None:
+def test_a_tensor_arrives_as_it_was(dtype: Any, shape: tuple[int, ...], look: str, boxed: bool, seed: int) -> None:
     root = slab()
     sent = LOOKS[look](random(dtype, shape, seed))
     got = travel(Box(sent), root).value if boxed else travel([sent, "x"], root)[0]

@@ -199,8 +199,8 @@ def test_threads_that_read_one_loader_change_it_together() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_workers": "many"}, 'num_workers must be an integer or "auto", got \'many\''),
-        ({"prefetch_factor": "far", "num_workers": 1}, 'prefetch_factor must be an integer or "auto", got \'far\''),
+        ({"num_workers": "many"}, "num_workers must be an integer or \"auto\", got 'many'"),
+        ({"prefetch_factor": "far", "num_workers": 1}, "prefetch_factor must be an integer or \"auto\", got 'far'"),
         ({"num_workers": 2, "max_workers": 4}, 'max_workers=4 limits num_workers="auto", but num_workers=2'),
         ({"num_workers": "auto", "max_workers": 0}, "max_workers must be an integer of at least 1"),
         ({"prefetch_factor": "auto"}, 'prefetch_factor="auto" needs workers: give num_workers="auto"'),

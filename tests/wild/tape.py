@@ -64,9 +64,7 @@ def generators() -> dict[str, str]:
 def described(value: Any, where: str, above: set[int]) -> list[str]:
     """One line for each leaf: where it is, its type, and its content to the bit."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(
-        value, (str, bytes, int, float, complex, bool, type(None), enum.Enum, PurePath, range, slice)
-    ):
+    if isinstance(value, (str, bytes, int, float, complex, bool, type(None), enum.Enum, PurePath, range, slice)):
         return [f"{where}: {kind} {value!r}"]
     if isinstance(value, (torch.dtype, torch.device, torch.Size, np.generic, np.dtype)):
         return [f"{where}: {kind} {value!r}"]

@@ -70,9 +70,7 @@ def run(name: str, how: str) -> dict[str, Any]:
         report = Path(folder) / "report"
         command = [sys.executable, "-m", "wild.run", name, how, str(report)]
         environment = {**os.environ, **quiet, "HOME": folder}
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500
-        )
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, f"{how}:\n{done.stderr[-4000:]}"
         found: dict[str, Any] = json.loads(report.read_text())
     return {**found, "stderr": done.stderr}

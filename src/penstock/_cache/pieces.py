@@ -74,9 +74,7 @@ def mark_of(about: os.stat_result) -> Mark:
     return about.st_ino, about.st_mtime_ns
 
 
-def mapped(
-    path: str, digest: str, checked: Mark | None = None, group: int | None = None
-) -> tuple[memoryview, Mark]:
+def mapped(path: str, digest: str, checked: Mark | None = None, group: int | None = None) -> tuple[memoryview, Mark]:
     """The bytes of a piece, and the mark of its file. Raises ValueError if the piece is damaged.
 
     The bytes of the file with the mark `checked` are not read for it.

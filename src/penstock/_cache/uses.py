@@ -66,9 +66,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 _NOTHING: _Part = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-def _of_spans(
-    sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int, start: int
-) -> Iterator[_Part]:
+def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int, start: int) -> Iterator[_Part]:
     before = 0
     for (source, _), its in zip(sources, blocks, strict=True):
         numbers, first, stop = source.spans(its, epoch)

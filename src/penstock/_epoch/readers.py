@@ -144,9 +144,7 @@ class Reader:
             self._loader.release(engine)
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings."
-        )
+        raise TypeError("A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings.")
 
 
 _ENDED = Handout(None, END)

@@ -39,9 +39,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             keys = shorten(task.single()[step - task.step].keys)
             said.append(f"Step {step} of epoch {epoch} is not done; {who} is working on it{at}")
             said.append(f"Samples in the step: {keys}.")
-            likely = (
-                "Most often one sample is slow, or a read hangs: raise timeout=, or look at these samples."
-            )
+            likely = "Most often one sample is slow, or a read hangs: raise timeout=, or look at these samples."
         else:
             has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
             said.append(f"{who} {has}{at}")

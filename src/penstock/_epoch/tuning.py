@@ -122,6 +122,7 @@ class Tuning:
     def ask(self, engine: Engine) -> Resize | None:
         """What to change, if anything."""
         from penstock._schedule.tuner import RESTING, Interval
+
         import_whole("penstock.stats._machine")
         from penstock.stats._machine import machine
 
@@ -177,6 +178,7 @@ def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
 def _bounds(options: Options, feed: Feed) -> Bounds:
     import_whole("penstock._schedule.tuner")
     from penstock._schedule.tuner import Bounds, Range
+
     import_whole("penstock.stats._machine")
     from penstock.stats._machine import machine
 

@@ -74,9 +74,7 @@ class ByItem(Stream):
         steps = Rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
-    def _items(
-        self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int
-    ) -> Any:
+    def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
         """The light items of one batch, read alike on every rank."""
         size = self.options.batch_size or 1
 

@@ -67,9 +67,7 @@ def _column(values: Column, empty: Empty, depth: int) -> Any:
         if kind is str or kind is bytes:
             return _text(values, empty)
         if depth == MAX_DEPTH:
-            raise Misfit(
-                f"nested deeper than {MAX_DEPTH} levels, or the sample contains itself. Pass collate_fn="
-            )
+            raise Misfit(f"nested deeper than {MAX_DEPTH} levels, or the sample contains itself. Pass collate_fn=")
         if kind is dict:
             return _dicts(values, empty, depth)
         if kind is tuple:
@@ -200,9 +198,7 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
         if least < 0 or most >= 2**64:
             rows = [row for row, value in enumerate(values) if not -(2**63) <= value < 2**63]
             large = f"(too large for int64: {in_rows(rows)}). {_NO_INT}"
-            raise Misfit(
-                f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows
-            ) from None
+            raise Misfit(f"integers from {least} to {most} fit neither int64 nor uint64 {large}", rows) from None
         array = np.array(values, np.uint64)
     return _copied(array, empty)
 

@@ -233,9 +233,7 @@ def _exact_form(kind: type) -> Form | None:
         return _NAMED if _is_generated(kind) else None
     if issubclass(kind, dict):
         methods = ("__new__", "__iter__", "__len__", "__getitem__", "__setitem__", "items", "values")
-        plain = _inherits(kind, dict, "__getattribute__", *methods) and _inherits(
-            kind, object, "__getstate__"
-        )
+        plain = _inherits(kind, dict, "__getattribute__", *methods) and _inherits(kind, object, "__getstate__")
         return _ITEMS if plain else None
     if not (is_dataclass(kind) or issubclass(kind, Mapping)):
         return None

@@ -34,9 +34,7 @@ class Layout:
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
         others = iter(rest)
-        leaves = [
-            next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots
-        ]
+        leaves = [next(others) if spot is None else spot[0](spot[1], spot[2], root, spot[3]) for spot in spots]
         return unflatten(self.spec, leaves)
 
 
@@ -144,9 +142,7 @@ class Writer:
                     return pickled
                 rest.append(leaf)
             spots.append(spot)
-        if len(self._copied) > 1 and any(
-            a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))
-        ):
+        if len(self._copied) > 1 and any(a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))):
             self.used = used
             return pickled
         return spec, tuple(spots), rest

@@ -43,9 +43,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[Stored]]:
         pages = _PAGES
 
 
-def _some(
-    remote: Remote, folder: str, limits: Range, pages: int, pause: Pause
-) -> tuple[list[Stored], list[Range]]:
+def _some(remote: Remote, folder: str, limits: Range, pages: int, pause: Pause) -> tuple[list[Stored], list[Range]]:
     """The objects of the first pages of a range, and the ranges that are left."""
     after, until = limits
     objects: list[Stored] = []

@@ -1,8 +1,8 @@
 """What a failed request means, and when it is made again. Pure: the clock and the dice belong to the caller.
 
-    PASSING   overload, a reset, a timeout     again, with longer and longer pauses, for minutes
-    ODD       an answer that does not fit      again, a few times: a proxy may be at fault
-    FINAL     all others                       an error at once
+PASSING   overload, a reset, a timeout     again, with longer and longer pauses, for minutes
+ODD       an answer that does not fit      again, a few times: a proxy may be at fault
+FINAL     all others                       an error at once
 """
 
 from __future__ import annotations

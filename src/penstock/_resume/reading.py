@@ -179,9 +179,7 @@ class Reading:
         """True if an exception has ended the iterable."""
         return self._broken
 
-    def pass_over(
-        self, until: int, size: int, before: Callable[[int], object] = lambda number: None
-    ) -> None:
+    def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
         """Reads batches that are handed out elsewhere, up to batch `until`, calling `before` with the number of each.
 
         Other ranks hand them out, or they were handed out before this run was resumed: so are their exceptions.

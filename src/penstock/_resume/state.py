@@ -98,9 +98,7 @@ class State(NamedTuple):
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is of batch {mark.read}, and 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
-        seed, consumed = (
-            None if value[name] is None else number(value, name) for name in ("seed", "consumed")
-        )
+        seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
@@ -286,9 +284,7 @@ class Epochs:
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
 
-    def as_dict(
-        self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]
-    ) -> dict[str, Any]:
+    def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """The state, without seed and dataset. `about` and `beginning` describe an epoch that would begin now."""
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:

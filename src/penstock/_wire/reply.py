@@ -125,9 +125,7 @@ class Replier:
         seq, base, began = head
         stray = writer.root.nbytes if writer.is_stray else 0
         took = perf_counter_ns() - began
-        return REPLY.pack(
-            seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length
-        )
+        return REPLY.pack(seq, self._worker, verdict, stray, base, rows, layout, writer.used, took, trailer, length)
 
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
@@ -233,9 +231,7 @@ class Strays:
                     flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
                     data, control, _, _ = strays.recvmsg(_STRAY.size, socket.CMSG_LEN(_FD.size), flags)
                     if not control:
-                        why = (
-                            "No file descriptor is left for a batch that outgrew its memory: raise ulimit -n."
-                        )
+                        why = "No file descriptor is left for a batch that outgrew its memory: raise ulimit -n."
                         raise OSError(errno.EMFILE, why)
                     (fd,) = _FD.unpack(control[0][2])
                     close_in_child(fd)

@@ -125,9 +125,7 @@ class Extents(Format):
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         return [self.decoded(*found) for found in self._found(keys, rows)]
 
-    def _found(
-        self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
-    ) -> Iterator[tuple[bytes, int, int]]:
+    def _found(self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]) -> Iterator[tuple[bytes, int, int]]:
         """For each key the bytes of its sample, the number of the file, and the row in it.
 
         The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and
@@ -142,8 +140,7 @@ class Extents(Format):
             large |= extent[1] > limit
             extents.setdefault(number, []).append(extent)
         raws = {
-            number: iter(self.files[number].read_each(*zip(*some, strict=True)))
-            for number, some in extents.items()
+            number: iter(self.files[number].read_each(*zip(*some, strict=True))) for number, some in extents.items()
         }
         for _, number, row in zip(each(keys), numbers, inside, strict=True):
             if large and self.extent(number, row)[1] > limit:

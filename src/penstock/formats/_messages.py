@@ -84,9 +84,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
     if schema is None:
         file.damaged(0, "there is no schema of Arrow")
     where = np.array(extents, np.int64).reshape(-1, 2)
-    return Messages(
-        schema, tuple(dictionaries), where, np.array(rows, np.int64), np.array(compressed, bool), is_file
-    )
+    return Messages(schema, tuple(dictionaries), where, np.array(rows, np.int64), np.array(compressed, bool), is_file)
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:

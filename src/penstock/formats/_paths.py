@@ -22,9 +22,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3//bucket; pipe: is WebDataset's
 
 
-def find_files(
-    paths: Paths, suffixes: Collection[str], reader: str, access: Access
-) -> list[AnyFile]:
+def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
     """The files that these paths name, sorted by path, each once.
 
     A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
@@ -104,7 +102,9 @@ def _text(path: FilePath | AnyFile, reader: str) -> str:
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"{redacted(text)!r} names a host. The URL of a local file has three slashes: file:///folder/file.")
+        raise ValueError(
+            f"{redacted(text)!r} names a host. The URL of a local file has three slashes: file:///folder/file."
+        )
     return unquote(parts.path)
 
 

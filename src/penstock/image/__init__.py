@@ -8,9 +8,7 @@ try:
     import PIL  # noqa: F401
     import simplejpeg  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        f'penstock.image needs {error.name}: pip install ".[image]" in a clone of penstock'
-    ) from error
+    raise ImportError(f'penstock.image needs {error.name}: pip install ".[image]" in a clone of penstock') from error
 
 from penstock.errors import ImageError
 from penstock.image._dataset import ImageFolder, Images

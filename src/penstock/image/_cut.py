@@ -73,9 +73,7 @@ def centre_box(image: Size, crop: Size) -> Box:
     return Box((image[0] - crop[0]) // 2, (image[1] - crop[1]) // 2, *crop)
 
 
-def random_box(
-    image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]
-) -> Box:
+def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
     """A random window with such a share of the area and such a ratio of width to height.
 
     `drawn` are 2 + 2 * TRIES numbers between 0 and 1. The area and the logarithm of the ratio are uniform.

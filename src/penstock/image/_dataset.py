@@ -242,6 +242,7 @@ def _without_labels(lines: list[str], root: str) -> list[str]:
     It is a part of the name ("scan 1") if there is such a file. Where all lines end in a number, only the first few
     files are looked for: a list may have millions.
     """
+
     def is_file(path: str) -> bool:
         return os.path.isfile(os.path.join(root, path))
 

@@ -107,9 +107,7 @@ class InnerForecast(Forecast):
     of the outer dataset, and `blocks`, called if needed, tells where its blocks are, if that is known.
     """
 
-    def __init__(
-        self, outer: Forecast, keys: Callable[[Keys], Keys], blocks: Callable[[], Inside | None]
-    ) -> None:
+    def __init__(self, outer: Forecast, keys: Callable[[Keys], Keys], blocks: Callable[[], Inside | None]) -> None:
         self._outer, self._keys, self._blocks = outer, keys, blocks
         self._inside: Inside | None = None
         self.counts = outer.counts

@@ -147,9 +147,7 @@ class BlockSampler(Sampler[int]):
     (True, 2)
     """
 
-    def __init__(
-        self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None
-    ) -> None:
+    def __init__(self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None) -> None:
         check_generator(generator)
         self.window, self.generator = positive("window", window), generator
         self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # which are checked

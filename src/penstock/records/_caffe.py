@@ -146,9 +146,7 @@ def write_caffe_lmdb(path: FilePath, items: Iterable[tuple[NDArray[Any] | bytes,
     try:
         import lmdb
     except ImportError as error:
-        raise ImportError(
-            'write_caffe_lmdb needs lmdb: pip install ".[lmdb]" in a clone of penstock'
-        ) from error
+        raise ImportError('write_caffe_lmdb needs lmdb: pip install ".[lmdb]" in a clone of penstock') from error
     final = os.fspath(path)
     if os.path.lexists(final):
         raise FileExistsError(f"{final} already exists, and write_caffe_lmdb writes only to a new folder.")

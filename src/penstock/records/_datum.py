@@ -130,9 +130,7 @@ def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -
     """The message for an array, channels first, or for an encoded image, as Caffe writes it."""
     if isinstance(content, bytes):
         return b"".join((_dump_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
-    shape = [
-        _number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)
-    ]
+    shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]
     if content.dtype == np.uint8:
         return b"".join((*shape, _dump_block(_DATA, content.tobytes()), _number(_LABEL, label)))
     floats = np.empty((content.size, 5), np.uint8)

@@ -58,11 +58,7 @@ def record(file: RawFile, start: int, stop: int) -> memoryview:
         flag, length = word >> 29, word & LONGEST
         stop = begin + 8 + length
         # Only the last part may end before a multiple of 4; zeros fill the rest.
-        fits = (
-            end == stop
-            if expected in (_FIRST, _MIDDLE)
-            else stop <= end < stop + 4 and not any(raw[stop:end])
-        )
+        fits = end == stop if expected in (_FIRST, _MIDDLE) else stop <= end < stop + 4 and not any(raw[stop:end])
         if flag != expected or not fits:
             file.damaged(start + begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
         parts += _MARK, memoryview(raw)[begin + 8 : stop]
@@ -130,9 +126,7 @@ def records(file: RawFile) -> Iterator[tuple[int, int]]:
         if flag in _ENDS and at <= size:
             yield begin, at
     if at > size or flag not in _ENDS:
-        file.damaged(
-            begin, f"the record that begins here reaches beyond the end of the file, at byte {size:,}"
-        )
+        file.damaged(begin, f"the record that begins here reaches beyond the end of the file, at byte {size:,}")
 
 
 def _marks(content: bytes) -> list[int]:

@@ -49,9 +49,7 @@ class LMDBFile:
         self._file = RawFile(path)
         flags, depth, entries, root = self._newest()
         if flags or (entries and not 1 <= depth <= _DEEPEST):
-            self._file.damaged(
-                0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe writes"
-            )
+            self._file.damaged(0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe writes")
         self._entries = entries
         starts, sizes = array("q"), array("q")
         self.keys: PackedList[bytes] = PackedList(self._walk(root, depth, starts, sizes))
@@ -98,9 +96,7 @@ class LMDBFile:
         ages = first[-1], second[-1]
         # Transactions write the two pages in turn, so that the last but one can still be read.
         if ages != (0, 0) and (ages[0] % 2 != 0 or ages[1] % 2 != 1 or abs(ages[0] - ages[1]) != 1):
-            self._file.damaged(
-                0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}"
-            )
+            self._file.damaged(0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}")
         newest = first if ages[0] > ages[1] else second
         _, flags, depth, _, _, _, entries, root = newest[12:20]
         return flags, depth, entries, root

@@ -119,15 +119,11 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
                     try:
                         writer.write(data, label, key)
                     except ValueError as error:  # too large for the format
-                        raise ValueError(
-                            f"{os.path.join(images.root, images.paths[key])}: {error}"
-                        ) from error
+                        raise ValueError(f"{os.path.join(images.root, images.paths[key])}: {error}") from error
                 batch = next(batches, None)
                 bar.update(task, completed=len(writer) + len(loader.skipped))
         if len(writer) == 0:
-            raise ValueError(
-                f"none of the {len(images):,} files is an image. The first: {loader.skipped[0][1]}"
-            )
+            raise ValueError(f"none of the {len(images):,} files is an image. The first: {loader.skipped[0][1]}")
     return loader.skipped, os.path.getsize(options.out), time.perf_counter() - start
 
 

@@ -44,13 +44,9 @@ class RawFile:
         except OSError as error:
             if is_shortage(error):
                 raise
-            raise RecordError(
-                f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}."
-            ) from error
+            raise RecordError(f"{self.path}, byte {start:,}: {size:,} bytes cannot be read: {error}.") from error
         if len(found) != size:
-            self.damaged(
-                start, f"{size:,} bytes were expected, but the file ends after {len(found):,} of them"
-            )
+            self.damaged(start, f"{size:,} bytes were expected, but the file ends after {len(found):,} of them")
         return found
 
     def read_each(self, starts: list[int], size: int) -> bytearray:

@@ -325,9 +325,7 @@ def _new_engine(loader: Any, base_seed: int, cursor: Cursor, meter: Meter) -> En
     try:
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         scheduler = Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
-        return Engine(
-            backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead, meter=meter
-        )
+        return Engine(backend, scheduler, job, retries=0, look_ahead=False, watch=backend.has_dead, meter=meter)
     except BaseException:
         backend.close()
         raise

@@ -28,9 +28,7 @@ def _index(width: int) -> bytes:
             split, at = split_name(member), member.stop
             if split is not None:
                 name = [member.name] if width == 4 else []
-                lines.setdefault(split[0], []).append(
-                    " ".join([split[1], str(member.data), str(member.size), *name])
-                )
+                lines.setdefault(split[0], []).append(" ".join([split[1], str(member.data), str(member.size), *name]))
     text = [f"v1.{width - 2} {len(lines)}", *(" ".join(each) for each in lines.values())]
     return "\n".join(text).encode() + b"\n"
 

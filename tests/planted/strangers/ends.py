@@ -43,7 +43,7 @@ BUGS = [
         "    with interrupts_deferred():\n        for one in reversed(list(_open)):\n            one.at_exit()\n",
         "    for one in reversed(list(_open)):\n        one.at_exit()\n",
         _EXIT,
-        "\"Signal 17 ignored due to race condition\" at the end of a program.",
+        '"Signal 17 ignored due to race condition" at the end of a program.',
     ),
     Bug(
         "a daemon thread is told that its loader was closed by the exit",

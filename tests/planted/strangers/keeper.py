@@ -76,7 +76,9 @@ BUGS: list[Bug] = [
         "backends/_ray/backend.py",
         "told, self._silent_nodes())",
         "told, ())",
-        ("faults/test_cluster_faults.py::test_a_node_that_does_not_answer_is_avoided_by_the_next_workers_for_a_minute",),
+        (
+            "faults/test_cluster_faults.py::test_a_node_that_does_not_answer_is_avoided_by_the_next_workers_for_a_minute",
+        ),
         "A worker is missing for 15 seconds or more, until Ray has noticed that the node is lost.",
     ),
 ]

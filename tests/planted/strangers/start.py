@@ -92,7 +92,9 @@ BUGS = [
         "torch/_iterators.py",
         'if context == "fork" and breaks_in_child():',
         'if context == "fork" and breaks_in_child() and False:',
-        ("parity/test_contexts.py::test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_works",),
+        (
+            "parity/test_contexts.py::test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_works",
+        ),
         "JAX warns of a deadlock at each fork, and numba ends the worker.",
     ),
     Bug(
@@ -101,7 +103,9 @@ BUGS = [
         "backends/_process/methods.py",
         "    return method if method in METHODS else None\n",
         "    return method\n",
-        ("parity/test_contexts.py::test_a_start_method_that_a_library_has_set_for_the_program_is_replaced_in_silence",),
+        (
+            "parity/test_contexts.py::test_a_start_method_that_a_library_has_set_for_the_program_is_replaced_in_silence",
+        ),
         "A loader in a process of joblib cannot start workers.",
     ),
 ]

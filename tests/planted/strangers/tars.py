@@ -43,7 +43,7 @@ BUGS = [
         "            self._apart.extend((other, row))\n",
         "            pass\n",
         _TAR,
-        "Half samples with on_error=\"skip\", without an error.",
+        'Half samples with on_error="skip", without an error.',
     ),
     Bug(
         "members that are not among the fields are decoded",
@@ -94,7 +94,7 @@ BUGS = [
         "samples behind a cut that wids has counted are looked for",
         "tars",
         "formats/_beside.py",
-        "if missing < 0 or (missing and \"fault\" not in found):",
+        'if missing < 0 or (missing and "fault" not in found):',
         "if missing:",
         _INDEXES,
         "One shard that is cut off loses all of its samples.",

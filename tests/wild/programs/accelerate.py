@@ -13,9 +13,7 @@ from wild.tape import Tape
 def program(tape: Tape, workers: int, folder: Path) -> None:
     accelerator = Accelerator(cpu=True)
     x = torch.rand(400, 4)
-    loader = DataLoader(
-        TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True, num_workers=workers
-    )
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True, num_workers=workers)
     model = torch.nn.Linear(4, 1)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     for _ in tape.epochs():

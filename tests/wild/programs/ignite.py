@@ -12,9 +12,7 @@ from wild.tape import Tape
 
 def program(tape: Tape, workers: int, folder: Path) -> None:
     x = torch.rand(400, 4)
-    loader = DataLoader(
-        TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True, num_workers=workers
-    )
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True, num_workers=workers)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss)

@@ -21,9 +21,7 @@ def cut(number: int, folder: Path):
     soundfile.write(path, random.uniform(-1, 1, int(8000 * seconds)).astype(np.float32), 8000)
     recording = Recording.from_file(path, recording_id=f"recording-{number}")
     cut = recording.to_cut()
-    speech = SupervisionSegment(
-        f"speech-{number}", recording.id, 0.0, recording.duration, text=f"words {number}"
-    )
+    speech = SupervisionSegment(f"speech-{number}", recording.id, 0.0, recording.duration, text=f"words {number}")
     cut.supervisions = [speech]
     return cut
 

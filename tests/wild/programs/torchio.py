@@ -10,9 +10,7 @@ from wild.tape import Tape
 
 
 def program(tape: Tape, workers: int, folder: Path) -> None:
-    subjects = [
-        tio.Subject(scan=tio.ScalarImage(tensor=torch.rand(1, 16, 16, 16)), number=i) for i in range(24)
-    ]
+    subjects = [tio.Subject(scan=tio.ScalarImage(tensor=torch.rand(1, 16, 16, 16)), number=i) for i in range(24)]
     transform = tio.Compose([tio.RandomFlip(axes=(0, 1)), tio.RandomNoise(), tio.ZNormalization()])
     dataset = tio.SubjectsDataset(subjects, transform=transform)
     loader = tio.SubjectsLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)

@@ -20,13 +20,9 @@ class Transitions(torch.utils.data.Dataset):
 
 
 def program(tape: Tape, workers: int, folder: Path) -> None:
-    loader = DataLoader(
-        Transitions(), batch_size=16, shuffle=True, num_workers=workers, collate_fn=torch.stack
-    )
+    loader = DataLoader(Transitions(), batch_size=16, shuffle=True, num_workers=workers, collate_fn=torch.stack)
     for _ in tape.epochs():
-        buffer = ReplayBuffer(
-            storage=LazyTensorStorage(300), sampler=SamplerWithoutReplacement(), batch_size=32
-        )
+        buffer = ReplayBuffer(storage=LazyTensorStorage(300), sampler=SamplerWithoutReplacement(), batch_size=32)
         for batch in loader:
             buffer.extend(batch)
         for sample in buffer:

@@ -17,9 +17,7 @@ def program(tape: Tape, workers: int, folder: Path) -> None:
                 pixels = random.random((16, 16), np.float32)
                 sink.write({"__key__": f"{shard}{i:04}", "x.npy": pixels, "y.cls": i % 10})
     dataset = (
-        wds.WebDataset(
-            str(folder / "{0000..0003}.tar"), shardshuffle=4, nodesplitter=wds.split_by_node, seed=7
-        )
+        wds.WebDataset(str(folder / "{0000..0003}.tar"), shardshuffle=4, nodesplitter=wds.split_by_node, seed=7)
         .shuffle(20, seed=7)
         .decode()
         .to_tuple("x.npy", "y.cls")

@@ -61,9 +61,7 @@ class ProcessBackend:
     shares_gauges = True  # workers write to them at any moment, also while they are busy
     clock = staticmethod(time.monotonic)
 
-    def __init__(
-        self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend]
-    ) -> None:
+    def __init__(self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend]) -> None:
         self._pid = os.getpid()
         self.most_steps = 1 if job.assigned else MOST_STEPS
         self._fds: list[int] = []

@@ -58,9 +58,7 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(
-        self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]
-    ) -> Actor:
+    def start(self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]) -> Actor:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
