@@ -286,8 +286,9 @@ def test_an_encrypted_door_is_closed_to_others(
     certificate: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with Visitors(certificate) as visitors:
-        monkeypatch.setattr(handshake, "_PATIENCE", 0)  # it would be tried again
-        with pytest.raises(ConnectionError, match="the driver at 127"):
+        # Without patience: such a connection is tried again until the deadline.
+        with monkeypatch.context() as impatient, pytest.raises(ConnectionError, match="the driver at 127"):
+            impatient.setattr(handshake, "_PATIENCE", 0)
             connect(visitors.door.address, False, visitors.door.token, this_process(1, "here", 0))
         until(lambda: visitors.door.refused == 1)
         for name, value in environment(new_certificate(tmp_path)).items():  # of another authority
